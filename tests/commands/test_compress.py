@@ -83,6 +83,11 @@ def test_the_predictions_have_the_bits_that_eval_reports(here):
     assert result["compressed_bytes"] - result["predicted_bits"] / 8 < 250
 
 
+def test_more_lanes_than_a_file_may_have_are_refused(here):
+    message = refusal("compress", "byte", written("text", b"the fox"), "out", "--lanes", 4097, code=2)
+    assert message == "--lanes 4097: give at most 4096"
+
+
 def test_lanes_cost_bits(here):
     text = written("file", NOVEL.encode())
     one = json_of("compress", "byte", text, "one", "--lanes", 1)

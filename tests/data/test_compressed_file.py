@@ -36,6 +36,7 @@ def test_what_is_written_is_read(tmp_path):
         ("threads", 0, "threads is 0"),
         ("threads", 4097, "threads is 4097"),
         ("lanes", 0, "lanes is 0"),
+        ("lanes", 4097, "lanes is 4097"),
         ("seg_len", 1 << 60, f"seg_len is {1 << 60}"),
         ("dynamic", [0.1], "dynamic is [0.1]"),
         ("dynamic", [0.1, "x"], "dynamic is [0.1, 'x']"),

@@ -29,6 +29,8 @@ DIGESTS = ("weights", "vocabulary", "probe", "content")
 """Digests of the header, in this order."""
 DIGEST_BYTES = 8
 MOST_HEADER_BYTES = 4096
+MOST_LANES = 4096
+"""Most lanes of a file: each needs memory for itself."""
 LIKELY = b'["0.1.0","2.12.0","2.13.0+cpu","0.5.0","0.4.2","AVX2","AVX512",1,"m",[1e-05,1],"off",2,64,64,null,"m",null]'
 """A likely header, of which most headers are parts: part of the format."""
 RAW_DEFLATE = -zlib.MAX_WBITS
@@ -52,7 +54,7 @@ RANGES = {
     "threads": (1, 4096),
     "bytes": (0, MOST_TEXT),
     "tokens": (0, MOST_TEXT),
-    "lanes": (1, MOST_TEXT),
+    "lanes": (1, MOST_LANES),
     "seg_len": (1, MOST_COUNT),
     "mem_len": (0, MOST_COUNT),
 }

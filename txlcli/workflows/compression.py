@@ -259,9 +259,11 @@ def _settings(opened: OpenRun, size: int, options: CompressionOptions) -> EvalSe
     """Return the evaluation settings by which the model predicts a file of so many bytes.
 
     Raises:
-        UsageError: the model cannot use this memory.
+        UsageError: the model cannot use this memory, or the lanes are too many.
     """
     run, lanes = opened.run, options.lanes
+    if lanes is not None and lanes > compressed_file.MOST_LANES:
+        raise UsageError(f"--lanes {lanes}: give at most {compressed_file.MOST_LANES}")
     if lanes is None:
         lanes = max(1, min(MOST_LANES, size // BYTES_PER_LANE))
     changes = {"batch_size": min(lanes, max(1, size))}

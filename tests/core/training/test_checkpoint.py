@@ -213,6 +213,10 @@ def test_a_missing_tensor_is_named(path):
     assert '"layers.1.attention.w_q.weight"' in misfit(path, saved)
 
 
+def test_an_error_about_all_tensors_is_short(path):
+    assert len(misfit(path, Checkpoint({}, STATE))) < len(str(path)) + 450
+
+
 def test_an_unexpected_tensor_is_named(path):
     saved = model_checkpoint(small_model())
     saved.tensors["model.layers.2.w"] = torch.ones(1)

@@ -214,6 +214,12 @@ def test_before_the_first_validation_there_is_no_best_loss(tmp_path):
         ({}, {"best_nats": math.nan}, "best_nats is NaN, not a value of type float"),
         ({"schedule": "plateau"}, {"plateau": {"scale": "x", "waited": 0}}, 'scale is "x", not a value of type float'),
         ({"schedule": "plateau"}, {"plateau": {"scale": 1, "waited": 0.5}}, "waited is 0.5, not a value of type int"),
+        ({"schedule": "plateau"}, {"plateau": {"scale": -1, "waited": 0}}, "scale is -1, waited 0"),
+        ({"schedule": "plateau"}, {"plateau": {"scale": 1e9, "waited": 0}}, "scale is 1e+09, waited 0"),
+        ({"precision": "fp16"}, {"scaler": {"scale": 0.0}}, "scale is 0.0"),
+        ({"precision": "fp16"}, {"scaler": {"scale": 1.0}}, "growth_factor is missing"),
+        (SETTINGS["averaged SGD"], {"average": {"kind": "asgd", "steps": -1}}, "-1 steps of the average"),
+        (SETTINGS["averaged SGD"], {"average": {"kind": "asgd", "steps": 5}}, "5 steps of the average, and 0 tensors"),
         (SETTINGS["averaged SGD"], {"average": {"kind": "asgd", "steps": -0.5}}, "steps is -0.5, not a value of type"),
         (
             SETTINGS["averaged SGD"],
@@ -271,3 +277,33 @@ def test_a_missing_layer_of_the_memory_is_refused(tmp_path):
     }
     with pytest.raises(RunError, match=r"damaged checkpoint \(ValueError: memory of 1 layers instead of \d"):
         fresh(tmp_path).restore(dataclasses.replace(saved, tensors=kept))
+
+
+@pytest.mark.parametrize(
+    ("missing", "settings", "message"),
+    [
+        ("optimizer.", {}, "optimizer.* is missing"),
+        ("optimizer.layers.1.attention.w_q.weight.exp_avg", {}, "optimizer.* is missing"),
+        ("optimizer.layers.1.attention.w_q.weight.momentum_buffer", SETTINGS["muon"], "optimizer.* is missing"),
+        ("average.", SETTINGS["exponential average"], "2 steps of the average, and 0 tensors"),
+        ("memory.", {}, r"memory of 0 layers instead of \d"),
+    ],
+)
+def test_a_training_does_not_begin_anew_where_tensors_are_missing(tmp_path, missing, settings, message):
+    run(fresh(tmp_path, **settings), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    kept = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(missing)}
+    assert len(kept) < len(saved.tensors)
+    with pytest.raises(RunError, match=rf"damaged checkpoint \(ValueError: {message}"):
+        fresh(tmp_path, **settings).restore(dataclasses.replace(saved, tensors=kept))
+
+
+@pytest.mark.parametrize("number", [-1, V, 2**40])
+def test_a_memory_with_ids_beyond_the_vocabulary_is_refused(tmp_path, number):
+    changed = SETTINGS["memory tokens"]
+    run(fresh(tmp_path, **changed), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    for name in ("memory.0.1", "memory.1.1"):
+        saved.tensors[name] = torch.full((LANES // 2, 1), number)
+    with pytest.raises(RunError, match=rf"damaged checkpoint \(ValueError: memory of layer 1 has the id {number}, "):
+        fresh(tmp_path, **changed).restore(saved)

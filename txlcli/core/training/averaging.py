@@ -80,8 +80,14 @@ class Average:
         return {"steps": self.steps}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the average from a checkpoint; the model has its weights already."""
+        """Restore the average from a checkpoint; the model has its weights already.
+
+        Raises:
+            ValueError, KeyError: the state or a tensor is missing, or is not that of an average.
+        """
         self.steps = value_of(state, "steps", int)
+        if self.steps < 0 or (self.active and not weights and self._parameters):
+            raise ValueError(f"{self.steps} steps of the average, and {len(weights)} tensors of it")
         if weights:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 

@@ -26,7 +26,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import World
 from txlcli.core.training.tensor_reader import checksum, read_tensors
-from txlcli.errors import RunError, TrainingError
+from txlcli.errors import RunError, TrainingError, shortened
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import FORMAT, read_header, write_header
 from txlcli.system.input_files import check_regular
@@ -36,6 +36,9 @@ WEIGHT_DTYPES = {torch.float32, torch.float64}
 """Dtypes of weights: a model of tests or of research may have float64."""
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of a memory of numbers: that of the weights, or of the precision in which the run was trained."""
+
+MOST_DETAILS = 300
+"""Characters of PyTorch's error about weights, which lists every one of them."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,13 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`.
 
     Raises:
-        ValueError: one has another shape or dtype; fused kernels would read and write beyond its end.
+        ValueError: one is missing, or has another shape or dtype; fused kernels would read and write beyond its end.
         KeyError: there is no such parameter.
     """
     parameters = dict(model.named_parameters())
+    missing = sorted(optimizer_tensors(model, optimizer).keys() - tensors.keys())
+    if missing:
+        raise ValueError(f"optimizer.{missing[0]} is missing")
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
@@ -234,7 +240,7 @@ def build_model(
         _check_dtypes({name: tensors[name] for name in tensors.keys() & expected.keys()}, expected)
         model.load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError) as error:
-        details = " ".join(str(error).split())
+        details = shortened(" ".join(str(error).split()), MOST_DETAILS)
         raise RunError(
             f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
         ) from error
@@ -266,7 +272,12 @@ def memory_tensors(memories: Sequence[Memory]) -> dict[str, Tensor]:
 
 
 def restore_memories(
-    tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range], *, saved_lanes: int | None = None
+    tensors: dict[str, Tensor],
+    memories: Sequence[Memory],
+    parts: Sequence[range],
+    *,
+    saved_lanes: int | None = None,
+    vocab_size: int | None = None,
 ) -> None:
     """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently.
 
@@ -275,18 +286,22 @@ def restore_memories(
         memories: of the micro-batches of this process; receive the saved ones.
         parts: lanes of `memories`.
         saved_lanes: number of lanes, from lane 0, if not all were saved; the others begin with zeros.
+        vocab_size: V, which ids in a memory must be below; None if it is not known.
 
     Raises:
-        ValueError: fewer lanes were saved than these parts need, or a layer is missing or of another shape or dtype.
+        ValueError: fewer lanes were saved than these parts need, or a layer is missing, of another shape or dtype, or
+            has ids beyond the vocabulary.
     """
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
         layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
-    if layers and memories and layers.keys() != set(range(len(memories[0]))):
+    if memories and layers.keys() != set(range(len(memories[0]))):
         raise ValueError(f"memory of {len(layers)} layers instead of {len(memories[0])}")
     for layer, of_parts in layers.items():
         of_all_lanes = torch.cat(of_parts)
         _check_memory(layer, of_all_lanes, memories)
+        if vocab_size is not None and not of_all_lanes.is_floating_point():
+            _check_ids(layer, of_all_lanes, vocab_size)
         if saved_lanes is not None:
             if len(of_all_lanes) != saved_lanes:
                 raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {saved_lanes}")
@@ -299,16 +314,31 @@ def restore_memories(
 
 
 def _check_memory(layer: int, saved: Tensor, memories: Sequence[Memory]) -> None:
-    """Check a saved memory of a layer, (B, M, ...): its lanes, its length M and the precision may differ.
+    """Check a saved memory of a layer, (B, M, ...): its lanes and the precision may differ, and M if it begins with 0.
+
+    The state of a recurrent layer, (B, W), has the precision of the weights.
 
     Raises:
         ValueError: something else differs.
     """
     for memory in memories:
         empty = memory[layer]
-        dtypes = {empty.dtype, *(PRECISIONS if empty.is_floating_point() else ())}
-        if saved.dtype not in dtypes or saved.dim() != empty.dim() or saved.shape[2:] != empty.shape[2:]:
+        has_any_precision = empty.is_floating_point() and empty.dim() > 2
+        dtypes = {empty.dtype, *(PRECISIONS if has_any_precision else ())}
+        fixed = 1 if empty.shape[1] else 2  # first axis whose length may not differ
+        if saved.dtype not in dtypes or saved.dim() != empty.dim() or saved.shape[fixed:] != empty.shape[fixed:]:
             raise ValueError(f"memory of layer {layer} is {saved.dtype} of the shape {tuple(saved.shape)}")
+
+
+def _check_ids(layer: int, ids: Tensor, vocab_size: int) -> None:
+    """Check the ids of a memory of tokens.
+
+    Raises:
+        ValueError: one is not in the vocabulary.
+    """
+    for number in (ids.min(), ids.max()) if ids.numel() else ():
+        if not 0 <= number < vocab_size:
+            raise ValueError(f"memory of layer {layer} has the id {int(number)}, but the vocabulary has {vocab_size}")
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:

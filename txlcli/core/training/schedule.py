@@ -54,6 +54,12 @@ class Plateau:
         return {"scale": self.scale, "waited": self._waited}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restore the state from a checkpoint; another schedule keeps its own rate."""
+        """Restore the state from a checkpoint; another schedule keeps its own rate.
+
+        Raises:
+            ValueError: no training has such a state.
+        """
         if self._active:
             self.scale, self._waited = value_of(state, "scale", float), value_of(state, "waited", int)
+            if not 0 <= self.scale <= 1 or self._waited < 0:
+                raise ValueError(f"scale is {self.scale:g}, waited {self._waited}")

@@ -164,7 +164,13 @@ class TrainingState:
         self._restore_average(saved)
         self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
         saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
-        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts, saved_lanes=saved_lanes)
+        checkpoint.restore_memories(
+            saved.group("memory"),
+            self.memories,
+            self._parts,
+            saved_lanes=saved_lanes,
+            vocab_size=self.model.vocab_size,
+        )
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:

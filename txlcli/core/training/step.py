@@ -17,6 +17,7 @@ from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.optimizer import set_learning_rate
 from txlcli.core.training.parallel_ddp import DataParallel, Objective
+from txlcli.system.plain_json import value_of
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
@@ -76,8 +77,16 @@ class OptimizerStep:
         return self._scaler.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the loss scale from a checkpoint; without one, it begins as in a new run."""
-        if state:
+        """Restore the loss scale from a checkpoint; without one, it begins as in a new run.
+
+        Raises:
+            ValueError: a number of it is missing, or is not one that a loss scale has.
+        """
+        if state and self._scaler.is_enabled():
+            for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"):
+                if value_of(state, name, float) <= 0:
+                    raise ValueError(f"{name} is {state[name]}")
+            value_of(state, "_growth_tracker", int)
             self._scaler.load_state_dict(state)
 
 
