@@ -221,6 +221,7 @@ WRONG_FACTS = [
     ("", {"conventions": {"split": [[[]]]}}, "a convention or a note is no text"),
     ("", {"conventions": {"split": float("nan")}}, "a convention or a note is no text"),
     ("", {"notes": [7]}, "a convention or a note is no text"),
+    ("", {"metric": "bits"}, "metric is bits, not one of bpc, ppl"),
     ("", {"every_byte_scored": 1}, "every_byte_scored is 1, not a value of type bool"),
     ("splits/test", {"tokens": ""}, 'tokens is "", not a value of type int'),
     ("splits/test", {"words": float("inf")}, "words is Infinity, not a value of type int"),

@@ -20,7 +20,8 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.hdf5 import array, member, read_array
 from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, read_hdf5, replacing_hdf5
 from txlcli.data.vocabulary import Vocab, smallest_dtype
-from txlcli.errors import StoreError, VocabularyError
+from txlcli.errors import StoreError, VocabularyError, shortened
+from txlcli.paper.metrics import METRICS_OF_LOSS
 from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json, value_of
 
@@ -289,6 +290,8 @@ def _read_facts(file: h5py.File) -> StoreFacts:
     if not all(isinstance(text, str) for text in (*conventions.values(), *notes)):
         raise ValueError("a convention or a note is no text")
     texts = {key: value_of(facts, key, str) for key in _TEXTS}
+    if texts["metric"] not in METRICS_OF_LOSS:  # a run would keep it, and could not be read again
+        raise ValueError(f"metric is {shortened(texts['metric'])}, not one of {', '.join(METRICS_OF_LOSS)}")
     return StoreFacts(
         **texts,
         conventions=conventions,

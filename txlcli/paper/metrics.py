@@ -15,6 +15,9 @@ METRIC_TITLES = {
     "bits_per_byte": "bits/byte",
 }
 
+METRICS_OF_LOSS = ("bpc", "ppl")
+"""Metrics in which the loss of a training is shown."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:

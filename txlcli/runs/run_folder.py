@@ -24,6 +24,7 @@ from txlcli.config import recipe
 from txlcli.config.encodings import limits_distance
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
+from txlcli.paper.metrics import METRICS_OF_LOSS
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
@@ -36,7 +37,6 @@ CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "l
 EVALS = "evals.jsonl"
 MOST_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
-METRICS_OF_LOSS = ("bpc", "ppl")
 DIGEST = "checksum"
 """Key of run.json."""
 LOCKS = ".locks"
