@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import time
 import h5py
 import numpy as np
 import pytest
+import sentencepiece
 
 from tests.data.test_token_store import FACTS, VOCAB, write
 from tests.hdf5_files import unsealed
@@ -199,6 +201,28 @@ def test_a_model_that_changes_characters_is_refused(tmp_path):
     model = a_model() + b"\x1a" + bytes([len(character_map)]) + character_map
     message = refusal(with_vocabulary(tmp_path / "tiny.h5", json.dumps(model_facts(model))))
     assert "the SentencePiece model changes characters" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"remove_extra_whitespaces": True}, {"remove_extra_whitespaces": False}])
+def test_a_model_that_removes_blanks_is_refused(tmp_path, options):
+    """It does so by default, and then bits per byte would count bytes that no piece stands for."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 5),
+        model_writer=model,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        byte_fallback=True,
+        minloglevel=2,
+        **options,
+    )
+    text = json.dumps(model_facts(model.getvalue()))
+    if options.get("remove_extra_whitespaces", True):
+        message = refusal(with_vocabulary(tmp_path / "tiny.h5", text))
+        assert "the SentencePiece model removes blanks (remove_extra_whitespaces)" in message
+    else:
+        assert Vocab.from_json(text).tokenizer == "sentencepiece"
 
 
 MUTATIONS = 10

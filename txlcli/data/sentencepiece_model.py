@@ -12,8 +12,9 @@ from txlcli.system import child
 
 BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
-NORMALIZERS, CHARACTER_MAP = {3, 5}, 2
-"""Numbers of fields of a model file: rules that change text, and their table, which the library does not check."""
+NORMALIZER, DENORMALIZER, CHARACTER_MAP, REMOVE_EXTRA_BLANKS = 3, 5, 2, 4
+"""Numbers of fields of a model file: rules that change text, and in these their table, which the library does not
+check, and whether they shorten blanks, as they do by default."""
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 """Types of fields."""
 TRIAL_TEXT = "The fox\n\n  jumps\0 over \u2581 naïve été 語 🦊 dogs." * 7
@@ -31,16 +32,28 @@ def check(model: bytes) -> None:
     """
     if model in _CHECKED:
         return
-    if any(value for part in _fields(model, NORMALIZERS) for value in _fields(part, {CHARACTER_MAP})):
+    if any(table for part in _messages(model, NORMALIZER, DENORMALIZER) for table in _messages(part, CHARACTER_MAP)):
         raise ValueError("the SentencePiece model changes characters")
+    if ([1] + [flag for part in _messages(model, NORMALIZER) for flag in _numbers(part, REMOVE_EXTRA_BLANKS)])[-1]:
+        raise ValueError("the SentencePiece model removes blanks (remove_extra_whitespaces)")
     reason = child.failure(f"{__name__}:{use.__name__}", model)
     if reason is not None:
         raise ValueError(f"not a SentencePiece model that can be used: {reason}")
     _CHECKED.add(model)
 
 
-def _fields(message: bytes, wanted: set[int]) -> Iterator[bytes]:
-    """Yield the wanted fields of bytes of a protocol buffer message.
+def _messages(message: bytes, *wanted: int) -> Iterator[bytes]:
+    """Yield the fields of bytes of a protocol buffer message that have one of these numbers; see `_fields`."""
+    return (value for number, value in _fields(message) if number in wanted and isinstance(value, bytes))
+
+
+def _numbers(message: bytes, *wanted: int) -> Iterator[int]:
+    """Yield the fields of whole numbers of a protocol buffer message that have one of these numbers; see `_fields`."""
+    return (value for number, value in _fields(message) if number in wanted and isinstance(value, int))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield number and value of the fields of bytes and of whole numbers of a protocol buffer message.
 
     Raises:
         ValueError: it is not such a message.
@@ -50,11 +63,11 @@ def _fields(message: bytes, wanted: set[int]) -> Iterator[bytes]:
         key, start = _number(message, start)
         size = {FIXED_64: 8, FIXED_32: 4}.get(key & 7, 0)
         if key & 7 == VARINT:
-            _, start = _number(message, start)
+            value, start = _number(message, start)
+            yield key >> 3, value
         elif key & 7 == BYTES:
             size, start = _number(message, start)
-            if key >> 3 in wanted:
-                yield message[start : start + size]
+            yield key >> 3, message[start : start + size]
         elif not size:
             break
         start += size

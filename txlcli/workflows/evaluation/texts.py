@@ -136,14 +136,15 @@ def _predictable(tokens: int, vocab: Vocab) -> int:
 def _scored(store: TokenStore, split: str, count: int, *, whole: bool) -> metrics.Scored:
     """Return the words and bytes that the scored tokens stand for, where they are known.
 
-    Words are known for whole splits. So are bytes of characters and pieces, if the first token is scored as well.
+    Words are known for whole splits. So are bytes of characters and pieces, if the first token is scored as well, and
+    if all symbols are in the vocabulary.
     """
     info = store.info(split)
     size = count if store.unit == "byte" else info.bytes if count == info.tokens else None
     return metrics.Scored(
         tokens=count,
         words=info.words if whole and info.words else None,
-        bytes=size if store.every_byte_scored else None,
+        bytes=size if store.every_byte_scored and not info.unknown else None,
     )
 
 
@@ -170,7 +171,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     if len(targets) == _predictable(len(ids), vocab):  # the whole text
         original = data.decode("utf-8", errors="replace") if text is None else text
         words = len(original.split()) + original.count("\n")  # as in a store of the user's text
-        size = len(data) if unit == "piece" else None
+        size = len(data) if unit == "piece" and not unknown else None
     if text is None:
         size = None if vocab.dropped else len(targets)
     return ScoredText(

@@ -18,6 +18,7 @@ from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenS
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
+from txlcli.system.input_files import MOST_VOCABULARY
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_folder
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChunk, Job, decode
@@ -49,6 +50,8 @@ class WorkSizes:
     """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
     bpe_sample: int = 64 << 20
     """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
+    vocabulary: int = MOST_VOCABULARY
+    """Largest vocabulary, as JSON; a store of a larger one could not be read."""
 
 
 def prepare(
@@ -227,7 +230,15 @@ class _Preparation:
             return self._plan.vocab
         if self._plan.tokenizer == "sentencepiece":
             return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-        return rules.build(self._plan, self._rule, self._symbols, text.vocabulary_file)
+        vocab = rules.build(self._plan, self._rule, self._symbols, text.vocabulary_file)
+        size, most = len(vocab.to_json()), self._sizes.vocabulary
+        if size > most:
+            raise CorpusInputError(
+                f"{self._plan.source or self._plan.corpus.name}: its {vocab.size:,} {self._plan.tokenizer}s make a "
+                f"vocabulary of {size:,} bytes, more than {most:,}; give --vocab-size or --min-count, or if the text "
+                "has few blanks, choose another --tokenizer"
+            )
+        return vocab
 
     def _counts(
         self, split: str, encoded: _EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]

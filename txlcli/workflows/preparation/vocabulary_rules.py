@@ -152,8 +152,8 @@ def final_ids(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.int64]:
 
 def unknown_symbols(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.bool_]:
     """Return, for each symbol number, True if the unknown symbol replaces it; <unk> in the text itself is a word."""
-    if vocab.tokenizer == "sentencepiece":
-        return np.zeros(vocab.size, dtype=bool)
+    if vocab.tokenizer == "sentencepiece":  # its own ids; models without byte pieces have unknown characters
+        return np.arange(vocab.size) == (-1 if vocab.unknown is None else vocab.unknown)
     has_unknown = vocab.unknown is not None
     return np.array([has_unknown and symbol not in vocab.ids_of for symbol in counted.symbols], dtype=bool)
 
