@@ -3,6 +3,7 @@
 import math
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,9 +183,16 @@ def test_a_whole_model_is_refused_by_the_name_of_its_class(tmp_path):
     assert refusal(tmp_path / "model.pt").startswith("holds torch.nn.modules.linear.Bilinear besides tensors; refused")
 
 
+@pytest.mark.parametrize("other", ["module.word_emb.x", "word_emb.x:0"])
+def test_two_tensors_for_one_weight_are_refused(other):
+    named = {"word_emb.x": torch.zeros(1), other: torch.ones(1)}
+    with pytest.raises(RunError, match=rf"^state.pt: has word_emb.x and {other}, two tensors for one weight; "):
+        weights.plain_names(named, Path("state.pt"))
+
+
 def test_prefixes_and_suffixes_of_wrappers_are_removed():
     named = {"module.word_emb.x": torch.ones(1), "transformer/r_w_bias:0": torch.ones(2), "r_r_bias": torch.ones(3)}
-    assert list(weights.plain_names(named)) == ["word_emb.x", "transformer/r_w_bias", "r_r_bias"]
+    assert list(weights.plain_names(named, Path("state.pt"))) == ["word_emb.x", "transformer/r_w_bias", "r_r_bias"]
 
 
 @pytest.mark.parametrize(

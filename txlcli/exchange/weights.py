@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.core.training.tensor_reader import read_file
-from txlcli.errors import RunError
+from txlcli.errors import RunError, shortened
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import check_regular
@@ -91,9 +91,22 @@ def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`."""
-    return {name.removeprefix("module.").removesuffix(":0"): tensor for name, tensor in tensors.items()}
+def plain_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`.
+
+    Raises:
+        RunError: two tensors would have the same name, and only one of them can be right.
+    """
+    names: dict[str, str] = {}
+    for name in tensors:
+        plain = name.removeprefix("module.").removesuffix(":0")
+        if plain in names:
+            raise RunError(
+                f"{path}: has {shortened(names[plain])} and {shortened(name)}, two tensors for one weight; save the "
+                "weights of one model alone"
+            )
+        names[plain] = name
+    return {plain: tensors[name] for plain, name in names.items()}
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:

@@ -44,7 +44,7 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     run_folder.check_free(folder, force=options.force, instead="choose another --name")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
     settings = _settings(options)
-    imported = weights.plain_names(weights.read(path))
+    imported = weights.plain_names(weights.read(path), path)
     system = weights.system_of(imported, path)
     _check_attention(system, imported, path)
     vocab, token_store = _vocabulary(options, settings, workspace)
