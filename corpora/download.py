@@ -175,8 +175,11 @@ def _receive(address: str, part: Path, download: Download, client: _Client) -> s
         return str(error.reason)[:LONGEST_REASON]
     except OPENING_ERRORS as error:
         return f"no answer ({type(error).__name__})"
-    with response:
-        return _save(response, part, received, download.size, client)
+    reader = _Reader(response, client.patience.answer_s)
+    try:
+        return _save(reader, part, received, download.size, client)
+    finally:
+        reader.close()
 
 
 def _open(request: urllib.request.Request, seconds: float) -> http.client.HTTPResponse:
@@ -205,13 +208,58 @@ def _open(request: urllib.request.Request, seconds: float) -> http.client.HTTPRe
     return opened
 
 
+class _Reader:
+    """Reads an answer in a thread: between two blocks, a server may send the frame of a chunk byte by byte, or trailers
+    without end, which http.client reads until they end.
+
+    Args:
+        response: closed by `close`, or as soon as the thread's read ends.
+        seconds: limit for each block.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, seconds: float) -> None:
+        self.response, self._seconds = response, seconds
+        self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._blocks: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with self.response:
+            while self._wanted.get():
+                try:
+                    self._blocks.put(self.response.read1(BLOCK))
+                except Exception as error:
+                    self._blocks.put(error)
+
+    def read(self) -> bytes:
+        """Return the next block, empty at the end of the answer.
+
+        Raises:
+            TimeoutError: it does not arrive in time.
+            OSError, HTTPException: another error of the network, or a malformed answer.
+        """
+        self._wanted.put(True)
+        try:
+            block = self._blocks.get(timeout=self._seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if isinstance(block, Exception):
+            raise block
+        return block
+
+    def close(self) -> None:
+        """End the thread, which closes the answer."""
+        self._wanted.put(False)
+
+
 def _save(
-    response: http.client.HTTPResponse,
+    reader: _Reader,
     part: Path,
     received: int,
     size: int | None,
     client: _Client,
 ) -> str | None:
+    response = reader.response
     resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT
     done, most = received if resumes else 0, LARGEST if size is None else size
     length = response.headers.get("Content-Length")
@@ -223,7 +271,7 @@ def _save(
     with part.open("ab" if resumes else "wb") as file:
         while True:
             try:
-                block = response.read1(BLOCK)
+                block = reader.read()
             except NETWORK_ERRORS as error:
                 return f"interrupted after {done:,} bytes ({type(error).__name__})"
             done += len(block)

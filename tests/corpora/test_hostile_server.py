@@ -1,6 +1,7 @@
 """Downloads from servers that answer wrongly, endlessly, slowly, or with a redirect: refused in bounded time."""
 
 import dataclasses
+import itertools
 import socket
 import ssl
 import subprocess
@@ -192,6 +193,20 @@ def test_a_body_that_trickles_is_given_up(tmp_path):
 def test_headers_that_trickle_are_given_up(tmp_path):
     with server([b"HTTP/1.1 200 OK\r\nX-Header: ", *[b"x"] * 10_000], pause_s=0.05) as (host, _):
         assert failure(tmp_path, host) == "no answer (TimeoutError)"
+
+
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+
+
+@pytest.mark.parametrize("frame", [b"5;", b"0\r\nX-Trailer: "], ids=["the size of a chunk", "a trailer"])
+def test_the_frame_of_a_chunk_that_trickles_is_given_up(tmp_path, frame):
+    with server([CHUNKED + frame, *[b"x"] * 10_000], pause_s=0.05) as (host, _):
+        assert failure(tmp_path, host) == "interrupted after 3 bytes (TimeoutError)"
+
+
+def test_trailers_without_end_are_given_up(tmp_path):
+    with server(lambda _: itertools.chain([CHUNKED + b"0\r\n"], itertools.repeat(b"X: x\r\n" * 99))) as (host, _):
+        assert failure(tmp_path, host) == "interrupted after 3 bytes (TimeoutError)"
 
 
 def test_a_slow_download_continues_without_a_least_rate(tmp_path):
