@@ -24,6 +24,11 @@ SETTINGS = {
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
     "memory of outputs": {"shape": {"memory_source": "layer_output"}},
     "compressive": {"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}},
+    "compressive, sgd with momentum": {
+        "shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2},
+        "optimizer": "sgd",
+        "momentum": 0.9,
+    },
     "memory tokens": {"shape": {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 3}, "mem_len": 0},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "muon": {"optimizer": "muon", "weight_decay": 0.1},
@@ -285,6 +290,8 @@ def test_a_missing_layer_of_the_memory_is_refused(tmp_path):
         ("optimizer.", {}, "optimizer.* is missing"),
         ("optimizer.layers.1.attention.w_q.weight.exp_avg", {}, "optimizer.* is missing"),
         ("optimizer.layers.1.attention.w_q.weight.momentum_buffer", SETTINGS["muon"], "optimizer.* is missing"),
+        ("optimizer.", SETTINGS["sgd with momentum"], "optimizer.* is missing"),
+        ("optimizer.layers.1.attention.w_q.weight.", SETTINGS["sgd with momentum"], "optimizer.* is missing"),
         ("average.", SETTINGS["exponential average"], "2 steps of the average, and 0 tensors"),
         ("memory.", {}, r"memory of 0 layers instead of \d"),
     ],
@@ -307,3 +314,21 @@ def test_a_memory_with_ids_beyond_the_vocabulary_is_refused(tmp_path, number):
         saved.tensors[name] = torch.full((LANES // 2, 1), number)
     with pytest.raises(RunError, match=rf"damaged checkpoint \(ValueError: memory of layer 1 has the id {number}, "):
         fresh(tmp_path, **changed).restore(saved)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        ({}, "memory.{}.1", r"memory of \[.*\] positions in the layers"),
+        (SETTINGS["compressive"], "memory.{}.0", r"memory of \[.*\] positions in the layers"),
+        (SETTINGS["compressive"], "memory.{}.3", r"memory of \[.*\] positions in the layers"),
+        (SETTINGS["memory tokens"], "memory.{}.0", "a state of 6 memory tokens instead of 3"),
+    ],
+)
+def test_a_memory_that_the_model_cannot_have_is_refused(tmp_path, settings, name, message):
+    run(fresh(tmp_path, **settings), until=2)
+    saved = checkpoint.load(tmp_path / "last.safetensors")
+    for part in range(2):
+        saved.tensors[name.format(part)] = saved.tensors[name.format(part)].repeat(1, 2, 1)
+    with pytest.raises(RunError, match=rf"damaged checkpoint \(ValueError: {message}"):
+        fresh(tmp_path, **settings).restore(saved)

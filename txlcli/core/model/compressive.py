@@ -185,6 +185,11 @@ class CompressiveTransformer(TransformerXL):
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
+    def check_memory(self, memory: Memory) -> None:
+        """Check that all layers have the same number of positions, and of slots."""
+        for part in (memory[: len(self.layers)], memory[len(self.layers) :]):
+            super().check_memory(part)
+
     def forward(
         self,
         tokens: Tensor,

@@ -55,6 +55,12 @@ class RecurrentMemoryTransformer(TransformerXL):
         """Return True if there is a state, and no segment has begun."""
         return memory[0].shape[1] > 0 and memory[1].shape[1] == 0
 
+    def check_memory(self, memory: Memory) -> None:
+        """Check that there is no state, or one vector for each memory token."""
+        count = memory[0].shape[1]
+        if count not in (0, self.settings.n_memory_tokens):
+            raise ValueError(f"a state of {count} memory tokens instead of {self.settings.n_memory_tokens}")
+
     def forward(
         self,
         tokens: Tensor,

@@ -181,18 +181,15 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         ValueError: one is missing, or has another shape or dtype; fused kernels would read and write beyond its end.
         KeyError: there is no such parameter.
     """
-    parameters = dict(model.named_parameters())
-    missing = sorted(optimizer_tensors(model, optimizer).keys() - tensors.keys())
+    parameters, allocated = dict(model.named_parameters()), optimizer_tensors(model, optimizer)
+    missing = sorted(allocated.keys() - tensors.keys())
     if missing:
         raise ValueError(f"optimizer.{missing[0]} is missing")
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
-        expected = optimizer.state.get(parameter, {}).get(key)
-        if expected is None and isinstance(optimizer, torch.optim.SGD):  # its first step allocates it
-            expected = parameter
-        if isinstance(expected, Tensor):
-            check_like(f"optimizer.{full_name}", value, expected)
+        if full_name in allocated:
+            check_like(f"optimizer.{full_name}", value, allocated[full_name])
         # Fused kernels need the step counter on the device of the parameter.
         optimizer.state[parameter][key] = value.to(parameter.device)
 

@@ -188,13 +188,18 @@ def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    return torch.optim.SGD(
-        [parameter_group("all", model.parameters())],
+    parameters = list(model.parameters())
+    sgd = torch.optim.SGD(
+        [parameter_group("all", parameters)],
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         fused=True,
     )
+    if settings.momentum:  # the fused kernel fails where a weight has its first gradient after the first step
+        for parameter in parameters:
+            sgd.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+    return sgd
 
 
 def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:

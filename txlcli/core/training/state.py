@@ -171,6 +171,8 @@ class TrainingState:
             saved_lanes=saved_lanes,
             vocab_size=self.model.vocab_size,
         )
+        for memory in self.memories:
+            self.model.check_memory(memory)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
