@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from . import enwik8, folder, lm1b, ptb, stdlib, text8, wt103
+from . import directory, enwik8, lm1b, ptb, stdlib, text8, wt103
 from .corpus import Corpus, unchanged
 
 CORPORA: dict[str, Corpus] = {module.CORPUS.name: module.CORPUS for module in (enwik8, text8, wt103, lm1b, ptb, stdlib)}
-OWN_TEXT: Corpus = folder.CORPUS
+OWN_TEXT: Corpus = directory.CORPUS
 
 
 def detokenizer(name: str) -> Callable[[str], str]:

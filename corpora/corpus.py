@@ -104,7 +104,7 @@ class Corpus:
     unit: Unit
     """Token unit of the benchmark."""
     read: Callable[[Path, ReadOptions], Text]
-    """Reader: gets a file or an (unpacked) folder; raises CorpusError."""
+    """Reader: gets a file or an (unpacked) directory; raises CorpusError."""
     rule: VocabularyRule
     conventions: Mapping[str, str]
     released_rule: VocabularyRule | None = None
@@ -125,5 +125,5 @@ class Corpus:
     splittable: bool = False
     """True if --split may set the shares."""
     home: Callable[[], Path] | None = None
-    """Returns the folder of the text if every machine has it; None if it must be downloaded or given."""
+    """Returns the directory of the text if every machine has it; None if it must be downloaded or given."""
     detokenize: Callable[[str], str] = unchanged

@@ -68,26 +68,26 @@ def silent(done: int, total: int | None) -> None:
     """Report nothing."""
 
 
-def is_complete(download: Download, folder: Path) -> bool:
-    """Return True if the verified file is in `folder`."""
-    target = folder / download.file
+def is_complete(download: Download, directory: Path) -> bool:
+    """Return True if the verified file is in `directory`."""
+    target = directory / download.file
     return target.exists() and fault(refuse_special(target), download) is None
 
 
 def fetch(
     download: Download,
-    folder: Path,
+    directory: Path,
     progress: Progress = silent,
     patience: Patience = PATIENCE,
     agent: str = AGENT,
 ) -> Path:
-    """Return the verified file in `folder`; download it if it does not exist.
+    """Return the verified file in `directory`; download it if it does not exist.
 
     An interrupted download leaves a .part file, which the next call continues.
 
     Args:
         download: of the file; its mirror is not used.
-        folder: created if missing.
+        directory: created if missing.
         progress: called as blocks arrive.
         patience: limits of a slow server.
         agent: user agent that the servers are told.
@@ -95,9 +95,9 @@ def fetch(
     Raises:
         CorpusError: no address provided the right file; the message has the error of each.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    target, part = folder / download.file, folder / (download.file + ".part")
-    if is_complete(download, folder):
+    directory.mkdir(parents=True, exist_ok=True)
+    target, part = directory / download.file, directory / (download.file + ".part")
+    if is_complete(download, directory):
         return target
     client = _Client(progress, patience, {"User-Agent": agent})
     failures = []

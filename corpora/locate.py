@@ -1,4 +1,4 @@
-"""Finds the files of a corpus in the file or folder that the user gives."""
+"""Finds the files of a corpus in the file or directory that the user gives."""
 
 import os
 import re
@@ -22,31 +22,31 @@ SPLIT_WORDS = {
 }
 
 
-def text_files(folder: Path, *, every_folder: bool = False) -> list[Path]:
-    """Return all files below a folder that are not hidden, sorted by relative path.
+def text_files(directory: Path, *, every_directory: bool = False) -> list[Path]:
+    """Return all files below a directory that are not hidden, sorted by relative path.
 
     Args:
-        folder: the folder to search.
-        every_folder: follow links to folders, reading each folder once; otherwise skip links, and folders that cannot
-            be read.
+        directory: the directory to search.
+        every_directory: follow links to directories, reading each directory once; otherwise skip links, and directories
+            that cannot be read.
 
     Raises:
-        CorpusError: with `every_folder`, a folder cannot be read.
+        CorpusError: with `every_directory`, a directory cannot be read.
     """
     paths, visited = [], set()
-    walk = os.walk(folder, onerror=_refuse_folder if every_folder else None, followlinks=every_folder)
-    for parent, folders, files in walk:
+    walk = os.walk(directory, onerror=_refuse_directory if every_directory else None, followlinks=every_directory)
+    for parent, directories, files in walk:
         real = os.path.realpath(parent)
         if real in visited:
-            folders.clear()
+            directories.clear()
             continue
         visited.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
         paths += [Path(parent, name) for name in files if not name.startswith(".")]
-    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+    return sorted(paths, key=lambda path: path.relative_to(directory).as_posix())
 
 
-def _refuse_folder(error: OSError) -> None:
+def _refuse_directory(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
 
 

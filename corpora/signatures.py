@@ -41,7 +41,7 @@ def refuse_packed(paths: Iterable[Path]) -> None:
 
 
 def refuse_beside_text(paths: Iterable[Path]) -> None:
-    """Refuse files that a folder may have beside its text, including txl's own files.
+    """Refuse files that a directory may have beside its text, including txl's own files.
 
     Raises:
         CorpusError: the message names the first such file.

@@ -13,7 +13,7 @@ class SpecialFileError(CorpusError):
 
 
 def refuse_special(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a folder are left to the reader of the path.
+    """Return a path that is no special file; a missing path and a directory are left to the reader of the path.
 
     Raises:
         SpecialFileError: it is, or links to, a pipe, a socket or a device.

@@ -1,6 +1,6 @@
 """The source of the running Python's standard library: real text on every machine, no download.
 
-Source      every .py file below the standard library's folder; without site-packages, tests, __pycache__ and tables
+Source      every .py file below the standard library's directory; without site-packages, tests, __pycache__ and tables
             that a program wrote (encodings, pydoc_data, _sysconfigdata)
 Licence     PSF License Agreement
 Unit        byte, all 256 symbols; metric bits per byte
@@ -21,7 +21,7 @@ SHARES = (90.0, 5.0, 5.0)
 
 
 def home() -> Path:
-    """Return the folder of the running Python's standard library."""
+    """Return the directory of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
@@ -43,8 +43,8 @@ def read(source: Path, options: ReadOptions) -> Text:
 
 
 def _belongs(relative: Path) -> bool:
-    folders = set(relative.parts[:-1])
-    return not folders & (SKIPPED | TABLES) and not relative.name.startswith("_sysconfigdata")
+    directories = set(relative.parts[:-1])
+    return not directories & (SKIPPED | TABLES) and not relative.name.startswith("_sysconfigdata")
 
 
 def _sort_key(relative: Path) -> str:

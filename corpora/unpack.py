@@ -1,4 +1,4 @@
-"""Unpacks zip, tar and compressed files into a folder; refuses damage, bombs, and members written elsewhere."""
+"""Unpacks zip, tar and compressed files into a directory; refuses damage, bombs, and members written elsewhere."""
 
 import bz2
 import contextlib
@@ -22,7 +22,7 @@ BLOCK = 1 << 20
 SYMLINK = 0o12  # file type in the highest 4 bits of a zip member's Unix mode
 ENCRYPTED = 0x1  # flag of a zip member
 SMALL = 64 << 20  # bytes that every archive may unpack to
-MOST_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
+MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
 OPENERS: dict[tuple[bytes, int], Callable[[Path], Any]] = {
     (GZIP, 0): gzip.open,
     (BZIP2, 4): bz2.open,
@@ -78,20 +78,20 @@ def _is_tar(path: Path) -> bool:
     return True
 
 
-def unpack(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Extract the wanted members of an archive into `folder`. The archive is read to its end and its checksums.
+def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> None:
+    """Extract the wanted members of an archive into `directory`. The archive is read to its end and its checksums.
 
     Raises:
         CorpusError: the archive is damaged or encrypted, would unpack to far more than its size, has a member that is a
-            link or would leave the folder, or has no wanted member.
+            link or would leave the directory, or has no wanted member.
     """
     try:
         if _is_zip(archive):
-            extracted = _unpack_zip(archive, folder, wanted)
+            extracted = _unpack_zip(archive, directory, wanted)
         elif _is_tar(archive):
-            extracted = _unpack_tar(archive, folder, wanted)
+            extracted = _unpack_tar(archive, directory, wanted)
         else:
-            extracted = _decompress(archive, folder)
+            extracted = _decompress(archive, directory)
     except NotImplementedError as error:  # a compression method, or a version of the format
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
     except (*DAMAGE, OSError) as error:
@@ -110,7 +110,7 @@ def _check_name(archive: Path, member: str) -> None:
 
 
 def _most_bytes(archive: Path) -> int:
-    return max(SMALL, MOST_RATIO * archive.stat().st_size)
+    return max(SMALL, MAX_RATIO * archive.stat().st_size)
 
 
 def _bomb(archive: Path) -> CorpusError:
@@ -120,7 +120,7 @@ def _bomb(archive: Path) -> CorpusError:
     )
 
 
-def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
+def _unpack_zip(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> int:
     members = []
     with zipfile.ZipFile(archive) as source:
         for member in source.infolist():
@@ -137,7 +137,7 @@ def _unpack_zip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> i
         for member in members:  # zipfile writes at most the size that the member states
             if member.flag_bits & ENCRYPTED:
                 raise CorpusError(f'{archive}: the member "{member.filename}" is encrypted; unpack it first')
-            source.extract(member, folder)
+            source.extract(member, directory)
     return len(members)
 
 
@@ -170,7 +170,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
 
-def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
+def _unpack_tar(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> int:
     extracted, left = 0, _most_bytes(archive)
     with (
         _open(archive) as file,
@@ -185,14 +185,14 @@ def _unpack_tar(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> i
             if left < 0 or member.size < 0:
                 raise _bomb(archive)
             if member.isfile() and wanted(member.name):
-                source.extract(member, folder)
+                source.extract(member, directory)
                 extracted += 1
         while stream.read(BLOCK):  # the checksum is at the end
             pass
     return extracted
 
 
-def _decompress(archive: Path, folder: Path) -> int:
-    with _open(archive, packed=True) as content, (folder / archive.stem).open("wb") as file:
+def _decompress(archive: Path, directory: Path) -> int:
+    with _open(archive, packed=True) as content, (directory / archive.stem).open("wb") as file:
         shutil.copyfileobj(_Bounded(archive, content), file, BLOCK)
     return 1

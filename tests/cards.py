@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 
-def read_card(folder):
+def read_card(directory):
     """Return the contents of run.json without its checksum."""
-    card = json.loads((Path(folder) / "run.json").read_text())
+    card = json.loads((Path(directory) / "run.json").read_text())
     card.pop("checksum", None)
     return card
 

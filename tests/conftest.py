@@ -18,13 +18,13 @@ settings.load_profile("txl")
 
 HERE = Path(__file__).parent
 ON_GPUS = ("gpu", "core")
-"""Folders of tests that can use a GPU. All other tests expect that "auto" is the CPU."""
+"""Directories of tests that can use a GPU. All other tests expect that "auto" is the CPU."""
 
 
 def hides_gpus(arguments):
     """True if some of pytest's arguments, paths or node ids, are of tests that expect a CPU."""
     paths = [Path(argument.split("::")[0]).resolve() for argument in arguments]
-    return not all(any(path.is_relative_to(HERE / folder) for folder in ON_GPUS) for path in paths)
+    return not all(any(path.is_relative_to(HERE / directory) for directory in ON_GPUS) for path in paths)
 
 
 def pytest_configure(config):

@@ -63,7 +63,7 @@ def test_a_path_longer_than_the_system_allows_is_one_line(tmp_path, monkeypatch,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_folder_without_permission_is_one_line(tmp_path):
+def test_a_directory_without_permission_is_one_line(tmp_path):
     """Python's own checks for a file raise PermissionError there."""
     tmp_path.chmod(0o755)
     (tmp_path / "locked").mkdir(mode=0o700)
@@ -74,7 +74,7 @@ def test_a_folder_without_permission_is_one_line(tmp_path):
     )
 
 
-def test_a_deleted_working_folder_is_one_line(tmp_path):
+def test_a_deleted_working_directory_is_one_line(tmp_path):
     code = f"import os; os.mkdir({str(tmp_path / 'a')!r}); os.chdir({str(tmp_path / 'a')!r}); os.rmdir(os.getcwd())\n"
     ended = python("-c", code + "from txlcli.cli import app; app(['train', 'stdlib'])")
     assert (ended.returncode, ended.stderr) == (
@@ -84,7 +84,7 @@ def test_a_deleted_working_folder_is_one_line(tmp_path):
 
 
 def test_a_system_without_memory_for_a_file_is_one_line(tmp_path):
-    """Python raises OSError while it lists the folder of a package."""
+    """Python raises OSError while it lists the directory of a package."""
     code = (
         "import errno, importlib.util, os, sys\n"
         "class Finder:\n"
@@ -377,4 +377,4 @@ def test_the_wheel_holds_every_package():
     with (root / "pyproject.toml").open("rb") as file:
         listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
     in_tree = {".".join(path.relative_to(root).parent.parts) for path in (root / "txlcli").rglob("__init__.py")}
-    assert listed == in_tree | {"txlcli.corpora", "txlcli.recipes"}  # links to folders beside txlcli
+    assert listed == in_tree | {"txlcli.corpora", "txlcli.recipes"}  # links to directories beside txlcli

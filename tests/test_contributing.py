@@ -59,31 +59,31 @@ def diff_of(heading):
     return diff
 
 
-def changed_source(folder, diff):
-    """Copy the source into a folder and apply a diff to it."""
+def changed_source(directory, diff):
+    """Copy the source into a directory and apply a diff to it."""
     for name in ("txlcli", "corpora", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=folder, check=True)
+        shutil.copytree(ROOT / name, directory / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=directory, check=True)
 
 
-def run(source, folder, *commands):
+def run(source, directory, *commands):
     """Run commands of the changed source, one after the other; return the standard output of each."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", RUN, str(source), json.dumps(commands)]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
 def own(tmp_path):
-    """Create a folder with a text and a recipe."""
-    folder = tmp_path / "own"
-    folder.mkdir()
+    """Create a directory with a text and a recipe."""
+    directory = tmp_path / "own"
+    directory.mkdir()
     text = "".join(f"{number} is followed by {number + 1}.\n" for number in range(400))
-    (folder / "own.txt").write_text(text, encoding="utf-8")
-    (folder / "own.toml").write_text(RECIPE, encoding="utf-8")
-    return folder
+    (directory / "own.txt").write_text(text, encoding="utf-8")
+    (directory / "own.toml").write_text(RECIPE, encoding="utf-8")
+    return directory
 
 
 PREPARE = ["prepare", "own.txt", "--tokenizer", "byte", "--name", "own"]

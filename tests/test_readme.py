@@ -15,8 +15,8 @@ from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -28,15 +28,15 @@ pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reas
 
 @pytest.fixture
 def fresh_run(tmp_path, monkeypatch):
-    """Create a run "stdlib" with fresh weights, and a small store "stdlib", in the current folder."""
+    """Create a run "stdlib" with fresh weights, and a small store "stdlib", in the current directory."""
     monkeypatch.chdir(tmp_path)
     settings = recipe.load("stdlib")
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/stdlib"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
-    run_folder.create(run, BYTES.to_json(), force=False)
+    run_directory.create(run, BYTES.to_json(), force=False)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
     Path("book.txt").write_text("the zebra and the horse went on\n" * 4_000)
     assert CliRunner().invoke(app, ["prepare", "book.txt", "--name", "stdlib"]).exit_code == 0
     return model

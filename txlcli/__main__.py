@@ -29,7 +29,7 @@ def main() -> None:
     for number in signals.handled():
         signal.signal(number, _end)
     standard_streams.open_closed()
-    child_imports.without_working_folder()
+    child_imports.without_working_directory()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
         from txlcli import console

@@ -128,7 +128,7 @@ class TxlGroup(TyperGroup):
         hook = sys.unraisablehook
         try:
             sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
-            _check_working_folder()
+            _check_working_directory()
             with signals.raising(), _errors_of_loading():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
@@ -165,8 +165,8 @@ class TxlGroup(TyperGroup):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _check_working_folder() -> None:
-    """Refuse a working folder that was deleted: Intel's library for products would end the process."""
+def _check_working_directory() -> None:
+    """Refuse a working directory that was deleted: Intel's library for products would end the process."""
     try:
         os.getcwd()
     except FileNotFoundError:

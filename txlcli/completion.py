@@ -6,14 +6,14 @@ from typer import Context
 
 from txlcli import corpora
 from txlcli.config import recipe
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.system.command_lines import default_data_dir, default_runs_dir
 from txlcli.workflows.reproduction.names import ALL, NAMES
 
 
 def runs(context: Context, incomplete: str) -> list[str]:
     """Return the names of the runs in --runs-dir."""
-    return _matching(run_folder.names(_folder(context, "runs_dir", default_runs_dir())), incomplete)
+    return _matching(run_directory.names(_directory(context, "runs_dir", default_runs_dir())), incomplete)
 
 
 def recipes(incomplete: str) -> list[str]:
@@ -33,8 +33,8 @@ def runs_and_recipes(context: Context, incomplete: str) -> list[str]:
 
 def stores(context: Context, incomplete: str) -> list[str]:
     """Return the names of the token stores in --data-dir."""
-    folder = _folder(context, "data_dir", default_data_dir())
-    return _matching(sorted(path.stem for path in folder.glob("*.h5")), incomplete)
+    directory = _directory(context, "data_dir", default_data_dir())
+    return _matching(sorted(path.stem for path in directory.glob("*.h5")), incomplete)
 
 
 def exports(context: Context, incomplete: str) -> list[str]:
@@ -57,7 +57,7 @@ def reproductions(incomplete: str) -> list[str]:
     return _matching([*NAMES, ALL], incomplete)
 
 
-def _folder(context: Context, option: str, default: Path) -> Path:
+def _directory(context: Context, option: str, default: Path) -> Path:
     return Path(context.params.get(option) or default)
 
 

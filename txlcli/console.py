@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 MAX_WIDTH = 10_000  # columns; more than any table needs
-MOST_NOTES = 2
+MAX_NOTES = 2
 """Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -186,10 +186,10 @@ def show_table(
 
     Args:
         rows: texts of the cells; a list has several lines.
-        notes: lines below the table, the most important first; without `verbose` only the first MOST_NOTES.
+        notes: lines below the table, the most important first; without `verbose` only the first MAX_NOTES.
     """
     title, notes = on_one_line(title), [on_one_line(note) for note in notes]
-    shown = notes if verbose else notes[:MOST_NOTES]
+    shown = notes if verbose else notes[:MAX_NOTES]
     from rich.table import Table
 
     table = Table(

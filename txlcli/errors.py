@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from txlcli.suggestions import did_you_mean
 
-MOST_LISTED = 10
+MAX_LISTED = 10
 """Largest number of known names that an error lists."""
 LONGEST_NAME = 80
 """Most characters of a name from a file that an error prints."""
@@ -53,7 +53,7 @@ class UnknownNameError(UsageError):
         name: the unknown name.
         known: all known names.
         like: name to compare with the known ones, if it is not `name` itself.
-        listing: sentence about the command that lists the names; used if there are more than MOST_LISTED.
+        listing: sentence about the command that lists the names; used if there are more than MAX_LISTED.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class UnknownNameError(UsageError):
     ) -> None:
         names = list(known)
         near = did_you_mean(name if like is None else like, names)
-        all_names = f"known: {listed(names)}" if listing is None or len(names) <= MOST_LISTED else listing
+        all_names = f"known: {listed(names)}" if listing is None or len(names) <= MAX_LISTED else listing
         super().__init__(f'unknown {kind} "{name}"{near} ({all_names})')
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from typer import Argument, CallbackParam, Option
 
 from txlcli import completion
-from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import MOST_SEED, AttentionBackend
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import MAX_SEED, AttentionBackend
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
 from txlcli.system.atomic_files import check_output
@@ -36,7 +36,7 @@ Precision = Annotated[
 Attention = Annotated[
     AttentionBackend | None, Option("--attention", help="Attention backend; all compute the same function.")
 ]
-Seed = Annotated[int, Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
+Seed = Annotated[int, Option("--seed", min=0, max=MAX_SEED, help="Random seed.")]
 Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
 Unfinished = Annotated[bool, Option("--unfinished", help="Also accept a run whose training is not finished.")]
 Overrides = Annotated[
@@ -54,7 +54,7 @@ def check_figure(param: CallbackParam, path: Path | None) -> Path | None:
     """Refuse a path that no figure can be written to, before anything is computed for it.
 
     Raises:
-        UsageError: unknown extension, or a folder that does not exist or is not writable.
+        UsageError: unknown extension, or a directory that does not exist or is not writable.
     """
     if path is not None:
         given = f"{param.opts[0]} {path}"
@@ -156,8 +156,8 @@ def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
             raise UsageError(f"{option} {text}: {part!r} is no whole number; write lengths like 160,640") from None
         if length < least:
             raise UsageError(f"{option} {text}: a length cannot be below {least}")
-        if length > MOST_COUNT:
-            raise UsageError(f"{option} {text}: a length cannot be above {MOST_COUNT}")
+        if length > MAX_COUNT:
+            raise UsageError(f"{option} {text}: a length cannot be above {MAX_COUNT}")
         lengths.append(length)
     return list(dict.fromkeys(lengths))
 

@@ -1,4 +1,4 @@
-"""Draws the diagrams of concepts.md as SVG: `python docs/figures/make_figures.py [FOLDER]`.
+"""Draws the diagrams of concepts.md as SVG: `python docs/figures/make_figures.py [DIRECTORY]`.
 
 Backgrounds are transparent and all colours have a middle lightness, so that the figures can be read on white and on
 black.
@@ -106,12 +106,12 @@ def distances() -> Figure:
 FIGURES = {"memory-across-segments": memory_across_segments, "distances": distances}
 
 
-def main(folder: Path) -> None:
-    """Write all figures into a folder."""
+def main(directory: Path) -> None:
+    """Write all figures into a directory."""
     with mpl.rc_context(STYLE):
         for name, draw in FIGURES.items():
             figure = draw()
-            figure.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+            figure.savefig(directory / f"{name}.svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
             plt.close(figure)
 
 

@@ -1,6 +1,6 @@
 """What `txl prepare lm1b` takes at the benchmark's true shape: 99 shards, 30 M sentences, 769 M tokens.
 
-python -m tests.benchmarks.billion_words [--shards 25,99] [--workers 1,2] [--folder DIR] [--json]
+python -m tests.benchmarks.billion_words [--shards 25,99] [--workers 1,2] [--directory DIR] [--json]
 
 The text is made here: words are drawn by Zipf's law from a vocabulary of 793,470, sentences have 5 to 43 of them. It
 takes 4.2 GB at 99 shards, and the store 3.2 GB. Each preparation is a process of its own, from the files to the store;
@@ -28,7 +28,7 @@ from txlcli.errors import UsageError
 TYPES = 793_468  # beside <S> and <UNK>
 WORDS_PER_SHARD, WORDS_OF_HELDOUT = 7_458_000, 153_500
 SHORTEST, LONGEST = 5, 43
-MOST_SHARDS = 99
+MAX_SHARDS = 99
 
 
 def blocks_of_sentences(types):
@@ -46,17 +46,17 @@ def blocks_of_sentences(types):
     return words, blocks
 
 
-def write_shards(folder, shards, types=TYPES, words_per_shard=WORDS_PER_SHARD):
+def write_shards(directory, shards, types=TYPES, words_per_shard=WORDS_PER_SHARD):
     """Write the vocabulary, two heldout shards and the shards of the training split, all of them different."""
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     words, blocks = blocks_of_sentences(types)
-    (folder / VOCABULARY_FILE).write_text("\n".join(["<S>", "<UNK>", *words]) + "\n")
+    (directory / VOCABULARY_FILE).write_text("\n".join(["<S>", "<UNK>", *words]) + "\n")
     for number, name in enumerate(HELDOUT.values()):
-        (folder / name).write_bytes(
+        (directory / name).write_bytes(
             _rotated(blocks[number], number, words_per_shard * WORDS_OF_HELDOUT // WORDS_PER_SHARD)
         )
     for shard in range(1, shards + 1):
-        with (folder / f"news.en-{shard:05}-of-00100").open("wb") as file:
+        with (directory / f"news.en-{shard:05}-of-00100").open("wb") as file:
             left = words_per_shard
             for number in range(shard, shard + words_per_shard // corpus.WORDS_PER_BLOCK + 1):
                 file.write(_rotated(blocks[number % corpus.BLOCKS], 97 * shard + number, left))
@@ -71,11 +71,11 @@ def _rotated(block, number, words):
     return text[: text.rindex(b"\n") + 1] if b"\n" in text else b""
 
 
-def prepare_shards(folder, data, workers):
+def prepare_shards(directory, data, workers):
     """Prepare in a process of its own; return what it took and the digest of the store."""
     code = (
         "from pathlib import Path\nfrom tests.benchmarks.corpus import prepare_here\n"
-        f"prepare_here('lm1b', Path({str(data)!r}), {workers}, source=Path({str(folder)!r}))"
+        f"prepare_here('lm1b', Path({str(data)!r}), {workers}, source=Path({str(directory)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
     store = TokenStore.open(data / "lm1b.h5")
@@ -86,13 +86,13 @@ def prepare_shards(folder, data, workers):
     return json_format.loads(done.stdout) | facts | {"workers": workers, "sha256": digest}
 
 
-def measure(folder, shards, workers):
+def measure(directory, shards, workers):
     """Prepare shards once with each number of workers."""
-    write_shards(folder / f"shards-{shards}", shards)
+    write_shards(directory / f"shards-{shards}", shards)
     results = []
     for count in workers:
-        data = folder / f"data-{shards}-{count}"
-        results.append({"shards": shards} | prepare_shards(folder / f"shards-{shards}", data, count))
+        data = directory / f"data-{shards}-{count}"
+        results.append({"shards": shards} | prepare_shards(directory / f"shards-{shards}", data, count))
         (data / "lm1b.h5").unlink()
     if len({result["sha256"] for result in results}) != 1:
         raise AssertionError(f"{shards} shards: the stores of {workers} workers differ")
@@ -121,16 +121,18 @@ def show(results):
 def main(
     shards: Annotated[str, typer.Option(help="Numbers of shards, at most 99 each.")] = "25,99",
     workers: Annotated[str, typer.Option(help="Numbers of processes that read text.")] = "1,2",
-    folder: Annotated[Path | None, typer.Option(help="Folder for texts and stores [default: a temporary one].")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Folder for texts and stores [default: a temporary one].")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Measure `txl prepare lm1b` on shards that are made on the spot."""
     counts = [int(count) for count in shards.split(",")]
-    if not all(1 <= count <= MOST_SHARDS for count in counts):
-        raise UsageError(f"--shards {shards}: give numbers from 1 to {MOST_SHARDS}")
+    if not all(1 <= count <= MAX_SHARDS for count in counts):
+        raise UsageError(f"--shards {shards}: give numbers from 1 to {MAX_SHARDS}")
     results = []
     for count in counts:
-        with tempfile.TemporaryDirectory(dir=folder) as work:
+        with tempfile.TemporaryDirectory(dir=directory) as work:
             results += measure(Path(work), count, [int(number) for number in workers.split(",")])
     if json:
         console.show_json({"results": results})

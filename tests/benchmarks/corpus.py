@@ -24,15 +24,15 @@ from txlcli import console
 
 TYPES = 267_733  # with the boundary and the unknown word as many as WikiText-103 has
 TARGETS = {"byte": 100e6, "word": 8e6}  # tokens per second
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 WORDS_PER_LINE, WORDS_PER_BLOCK, BLOCKS = 23, 1_000_003, 8
 LETTERS = np.array(list("etaoinshrdlcumwfgypbvkjxqz"))
 
 
 def library_text():
     """The source of the standard library's own modules."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    directory = Path(sysconfig.get_path("stdlib"))
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.py")))
 
 
 def zipf_blocks(types):
@@ -126,7 +126,7 @@ def show(results, workers):
             f">= {TARGETS[result['tokenizer']] / 1e6:.0f} M",
             ", ".join(f"{step} {seconds:.1f} s" for step, seconds in result["seconds_by_step"].items()),
             f"{result['peak_bytes'] / 2**20:,.0f} MiB",
-            f"<= {MOST_BYTES >> 20:,} MiB",
+            f"<= {MAX_BYTES >> 20:,} MiB",
         ]
         for result in results
     ]
@@ -147,11 +147,11 @@ def main(
     """Measure `txl prepare` on text that is made on the spot."""
     results = []
     for kind in TARGETS:
-        with tempfile.TemporaryDirectory() as folder:
-            text = Path(folder) / f"{kind}.txt"
+        with tempfile.TemporaryDirectory() as directory:
+            text = Path(directory) / f"{kind}.txt"
             write_text(text, kind, (1 if quick else megabytes) << 20)
             code = (
-                f"from tests.benchmarks.corpus import *; prepare_here({str(text)!r}, Path({folder!r}, 'data'), "
+                f"from tests.benchmarks.corpus import *; prepare_here({str(text)!r}, Path({directory!r}, 'data'), "
                 f"{workers}, tokenizer={kind!r}, split='98,1,1')"
             )
             done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)

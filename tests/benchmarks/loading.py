@@ -32,11 +32,11 @@ RECIPES = ("enwik8", "wt103")
 TARGET = 0.05
 
 
-def write_both(folder, settings, vocab_size):
+def write_both(directory, settings, vocab_size):
     """Write the weights of a new model with and without checksums; return their number and both paths."""
     torch.manual_seed(7)
     tensors = grouped("model", make_model(settings, vocab_size).state_dict())
-    with_checksums, without = folder / "best.safetensors", folder / "earlier.safetensors"
+    with_checksums, without = directory / "best.safetensors", directory / "earlier.safetensors"
     checkpoint.save(with_checksums, Checkpoint(tensors, {"step": 1}))
     save_file(tensors, without, {"txl": json_format.dumps({"format": 1, "step": 1})})
     for path in (with_checksums, without):  # written alike, so that the system caches them alike
@@ -73,10 +73,10 @@ def measure(name, repeat, *, quick, uncached=False):
     fork_server = multiprocessing.get_context("forkserver")
     fork_server.set_forkserver_preload(["tests.benchmarks.loading"])
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as directory,
         ProcessPoolExecutor(1, mp_context=fork_server, max_tasks_per_child=1) as new_process,
     ):
-        parameters, *paths = write_both(Path(folder), loaded.model, vocab_size)
+        parameters, *paths = write_both(Path(directory), loaded.model, vocab_size)
         times = {path: [] for path in paths}
         for _ in range(repeat):
             for path in paths:

@@ -128,8 +128,8 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
         ranks, batch_size=train.batch_size, seg_len=train.seg_len, sentence_starts=None, seed=1, roll=False
     )
     network = new_model(model, vocab_size, seed=1, device=torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
-        training = Training(network, train, segments, None, Path(folder), {})
+    with tempfile.TemporaryDirectory() as directory:
+        training = Training(network, train, segments, None, Path(directory), {})
         for _ in range(steps):
             training.update()
 

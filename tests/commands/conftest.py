@@ -9,9 +9,9 @@ from tests.extensions import registered_watched
 
 @pytest.fixture(scope="session")
 def trained_novel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "here"
-    prepare_and_train(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("trained") / "here"
+    prepare_and_train(directory)
+    return directory
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.cards import read_card, read_log
 from txlcli.cli import app
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
@@ -164,7 +164,7 @@ def interrupt_at_save(number, monkeypatch):
 
     def replace_and_interrupt(source, target):
         replace(source, target)
-        if target.name == run_folder.LAST:
+        if target.name == run_directory.LAST:
             saved.append(target)
             if len(saved) == number:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -179,24 +179,24 @@ def text_of(split):
     return "\n".join([" ".join(WORDS), *lines]) + "\n"
 
 
-def write_texts(folder: Path):
+def write_texts(directory: Path):
     """Write the novel and the recipe."""
-    (folder / "novel").mkdir(parents=True)
+    (directory / "novel").mkdir(parents=True)
     for split in LINES:
-        (folder / "novel" / f"{split}.txt").write_text(text_of(split), encoding="utf-8")
-    (folder / "tiny.toml").write_text(RECIPE)
+        (directory / "novel" / f"{split}.txt").write_text(text_of(split), encoding="utf-8")
+    (directory / "tiny.toml").write_text(RECIPE)
 
 
-def prepare_and_train(folder: Path):
+def prepare_and_train(directory: Path):
     """Make a store and a trained run for every tokenizer, named after it; the store of bytes is "novel"."""
-    write_texts(folder)
-    data, runs_dir = folder / "data", folder / "runs"
+    write_texts(directory)
+    data, runs_dir = directory / "data", directory / "runs"
     for kind in TOKENIZERS:
         size = ["--vocab-size", 290] if kind == "sentencepiece" else []
         store = "novel" if kind == "byte" else kind
-        done("prepare", folder / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
+        done("prepare", directory / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
         where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind, "--set", "published.parameters=1"]
-        done("train", folder / "tiny.toml", "--set", f"corpus.store={store}", *where)
+        done("train", directory / "tiny.toml", "--set", f"corpus.store={store}", *where)
 
 
 def train(*changes, name):
@@ -204,13 +204,13 @@ def train(*changes, name):
     done("train", "tiny.toml", "--name", name, *(word for change in changes for word in ("--set", change)))
 
 
-def reports(folder):
+def reports(directory):
     """Return the lines of a run's metrics.jsonl."""
-    return read_log(Path(folder) / "metrics.jsonl")
+    return read_log(Path(directory) / "metrics.jsonl")
 
 
-def card(folder):
-    return read_card(folder)
+def card(directory):
+    return read_card(directory)
 
 
 def change_weights(run, change):

@@ -20,14 +20,14 @@ def ended(process, code):
 def processes_in(here):
     """Return the ids of the processes that train in this folder, by rank."""
     ids = {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         try:
-            current, environment = (folder / "cwd").readlink(), (folder / "environ").read_bytes()
+            current, environment = (directory / "cwd").readlink(), (directory / "environ").read_bytes()
         except OSError:
             continue  # it has ended
         rank = [word for word in environment.split(b"\0") if word.startswith(b"RANK=")]
         if current == here.resolve() and rank:
-            ids[int(rank[0].removeprefix(b"RANK="))] = int(folder.name)
+            ids[int(rank[0].removeprefix(b"RANK="))] = int(directory.name)
     return ids
 
 

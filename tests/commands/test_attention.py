@@ -25,16 +25,16 @@ FILES = ["figure5.png", "figure6.png", "figure7.png"]
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """Runs of other models."""
-    folder = tmp_path_factory.mktemp("others") / "here"
-    write_texts(folder)
-    where = ["--data-dir", folder / "data"]
-    done("prepare", folder / "novel", *where)
-    where += ["--runs-dir", folder / "runs"]
-    (folder / "lstm.toml").write_text(recipe_of("lstm"))
-    done("train", folder / "lstm.toml", *where)
+    directory = tmp_path_factory.mktemp("others") / "here"
+    write_texts(directory)
+    where = ["--data-dir", directory / "data"]
+    done("prepare", directory / "novel", *where)
+    where += ["--runs-dir", directory / "runs"]
+    (directory / "lstm.toml").write_text(recipe_of("lstm"))
+    done("train", directory / "lstm.toml", *where)
     for name, changes in POSITIONS.items():
-        done("train", folder / "tiny.toml", "--name", name, *changes, *where)
-    return folder
+        done("train", directory / "tiny.toml", "--name", name, *changes, *where)
+    return directory
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def other(others, tmp_path, monkeypatch):
     return tmp_path
 
 
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
 
 
-def test_three_figures_are_written_to_the_run_folder(here):
+def test_three_figures_are_written_to_the_run_directory(here):
     result = done("attention", "byte")
     assert names_in(here / "runs/byte/figures") == FILES
     for name in FILES:
@@ -212,10 +212,10 @@ def test_figures_are_overwritten_only_with_force(here):
 @pytest.fixture
 def with_figures(here):
     """Write files in place of the figures of the run "byte"."""
-    folder = here / "runs/byte/figures"
-    folder.mkdir()
+    directory = here / "runs/byte/figures"
+    directory.mkdir()
     for name in FILES:
-        (folder / name).write_bytes(MAGIC[".png"])
+        (directory / name).write_bytes(MAGIC[".png"])
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_misspelled_values_get_a_suggestion(here):
     assert "'gif' is not one of 'png', 'svg', 'pdf'" in refusal("attention", "byte", "--format", "gif")
 
 
-def test_an_output_folder_that_cannot_be_created_is_refused(here):
+def test_an_output_directory_that_cannot_be_created_is_refused(here):
     (here / "taken").write_text("")
     assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
     assert refusal("attention", "byte", "--out", "taken/in", code=1) == (

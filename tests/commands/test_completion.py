@@ -11,7 +11,7 @@ from tests.commands.novel import done, json_of, refusal
 from tests.samples import sampled
 
 
-def completed(line, folder):
+def completed(line, directory):
     """Return what bash would be offered after a command line."""
     words = line.split(" ")
     environment = {
@@ -21,7 +21,7 @@ def completed(line, folder):
         "COMP_CWORD": str(len(words) - 1),
     }
     command = [sys.executable, "-c", "import sys; sys.argv = ['txl']; from txlcli.__main__ import main; main()"]
-    result = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
     return result.stdout.split()
 
 
@@ -61,7 +61,7 @@ def test_the_script_for_a_shell_is_printed():
     assert "_TXL_COMPLETE=complete_bash" in result.stdout
 
 
-def test_the_environment_names_the_folders(here, monkeypatch):
+def test_the_environment_names_the_directories(here, monkeypatch):
     (here / "data").rename(here / "stores")
     (here / "runs").rename(here / "trained")
     monkeypatch.setenv("TXL_DATA_DIR", "stores")

@@ -221,7 +221,7 @@ class TestRefusals:
         message = refusal("compress", "byte", "file", "file", "--force")
         assert message == "file is the file to read; name another file to write"
 
-    def test_a_missing_file_and_a_missing_folder(self, here):
+    def test_a_missing_file_and_a_missing_directory(self, here):
         assert refusal("compress", "byte", "nothing", "out").startswith("nothing: cannot be read")
         written("file", b"x")
         assert "there is no folder missing" in refusal("compress", "byte", "file", "missing/out")

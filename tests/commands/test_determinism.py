@@ -27,8 +27,8 @@ def train(name, *changes, threads=1):
     return metrics_of(Path("runs", name))
 
 
-def metrics_of(folder):
-    lines = read_log(folder / "metrics.jsonl")
+def metrics_of(directory):
+    lines = read_log(directory / "metrics.jsonl")
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 
@@ -61,8 +61,8 @@ def test_another_number_of_threads_changes_sums_by_their_rounding_only(here, one
 
 
 def test_a_store_that_is_prepared_twice_is_the_same_file(here):
-    for folder in ("one", "two"):
-        done("prepare", "novel", "--name", "again", "--data-dir", folder)
+    for directory in ("one", "two"):
+        done("prepare", "novel", "--name", "again", "--data-dir", directory)
     assert Path("one/again.h5").read_bytes() == Path("two/again.h5").read_bytes()
 
 

@@ -489,7 +489,7 @@ def test_the_most_recent_run_is_the_default_and_is_named(here):
     assert "runs/char on char test" in result.stdout
 
 
-def test_only_the_evaluations_in_the_run_folder_change(here):
+def test_only_the_evaluations_in_the_run_directory_change(here):
     before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
     done("eval", "byte")
     after = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
@@ -564,7 +564,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(here):
     )
 
 
-def test_a_replaced_vocabulary_in_the_run_folder_is_refused(here):
+def test_a_replaced_vocabulary_in_the_run_directory_is_refused(here):
     (here / "runs/char/vocab.json").write_text((here / "runs/byte/vocab.json").read_text())
     message = refusal("eval", "char", code=1)
     assert message == "runs/char/vocab.json: not the vocabulary of the weights; restore it from a copy"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.commands.novel import change_weights, done, json_of, refusal, start, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.system import signals
 
 ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
@@ -69,7 +69,7 @@ def test_processes_search_for_a_length_together(here):
 
 @pytest.mark.slow
 def test_the_table_names_the_processes_and_the_losses_are_written_and_recorded_once(here):
-    run = run_folder.find("byte", Path("runs"))
+    run = run_directory.find("byte", Path("runs"))
     before = len(list(history.read_evals(run)))
     process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png", "--verbose")
     stdout, stderr = ended(process, 0)

@@ -22,15 +22,15 @@ EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in H
 @pytest.fixture(scope="module")
 def adaptive_novel(trained_novel, tmp_path_factory):
     """Train a further run, with an adaptive softmax and a memory that starts with zeros."""
-    folder = tmp_path_factory.mktemp("adaptive") / "here"
-    shutil.copytree(trained_novel, folder)
+    directory = tmp_path_factory.mktemp("adaptive") / "here"
+    shutil.copytree(trained_novel, directory)
     changes = [
         f"--set={change}"
         for change in (*ADAPTIVE, "model.memory_start=zeros", "corpus.store=word", "train.valid_every=3")
     ]
-    where = ["--data-dir", folder / "data", "--runs-dir", folder / "runs", "--name", "adaptive"]
-    done("train", folder / "tiny.toml", "--max-steps", 3, *changes, *where)
-    return folder
+    where = ["--data-dir", directory / "data", "--runs-dir", directory / "runs", "--name", "adaptive"]
+    done("train", directory / "tiny.toml", "--max-steps", 3, *changes, *where)
+    return directory
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def here(adaptive_novel, tmp_path, monkeypatch):
     return tmp_path
 
 
-def files_of(folder):
+def files_of(directory):
     """Return the content of every file of a folder."""
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def refused(*arguments, code=1):
@@ -260,7 +260,7 @@ def test_a_byte_order_mark_is_ignored(here):
     assert json_of("import", "hf")["boundary"] == "<eos>"
 
 
-def test_the_next_command_names_another_data_folder(here):
+def test_the_next_command_names_another_data_directory(here):
     done("export", "adaptive", "hf")
     (here / "data").rename(here / "elsewhere")
     told = json_of("import", "hf", "--data-dir", "elsewhere")
@@ -282,7 +282,7 @@ def test_a_store_can_provide_the_vocabulary(here):
     assert card("runs/hf")["vocab_fingerprint"] == card("runs/word")["vocab_fingerprint"]
 
 
-def test_a_recipe_provides_the_settings_that_a_folder_lacks(here):
+def test_a_recipe_provides_the_settings_that_a_directory_lacks(here):
     done("export", "adaptive", "hf")
     (here / "mine.toml").write_text(RECIPE.replace("lr = 3e-2", "lr = 7e-2").replace("d_model = 8", "d_model = 6"))
     done("import", "hf", "--recipe", "mine.toml", "--set", "eval.batch_size=3")
@@ -407,7 +407,7 @@ def test_a_full_disk_keeps_the_earlier_run(foreign):
     assert files_of(foreign / "runs") == before
 
 
-def test_a_folder_without_weights_or_configuration_is_refused(foreign):
+def test_a_directory_without_weights_or_configuration_is_refused(foreign):
     (foreign / "folder/config.json").unlink()
     assert refused("folder") == "folder has no config.json; give a Hugging Face folder, or a file of weights"
     (foreign / "folder/pytorch_model.bin").unlink()
@@ -498,7 +498,7 @@ def test_weights_of_another_model_are_refused(foreign):
 
 @pytest.mark.parametrize("case", ["os.system", "eval", "a_function_of_the_attacker"])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "vocab.bin", "vocab.pkl"])
-def test_no_code_of_a_hostile_folder_is_run(foreign, name, case):
+def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
     thing, name_of_code = HOSTILE[case]
     torch.save({"idx2sym": ["a"], "more": thing}, foreign / "folder" / name)
     if name == "vocab.pkl":
@@ -512,7 +512,7 @@ def test_no_code_of_a_hostile_folder_is_run(foreign, name, case):
 # --- exports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_not_a_run_is_refused(here):
+def test_a_directory_that_is_not_a_run_is_refused(here):
     assert refusal("export", "data", "hf", code=1) == (
         "data is not a run: it has no run.json; name a folder that txl train wrote"
     )
@@ -541,7 +541,7 @@ def test_an_export_is_replaced_only_with_force(here):
     assert card("runs/hf")["vocab_size"] == 256
 
 
-def test_an_export_to_an_empty_folder_is_allowed(here, monkeypatch):
+def test_an_export_to_an_empty_directory_is_allowed(here, monkeypatch):
     (here / "hf").mkdir()
     monkeypatch.chdir(here / "hf")
     done("export", "../runs/adaptive", ".")
@@ -572,14 +572,14 @@ def test_a_full_disk_leaves_no_incomplete_export(here):
 def test_an_export_that_fails_keeps_the_earlier_one(here):
     done("export", "adaptive", "hf")
     (here / "hf/config.json").unlink()
-    (here / "hf/config.json").mkdir()  # a folder cannot be replaced by a file
+    (here / "hf/config.json").mkdir()  # a directory cannot be replaced by a file
     before = files_of(here / "hf")
     assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
     assert files_of(here / "hf") == before
     assert not (here / "hf/.new").exists()
 
 
-def test_a_folder_that_cannot_be_created_is_refused(here):
+def test_a_directory_that_cannot_be_created_is_refused(here):
     error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
     assert error.startswith("tiny.toml/hf: cannot be written (")
 

@@ -21,7 +21,7 @@ def test_info_names_versions_stores_and_runs(here):
     assert set(facts["runs"]) == {"byte", "char", "word", "sentencepiece"}
 
 
-def test_info_is_short_and_works_in_an_empty_folder(tmp_path, monkeypatch):
+def test_info_is_short_and_works_in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_RUNS_DIR", "elsewhere")
     lines = done("info").stdout.splitlines()

@@ -73,7 +73,7 @@ def test_a_replacement_that_is_killed_loses_no_checkpoint(here, call):
 
 
 @pytest.mark.slow
-def test_a_replacement_killed_at_each_change_of_a_folder_loses_no_checkpoint(here):
+def test_a_replacement_killed_at_each_change_of_a_directory_loses_no_checkpoint(here):
     call = 1
     while replacement_survives(call):
         call += 1

@@ -40,7 +40,7 @@ def test_a_recipe_file_or_a_packaged_recipe_of_that_name_is_no_store(here):
     for name in ("novel", "ptb", "mine"):
         (here / "data" / f"{name}.h5").touch()
     (here / "mine").write_text("")
-    assert own_text.is_store("novel", here / "data")  # beside a folder of that name
+    assert own_text.is_store("novel", here / "data")  # beside a directory of that name
     assert not own_text.is_store("ptb", here / "data")
     assert not own_text.is_store(str(here / "mine"), here / "data")
 

@@ -92,7 +92,7 @@ def test_a_dataset_gives_the_tokens_of_its_lines(dataset, tokenizer):
     assert "text of the column text of 3 Parquet files" in told["notes"]
 
 
-def test_other_files_of_a_folder_are_named_as_left_out(untouched):
+def test_other_files_of_a_directory_are_named_as_left_out(untouched):
     (untouched / "mixed").mkdir()
     write_rows(untouched / "mixed/train.parquet", ["the fox"] * 40)
     (untouched / "mixed/valid.txt").write_text("the dog")

@@ -39,12 +39,12 @@ BOOK = "".join(LINES)
 
 
 @pytest.fixture
-def in_folder(tmp_path, monkeypatch):
+def in_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def txl(in_folder):
+def txl(in_directory):
     return lambda *arguments: CliRunner().invoke(app, ["prepare", *map(str, arguments)])
 
 
@@ -55,12 +55,12 @@ def book(tmp_path) -> Path:
     return path
 
 
-def ptb_folder(tmp_path) -> Path:
-    folder = tmp_path / "ptb-source"
-    folder.mkdir()
+def ptb_directory(tmp_path) -> Path:
+    directory = tmp_path / "ptb-source"
+    directory.mkdir()
     for split, text in {"train": " a N b \n b a \n", "valid": " c a \n", "test": " N d a\n"}.items():
-        (folder / f"ptb.{split}.txt").write_text(text)
-    return folder
+        (directory / f"ptb.{split}.txt").write_text(text)
+    return directory
 
 
 def store(tmp_path, name) -> TokenStore:
@@ -76,7 +76,7 @@ def only_line(result) -> str:
 
 
 def test_ptb_follows_the_convention_of_the_benchmark(txl, tmp_path):
-    result = txl("ptb", "--source", ptb_folder(tmp_path))
+    result = txl("ptb", "--source", ptb_directory(tmp_path))
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith("preparing Penn Treebank (Mikolov), 1 M words of newspaper text (word), from ")
     ptb = store(tmp_path, "ptb")
@@ -144,18 +144,18 @@ def test_text8_is_cut_by_characters_without_stripping(txl, tmp_path):
     assert (text8.unit, text8.metric) == ("char", "bpc")
 
 
-def lm1b_folder(tmp_path) -> Path:
-    folder = tmp_path / "lm1b-source"
-    folder.mkdir()
-    (folder / "1b_word_vocab.txt").write_text("</S> 9\n<S> 9\n<UNK> 5\nThe 4\ncat 3\ncat\u00a0 2\n. 1\n")
-    (folder / "news.en-00001-of-00100").write_text("The cat .\nThe dog\n")
-    (folder / "news.en.heldout-00001-of-00050").write_text(". .\n")
-    (folder / "news.en.heldout-00000-of-00050").write_text("cat The\n")
-    return folder
+def lm1b_directory(tmp_path) -> Path:
+    directory = tmp_path / "lm1b-source"
+    directory.mkdir()
+    (directory / "1b_word_vocab.txt").write_text("</S> 9\n<S> 9\n<UNK> 5\nThe 4\ncat 3\ncat\u00a0 2\n. 1\n")
+    (directory / "news.en-00001-of-00100").write_text("The cat .\nThe dog\n")
+    (directory / "news.en.heldout-00001-of-00050").write_text(". .\n")
+    (directory / "news.en.heldout-00000-of-00050").write_text("cat The\n")
+    return directory
 
 
 def test_lm1b_keeps_its_vocabulary_and_sentence_starts(txl, tmp_path):
-    result = txl("lm1b", "--source", lm1b_folder(tmp_path))
+    result = txl("lm1b", "--source", lm1b_directory(tmp_path))
     assert result.exit_code == 0, result.stderr
     lm1b = store(tmp_path, "lm1b")
     assert lm1b.vocab.symbols == ["</S>", "<S>", "<UNK>", "The", "cat", "."]
@@ -167,15 +167,15 @@ def test_lm1b_keeps_its_vocabulary_and_sentence_starts(txl, tmp_path):
 
 
 def test_lm1b_released_validates_on_test(txl, tmp_path):
-    assert txl("lm1b", "--source", lm1b_folder(tmp_path), "--released-convention").exit_code == 0
+    assert txl("lm1b", "--source", lm1b_directory(tmp_path), "--released-convention").exit_code == 0
     lm1b = store(tmp_path, "lm1b-released")
     assert lm1b.ids("valid").tolist() == lm1b.ids("test").tolist() == [4, 3, 1]
 
 
 def test_lm1b_without_its_vocabulary_file_builds_a_vocabulary_and_notes_it(txl, tmp_path):
-    folder = lm1b_folder(tmp_path)
-    (folder / "1b_word_vocab.txt").unlink()
-    result = txl("lm1b", "--source", folder)
+    directory = lm1b_directory(tmp_path)
+    (directory / "1b_word_vocab.txt").unlink()
+    result = txl("lm1b", "--source", directory)
     assert (
         "note: no 1b_word_vocab.txt in this source: the vocabulary is built from train and valid and test"
         in result.stdout
@@ -184,9 +184,9 @@ def test_lm1b_without_its_vocabulary_file_builds_a_vocabulary_and_notes_it(txl, 
 
 
 def test_a_vocabulary_file_without_the_special_symbols_is_refused(txl, tmp_path):
-    folder = lm1b_folder(tmp_path)
-    (folder / "1b_word_vocab.txt").write_text("a 1\n")
-    result = txl("lm1b", "--source", folder)
+    directory = lm1b_directory(tmp_path)
+    (directory / "1b_word_vocab.txt").write_text("a 1\n")
+    result = txl("lm1b", "--source", directory)
     assert result.exit_code == 1
     assert "1b_word_vocab.txt: the vocabulary lacks <S> and <UNK>" in only_line(result)
 
@@ -224,13 +224,13 @@ def test_rare_words_are_unknown(txl, book, tmp_path):
 
 
 def test_sentencepiece_is_trained_on_train_only(txl, tmp_path):
-    folder = tmp_path / "novel"
-    folder.mkdir()
-    (folder / "train.txt").write_text(BOOK)
-    (folder / "test.txt").write_text("zzzzzzzz qqqqqqqq\n" * 50)
+    directory = tmp_path / "novel"
+    directory.mkdir()
+    (directory / "train.txt").write_text(BOOK)
+    (directory / "test.txt").write_text("zzzzzzzz qqqqqqqq\n" * 50)
     for sp_type in ("unigram", "bpe"):
         arguments = ("--tokenizer", "sentencepiece", "--vocab-size", 285, "--sp-type", sp_type, "--force")
-        assert txl(folder, *arguments).exit_code == 0
+        assert txl(directory, *arguments).exit_code == 0
         own = store(tmp_path, "novel")
         assert own.vocab.decode(own.ids("test")) == "zzzzzzzz qqqqqqqq\n" * 50
         assert not any("zz" in own.vocab.symbol(number) for number in range(own.vocab.size))
@@ -239,20 +239,20 @@ def test_sentencepiece_is_trained_on_train_only(txl, tmp_path):
 
 
 def test_sentencepiece_needs_a_train_split(txl, tmp_path):
-    folder = ptb_folder(tmp_path)
-    (folder / "ptb.train.txt").unlink()
+    directory = ptb_directory(tmp_path)
+    (directory / "ptb.train.txt").unlink()
     message = "this source has none; add one, or choose another --tokenizer"
-    check_refused(txl("ptb", "--source", folder, "--tokenizer", "sentencepiece"), tmp_path, message)
+    check_refused(txl("ptb", "--source", directory, "--tokenizer", "sentencepiece"), tmp_path, message)
 
 
 def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
-    folder = ptb_folder(tmp_path)
-    (folder / "ptb.train.txt").write_text(BOOK)
+    directory = ptb_directory(tmp_path)
+    (directory / "ptb.train.txt").write_text(BOOK)
     size = ("--vocab-size", 285)
-    assert txl("ptb", "--source", folder, "--tokenizer", "byte").exit_code == 0
-    assert txl("ptb", "--source", folder, "--tokenizer", "sentencepiece", *size).exit_code == 0
-    assert txl("ptb", "--source", folder, "--tokenizer", "sentencepiece", *size, "--sp-type", "bpe").exit_code == 0
-    assert txl("ptb", "--source", folder, "--name", "mine").exit_code == 0
+    assert txl("ptb", "--source", directory, "--tokenizer", "byte").exit_code == 0
+    assert txl("ptb", "--source", directory, "--tokenizer", "sentencepiece", *size).exit_code == 0
+    assert txl("ptb", "--source", directory, "--tokenizer", "sentencepiece", *size, "--sp-type", "bpe").exit_code == 0
+    assert txl("ptb", "--source", directory, "--name", "mine").exit_code == 0
     assert sorted(path.stem for path in (tmp_path / "data").iterdir()) == [
         "mine",
         "ptb-bpe285",
@@ -282,7 +282,7 @@ class Meanwhile(SilentReporter):
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_of_two_preparations_of_one_store_the_second_is_refused(in_folder, book, tmp_path, force):
+def test_of_two_preparations_of_one_store_the_second_is_refused(in_directory, book, tmp_path, force):
     command = [sys.executable, "-m", "txlcli", "prepare", str(book), "--tokenizer", "word", *force]
     reporter = Meanwhile(command)
     made = prepare(str(book), Path("data"), PrepareOptions(tokenizer="char"), force=bool(force), reporter=reporter)
@@ -317,7 +317,7 @@ def test_json_is_one_object(txl, book, tmp_path):
 def test_list_shows_the_existing_stores(txl, book, tmp_path):
     assert "no token stores in data; make one" in txl("--list").stdout
     txl(book)
-    txl("ptb", "--source", ptb_folder(tmp_path))
+    txl("ptb", "--source", ptb_directory(tmp_path))
     (tmp_path / "data/broken.h5").write_bytes(b"?")
     result = txl("--list")
     assert result.exit_code == 0
@@ -403,9 +403,9 @@ def test_an_error_in_a_worker_process_is_raised_in_the_parent(tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(text=st.text("ab \n\r\u00e9\u3000\U0001f600", min_size=1))
 def test_characters_are_decoded_exactly(tmp_path_factory, text):
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "text.txt").write_bytes(text.encode())
-    made = prepare(str(folder / "text.txt"), folder, PrepareOptions(tokenizer="char", split="100,0,0"))
+    directory = tmp_path_factory.mktemp("own")
+    (directory / "text.txt").write_bytes(text.encode())
+    made = prepare(str(directory / "text.txt"), directory, PrepareOptions(tokenizer="char", split="100,0,0"))
     assert made.vocab.decode(made.ids("train")) == text
 
 
@@ -455,7 +455,7 @@ def prepare_offered(name: str, downloads, digests=(), **options) -> None:
 TEXT8 = b" ab" * 40
 
 
-def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_folder, site):
+def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_directory, site):
     downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
     prepare_offered("text8", downloads)
     assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
@@ -524,7 +524,7 @@ MIRRORED = {
 
 
 @pytest.mark.parametrize("name", MIRRORED)
-def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path, in_folder, site, name):
+def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path, in_directory, site, name):
     site.refuse, contents = MIRRORED[name]
     downloads = on_hosts(site, name, contents)
     prepare_offered(name, downloads)
@@ -537,7 +537,7 @@ def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path
     assert store(tmp_path, name).source_digest == from_mirror.source_digest
 
 
-def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_folder, site):
+def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["text8"]
     downloads = on_hosts(site, "text8", contents)
     prepare_offered("text8", downloads)
@@ -549,7 +549,7 @@ def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_folder, site):
     assert len(site.requests) > requests
 
 
-def test_rows_of_parquet_files_become_the_original_files_of_wt103(tmp_path, in_folder, site):
+def test_rows_of_parquet_files_become_the_original_files_of_wt103(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["wt103"]
     downloads = on_hosts(site, "wt103", contents)
     prepare_offered("wt103", downloads, WIKI_DIGESTS)
@@ -560,7 +560,7 @@ def test_rows_of_parquet_files_become_the_original_files_of_wt103(tmp_path, in_f
     assert sorted(path.name for path in (tmp_path / "data/downloads/wt103").iterdir()) == sorted(WIKI_ROWS)
 
 
-def test_parquet_files_of_a_mirror_in_another_order_are_refused_and_removed(tmp_path, in_folder, site):
+def test_parquet_files_of_a_mirror_in_another_order_are_refused_and_removed(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["wt103"]
     (published,) = on_hosts(site, "wt103", contents)
     swapped = replace(published, mirror=(*published.mirror[1::-1], *published.mirror[2:]))
@@ -577,7 +577,7 @@ def test_parquet_files_of_a_mirror_in_another_order_are_refused_and_removed(tmp_
     prepare_offered("wt103", [published], WIKI_DIGESTS)
 
 
-def test_a_file_of_a_mirror_that_is_not_parquet_is_refused_and_fetched_again(tmp_path, in_folder, site):
+def test_a_file_of_a_mirror_that_is_not_parquet_is_refused_and_fetched_again(tmp_path, in_directory, site):
     name = "validation-00000-of-00001.parquet"
     site.refuse, contents = MIRRORED["wt103"]
     page = b"<html>sign in</html>".ljust(len(contents[name]))
@@ -592,7 +592,7 @@ def test_a_file_of_a_mirror_that_is_not_parquet_is_refused_and_fetched_again(tmp
     ]
 
 
-def test_an_interrupted_download_of_parquet_files_continues(tmp_path, in_folder, site):
+def test_an_interrupted_download_of_parquet_files_continues(tmp_path, in_directory, site):
     first, second = "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"
     site.refuse, contents = MIRRORED["wt103"]
     downloads = on_hosts(site, "wt103", contents)
@@ -610,7 +610,7 @@ def test_an_interrupted_download_of_parquet_files_continues(tmp_path, in_folder,
     ]
 
 
-def test_the_answers_of_all_hosts_of_wt103_are_reported(tmp_path, in_folder, site):
+def test_the_answers_of_all_hosts_of_wt103_are_reported(tmp_path, in_directory, site):
     site.refuse = ("wikitext.smerity.com", "s3.amazonaws.com", "huggingface.co")
     downloads = on_hosts(site, "wt103", MIRRORED["wt103"][1])
     hosts = ("wikitext.smerity.com", "s3.amazonaws.com")
@@ -648,7 +648,7 @@ def test_an_archive_wins_over_parquet_files_of_its_mirror_beside_it(txl, tmp_pat
     assert store(tmp_path, "wt103").splits["train"].bytes == len(WIKI_FILES["wiki.train.tokens"])
 
 
-def test_a_folder_with_files_of_a_mirror_is_a_source(txl, tmp_path):
+def test_a_directory_with_files_of_a_mirror_is_a_source(txl, tmp_path):
     for name, file in {"text8": "text8.gz", "ptb": "ptb.train.txt"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(MIRRORED[name][1][file])
@@ -657,14 +657,14 @@ def test_a_folder_with_files_of_a_mirror_is_a_source(txl, tmp_path):
     assert list(store(tmp_path, "ptb").splits) == ["train"]
 
 
-def test_another_text_from_a_mirror_is_refused(tmp_path, in_folder, site):
+def test_another_text_from_a_mirror_is_refused(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["text8"]
     downloads = on_hosts(site, "text8", contents)
     digests = {"text8": f"md5:{hashlib.md5(b'another').hexdigest()}"}
     check_offer_refused(tmp_path, "text8: wrong digest: md5", downloads, digests)
 
 
-def test_the_answers_of_all_hosts_are_reported(tmp_path, in_folder, site):
+def test_the_answers_of_all_hosts_are_reported(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["text8"]
     downloads = on_hosts(site, "text8", contents)
     del site.files["github.com/text8.gz"]
@@ -677,12 +677,12 @@ def test_the_answers_of_all_hosts_are_reported(tmp_path, in_folder, site):
     check_offer_refused(tmp_path, message, downloads)
 
 
-def test_downloads_name_txl_and_its_version_to_the_host(in_folder, site):
+def test_downloads_name_txl_and_its_version_to_the_host(in_directory, site):
     prepare_offered("text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
     assert site.agents == {f"txl/{__version__}"}
 
 
-def test_the_folder_that_keeps_downloads_is_announced(txl, tmp_path):
+def test_the_directory_that_keeps_downloads_is_announced(txl, tmp_path):
     (tmp_path / "data/downloads").mkdir(parents=True)
     (tmp_path / "data/downloads/text8").write_text("")  # a file, so that nothing is downloaded
     result = txl("text8")
@@ -691,7 +691,7 @@ def test_the_folder_that_keeps_downloads_is_announced(txl, tmp_path):
 
 
 def test_a_source_archive_is_unpacked_too(txl, tmp_path):
-    members = {f"simple-examples/data/{path.name}": path.read_bytes() for path in ptb_folder(tmp_path).iterdir()}
+    members = {f"simple-examples/data/{path.name}": path.read_bytes() for path in ptb_directory(tmp_path).iterdir()}
     (tmp_path / "ptb.tgz").write_bytes(a_tgz(members))
     assert txl("ptb", "--source", tmp_path / "ptb.tgz").exit_code == 0
     assert store(tmp_path, "ptb").info("train").tokens == 7
@@ -706,20 +706,20 @@ BENCHMARKS = {
 }
 
 
-def published(folder: Path, name: str) -> Path:
+def published(directory: Path, name: str) -> Path:
     """Create a folder like the one that `txl prepare` keeps after downloading a benchmark."""
-    folder.mkdir()
+    directory.mkdir()
     for download in corpora.CORPORA[name].downloads:
         if download.file == "1b_word_vocab.txt":
-            (folder / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
+            (directory / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
         else:
             pack = a_zip if download.file.endswith(".zip") else a_tgz
-            (folder / download.file).write_bytes(pack(BENCHMARKS[name]))
-    return folder
+            (directory / download.file).write_bytes(pack(BENCHMARKS[name]))
+    return directory
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_folder_with_only_the_published_archive_is_read_from_it(txl, tmp_path, name):
+def test_a_directory_with_only_the_published_archive_is_read_from_it(txl, tmp_path, name):
     result = txl(name, "--source", published(tmp_path / "downloads", name))
     assert result.exit_code == 0, result.stderr
     packed = store(tmp_path, name)
@@ -736,10 +736,10 @@ def test_a_folder_with_only_the_published_archive_is_read_from_it(txl, tmp_path,
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_unpacked_files_beside_their_archive_are_read(txl, tmp_path, name):
-    folder = published(tmp_path / "downloads", name)
+    directory = published(tmp_path / "downloads", name)
     for member, content in BENCHMARKS[name].items():
-        (folder / Path(member).name).write_bytes(content * 2)
-    assert txl(name, "--source", folder).exit_code == 0
+        (directory / Path(member).name).write_bytes(content * 2)
+    assert txl(name, "--source", directory).exit_code == 0
     read = store(tmp_path, name)
     assert sum(info.bytes for info in read.splits.values()) == 2 * sum(map(len, BENCHMARKS[name].values()))
 
@@ -748,14 +748,16 @@ def test_an_incomplete_zip_is_refused(txl, tmp_path):
     whole = a_zip(BENCHMARKS["enwik8"])
     (tmp_path / "enwik8.zip").write_bytes(whole[: len(whole) // 2])
     check_refused(txl("enwik8", "--source", "enwik8.zip"), tmp_path, "enwik8.zip: the archive is damaged")
-    folder = tmp_path / "downloads"
-    folder.mkdir()
-    (tmp_path / "enwik8.zip").rename(folder / "enwik8.zip.part")
-    check_refused(txl("enwik8", "--source", folder), tmp_path, "expected one file enwik8, or one whose name begins so")
+    directory = tmp_path / "downloads"
+    directory.mkdir()
+    (tmp_path / "enwik8.zip").rename(directory / "enwik8.zip.part")
+    check_refused(
+        txl("enwik8", "--source", directory), tmp_path, "expected one file enwik8, or one whose name begins so"
+    )
 
 
-def test_lm1b_downloads_an_archive_and_a_vocabulary_file(tmp_path, in_folder, site):
-    files = {path.name: path.read_bytes() for path in lm1b_folder(tmp_path).iterdir()}
+def test_lm1b_downloads_an_archive_and_a_vocabulary_file(tmp_path, in_directory, site):
+    files = {path.name: path.read_bytes() for path in lm1b_directory(tmp_path).iterdir()}
     vocabulary = files.pop("1b_word_vocab.txt")
     archive = a_tgz({f"r13/{name}": content for name, content in files.items()})
     prepare_offered("lm1b", [original(archive, site, "lm1b.tgz"), original(vocabulary, site, "1b_word_vocab.txt")])
@@ -779,30 +781,30 @@ def check_offer_refused(tmp_path, message: str, downloads, digests=(), corpus: s
     assert not list((tmp_path / "data").glob(".*"))
 
 
-def test_a_failed_download_suggests_a_local_source(tmp_path, in_folder, site):
+def test_a_failed_download_suggests_a_local_source(tmp_path, in_directory, site):
     message = 'HTTP 404 Not Found); or "txl prepare text8 --source PATH" with the files'
     check_offer_refused(tmp_path, message, [Download("text8.zip", (site.url("text8.zip"),))])
 
 
-def test_a_wrong_digest_is_refused(tmp_path, in_folder, site):
+def test_a_wrong_digest_is_refused(tmp_path, in_directory, site):
     content = a_zip({"text8": TEXT8})
     downloads = [original(content, site, "text8.zip", content[:-1] + b"?")]
     check_offer_refused(tmp_path, "wrong digest: sha256", downloads)
 
 
-def test_a_short_download_is_refused(tmp_path, in_folder, site):
+def test_a_short_download_is_refused(tmp_path, in_directory, site):
     content = a_zip({"text8": TEXT8})
     downloads = [original(content, site, "text8.zip", content[:50])]
     check_offer_refused(tmp_path, f"50 bytes instead of {len(content)}", downloads)
 
 
-def test_a_member_outside_the_folder_is_refused(tmp_path, in_folder, site):
+def test_a_member_outside_the_directory_is_refused(tmp_path, in_directory, site):
     downloads = [original(a_zip({"../text8": TEXT8}), site, "text8.zip")]
     check_offer_refused(tmp_path, 'the member "../text8" would leave the folder', downloads)
     assert not list(tmp_path.glob("text8"))
 
 
-def test_an_unpacked_file_that_is_not_the_original_is_refused(tmp_path, in_folder, site):
+def test_an_unpacked_file_that_is_not_the_original_is_refused(tmp_path, in_directory, site):
     downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
     check_offer_refused(tmp_path, "wrong digest: md5", downloads, {"text8": "md5:00"})
 
@@ -874,7 +876,7 @@ def test_a_link_that_leads_nowhere_is_not_suggested(txl, tmp_path, target):
     assert (result.exit_code, only_line(result)) == (2, message)
 
 
-def test_a_mistyped_folder_is_suggested_unless_a_corpus_is_meant(txl, tmp_path):
+def test_a_mistyped_directory_is_suggested_unless_a_corpus_is_meant(txl, tmp_path):
     (tmp_path / "novels").mkdir()
     assert only_line(txl("novel")) == 'error: no corpus, file or folder "novel"; did you mean "novels"?'
     (tmp_path / "wikitext-2").mkdir()
@@ -929,9 +931,9 @@ def test_unusable_text_is_named(txl, tmp_path, content, arguments, message):
 
 
 def test_an_empty_split_file_is_named(txl, tmp_path):
-    folder = ptb_folder(tmp_path)
-    (folder / "ptb.valid.txt").write_text("")
-    check_refused(txl("ptb", "--source", folder), tmp_path, "ptb.valid.txt: the valid split is empty")
+    directory = ptb_directory(tmp_path)
+    (directory / "ptb.valid.txt").write_text("")
+    check_refused(txl("ptb", "--source", directory), tmp_path, "ptb.valid.txt: the valid split is empty")
 
 
 def test_a_vocab_size_that_is_too_large_is_refused(txl, book, tmp_path):

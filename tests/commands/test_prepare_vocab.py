@@ -7,8 +7,8 @@ from tests.commands.novel import TOKENIZERS, done, json_of, refusal
 from txlcli.data.token_store import TokenStore
 
 
-def store(folder, name):
-    return TokenStore.open(folder / f"data/{name}.h5")
+def store(directory, name):
+    return TokenStore.open(directory / f"data/{name}.h5")
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

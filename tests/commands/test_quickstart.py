@@ -10,23 +10,23 @@ import pytest
 
 from tests.commands.novel import RECIPE, done, refusal, txl
 from txlcli.config import recipe
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 
 
-def small_library(folder, monkeypatch):
+def small_library(directory, monkeypatch):
     """Replace the standard library by a few files, so that it is prepared quickly."""
-    (folder / "library").mkdir()
+    (directory / "library").mkdir()
     for number in range(60):
         text = f"class Reader{number}:\n    def __init__(self, name):\n        self.name = name\n" * 3
-        (folder / f"library/module_{number}.py").write_text(text)
-    known = {"stdlib": str(folder / "library")}
+        (directory / f"library/module_{number}.py").write_text(text)
+    known = {"stdlib": str(directory / "library")}
     get_path = sysconfig.get_path
     monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: known.get(name) or get_path(name, *rest))
 
 
-def small_recipe(folder):
+def small_recipe(directory):
     """Write a small recipe to the current folder, where it precedes the packaged one of its name."""
-    (folder / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
+    (directory / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
 
 
 def commands_in(text, start="  txl "):
@@ -90,7 +90,7 @@ def test_an_interrupted_run_is_resumed(untouched, monkeypatch):
 
 
 @pytest.mark.slow
-def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
+def test_other_directories_and_a_prepared_store_are_used(untouched, monkeypatch):
     small_library(untouched, monkeypatch)
     where = ["--data-dir", "d", "--runs-dir", "r"]
     done("prepare", "stdlib", "--data-dir", "d")
@@ -101,7 +101,7 @@ def test_other_folders_and_a_prepared_store_are_used(untouched, monkeypatch):
     (generate,) = [words for words in commands_in(result.stderr) if words[0] == "generate"]
     assert generate[1] == "r/stdlib"
     assert txl(*generate).exit_code == 0
-    assert run_folder.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(
+    assert run_directory.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(
         recipe.packaged("stdlib")[1], "stdlib"
     )
 

@@ -15,7 +15,7 @@ NAMES = recipe.packaged_names()
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def directory(tmp_path, monkeypatch):
     """Make an empty folder the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -82,10 +82,10 @@ def test_show_prints_the_packaged_text(name):
 
 
 @pytest.mark.parametrize("word", ["wt103", "wt103.toml", "recipes/wt103.toml", "recipes/wt103"])
-def test_show_prints_the_packaged_recipe_even_if_a_file_has_its_name(folder, word):
-    (folder / "recipes").mkdir()
+def test_show_prints_the_packaged_recipe_even_if_a_file_has_its_name(directory, word):
+    (directory / "recipes").mkdir()
     for file in ("wt103", "wt103.toml", "recipes/wt103", "recipes/wt103.toml"):
-        (folder / file).write_text("mine")
+        (directory / file).write_text("mine")
     assert done("recipes", "show", word).stdout.encode() == original("wt103")
 
 
@@ -98,29 +98,29 @@ def test_show_as_json_has_every_setting(name):
     assert table["train"].keys() > written.keys()
 
 
-def test_copy_writes_the_recipe_and_prints_the_next_command(folder):
+def test_copy_writes_the_recipe_and_prints_the_next_command(directory):
     result = done("recipes", "copy", "enwik8-24l", "mine.toml")
     assert result.stdout == 'wrote mine.toml; edit it, then run "txl train mine.toml"\n'
     assert result.stderr == ""
-    assert (folder / "mine.toml").read_bytes() == copied("enwik8-24l")
+    assert (directory / "mine.toml").read_bytes() == copied("enwik8-24l")
     assert recipe.load("mine.toml") == recipe.load("enwik8-24l")
 
 
-def test_copy_into_a_folder_keeps_the_name(folder):
-    (folder / "my recipes").mkdir()
+def test_copy_into_a_directory_keeps_the_name(directory):
+    (directory / "my recipes").mkdir()
     result = done("recipes", "copy", "recipes/ptb.toml", "my recipes")
     assert result.stdout.endswith("run \"txl train 'my recipes/ptb.toml'\"\n")
-    assert (folder / "my recipes" / "ptb.toml").read_bytes() == copied("ptb")
+    assert (directory / "my recipes" / "ptb.toml").read_bytes() == copied("ptb")
 
 
-def test_copy_as_json_has_the_recipe_and_the_file(folder):
+def test_copy_as_json_has_the_recipe_and_the_file(directory):
     assert json_of("recipes", "copy", "ptb", ".") == {"recipe": "ptb", "file": "ptb.toml"}
-    assert (folder / "ptb.toml").read_bytes() == copied("ptb")
+    assert (directory / "ptb.toml").read_bytes() == copied("ptb")
 
 
 @pytest.mark.parametrize("file", ["mine.toml", "."])
-def test_copy_replaces_a_file_only_with_force(folder, file):
-    path = folder / ("ptb.toml" if file == "." else file)
+def test_copy_replaces_a_file_only_with_force(directory, file):
+    path = directory / ("ptb.toml" if file == "." else file)
     path.write_text("mine")
     assert refusal("recipes", "copy", "ptb", file) == (
         f"{path.name} exists; replace it with --force, or give another FILE"
@@ -130,26 +130,26 @@ def test_copy_replaces_a_file_only_with_force(folder, file):
     assert path.read_bytes() == copied("ptb")
 
 
-def test_copy_keeps_the_old_file_on_a_full_disk(folder):
-    (folder / "mine.toml").write_text("mine")
+def test_copy_keeps_the_old_file_on_a_full_disk(directory):
+    (directory / "mine.toml").write_text("mine")
     result = on_a_full_disk(1000, "recipes", "copy", "ptb", "mine.toml", "--force")
     assert result.returncode == 1
     assert "mine.toml: the recipe cannot be written (" in result.stderr
-    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("mine.toml", "mine")]
+    assert [(path.name, path.read_text()) for path in directory.iterdir()] == [("mine.toml", "mine")]
 
 
-def test_copy_follows_a_link_and_keeps_other_files(folder):
-    (folder / "mine.toml.new").write_text("another")
-    (folder / "real.toml").write_text("mine")
-    (folder / "mine.toml").symlink_to("real.toml")
+def test_copy_follows_a_link_and_keeps_other_files(directory):
+    (directory / "mine.toml.new").write_text("another")
+    (directory / "real.toml").write_text("mine")
+    (directory / "mine.toml").symlink_to("real.toml")
     done("recipes", "copy", "ptb", "mine.toml", "--force")
-    assert (folder / "mine.toml.new").read_text() == "another"
-    assert (folder / "mine.toml").is_symlink()
-    assert (folder / "real.toml").read_bytes() == copied("ptb")
+    assert (directory / "mine.toml.new").read_text() == "another"
+    assert (directory / "mine.toml").is_symlink()
+    assert (directory / "real.toml").read_bytes() == copied("ptb")
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_copy_replaces_no_pipe_and_no_link_to_itself(folder, force):
+def test_copy_replaces_no_pipe_and_no_link_to_itself(directory, force):
     os.mkfifo("pipe")
     Path("loop").symlink_to("loop")
     assert refusal("recipes", "copy", "enwik8", "pipe", *force).startswith("pipe is a pipe, not a regular file; ")
@@ -158,16 +158,16 @@ def test_copy_replaces_no_pipe_and_no_link_to_itself(folder, force):
     assert Path("loop").is_symlink()
 
 
-def test_copy_creates_no_folder(folder):
+def test_copy_creates_no_directory(directory):
     assert refusal("recipes", "copy", "ptb", "deep/mine.toml") == (
         "deep/mine.toml: there is no folder deep; make it first"
     )
     assert refusal("recipes", "copy", "ptb", "deep/") == "deep/: no such folder; create it first"
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
-def test_copy_never_replaces_a_folder(folder):
-    (folder / "ptb.toml").mkdir()
+def test_copy_never_replaces_a_directory(directory):
+    (directory / "ptb.toml").mkdir()
     assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; give another FILE"
 
 
@@ -180,17 +180,17 @@ def test_copy_to_a_file_that_cannot_be_written_is_refused_on_one_line():
 
 @pytest.mark.parametrize("command", [["show"], ["copy", "--force"]])
 @pytest.mark.parametrize("word", ["enwik", "recipes/enwik.toml"])
-def test_an_unknown_recipe_is_refused_with_a_suggestion(folder, command, word):
+def test_an_unknown_recipe_is_refused_with_a_suggestion(directory, command, word):
     file = ["mine.toml"] if command[0] == "copy" else []
     message = refusal("recipes", *command, word, *file)
     assert message.startswith(f'unknown recipe "{word}"; did you mean "enwik8"? (')
     assert '"txl recipes" lists' in message
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
-def test_a_recipe_in_another_folder_is_not_a_packaged_one(folder):
-    (folder / "mine").mkdir()
-    (folder / "mine" / "ptb.toml").write_bytes(original("ptb"))
+def test_a_recipe_in_another_directory_is_not_a_packaged_one(directory):
+    (directory / "mine").mkdir()
+    (directory / "mine" / "ptb.toml").write_bytes(original("ptb"))
     assert refusal("recipes", "show", "mine/ptb.toml").startswith('unknown recipe "mine/ptb.toml"')
 
 

@@ -272,7 +272,7 @@ def test_the_workflow_returns_the_json_of_the_command(here):
     assert result == json_of("recl", "byte", *SMALL)
 
 
-def test_runs_with_the_same_name_are_shown_with_their_folders(here):
+def test_runs_with_the_same_name_are_shown_with_their_directories(here):
     shutil.copytree("runs/byte", "other/byte")
     result = done("recl", "byte", "other/byte", *SMALL)
     assert "runs/byte" in result.stdout

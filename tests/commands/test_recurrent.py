@@ -27,13 +27,13 @@ def recipe_of(arch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recurrent") / "here"
-    write_texts(folder)
-    done("prepare", folder / "novel", "--data-dir", folder / "data")
+    directory = tmp_path_factory.mktemp("recurrent") / "here"
+    write_texts(directory)
+    done("prepare", directory / "novel", "--data-dir", directory / "data")
     for arch in ARCHS:
-        (folder / f"{arch}.toml").write_text(recipe_of(arch))
-        done("train", folder / f"{arch}.toml", "--data-dir", folder / "data", "--runs-dir", folder / "runs")
-    return folder
+        (directory / f"{arch}.toml").write_text(recipe_of(arch))
+        done("train", directory / f"{arch}.toml", "--data-dir", directory / "data", "--runs-dir", directory / "runs")
+    return directory
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.hdf5_files import unsealed
 from tests.samples import sampled
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.evaluations import key_of
 from txlcli.workflows.reproduction.items import ITEMS
@@ -69,8 +69,8 @@ def shrunk(here, monkeypatch):
 @pytest.mark.slow
 def test_all_items_are_in_one_report(shrunk):
     result = json_of("reproduce", "all")
-    folder = Path("reproduction-tiny")
-    assert result["report"] == [str(folder / "report.md"), str(folder / "report.html")]
+    directory = Path("reproduction-tiny")
+    assert result["report"] == [str(directory / "report.md"), str(directory / "report.html")]
     assert list(result["sections"]) == list(OF_PAPER)
     markdown, page = (Path(path).read_text(encoding="utf-8") for path in result["report"])
     for section in result["sections"].values():
@@ -80,7 +80,7 @@ def test_all_items_are_in_one_report(shrunk):
         assert section["readings"] or not section["name"].startswith("table") or section["name"] in ("table8", "table9")
         for file, _ in section["figures"]:
             assert f"]({file})" in markdown
-            assert (folder / file).read_bytes().startswith(b"\x89PNG")
+            assert (directory / file).read_bytes().startswith(b"\x89PNG")
     assert page.count('src="data:image/png;base64,') == sum(
         len(section["figures"]) for section in result["sections"].values()
     )
@@ -128,12 +128,12 @@ def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
 
 def test_finished_runs_are_reused(shrunk):
     done("reproduce", "table7")
-    folders = sorted(Path("runs").glob("tiny-short-*"))
-    assert [run.name for run in folders] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
-    before = {run: (run / "last.safetensors").stat().st_mtime_ns for run in folders}
+    directories = sorted(Path("runs").glob("tiny-short-*"))
+    assert [run.name for run in directories] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
+    before = {run: (run / "last.safetensors").stat().st_mtime_ns for run in directories}
     first = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
     done("reproduce", "table7")
-    assert {run: (run / "last.safetensors").stat().st_mtime_ns for run in folders} == before
+    assert {run: (run / "last.safetensors").stat().st_mtime_ns for run in directories} == before
     again = json.loads(Path("reproduction-tiny/reproduction.json").read_text(encoding="utf-8"))
     assert again["sections"]["table7"]["grids"] == first["sections"]["table7"]["grids"]
 
@@ -150,7 +150,7 @@ def test_evaluations_are_reused(shrunk):
 
 def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     done("reproduce", "table7")
-    run = run_folder.open_run(Path("runs/tiny-short-xl-1111"))
+    run = run_directory.open_run(Path("runs/tiny-short-xl-1111"))
     store = TokenStore.open(Path("data/novel.h5"))
     options = {"positions": 40}
     keys = []

@@ -33,15 +33,15 @@ def listed(*arguments):
     return {entry["name"]: entry for entry in json_of("runs", *arguments)["runs"]}
 
 
-def change_card(folder, change):
-    path = folder / "run.json"
-    content = card(folder)
+def change_card(directory, change):
+    path = directory / "run.json"
+    content = card(directory)
     change(content)
     path.write_text(json.dumps(content))
 
 
-def saved_at(folder, seconds):
-    for file in folder.iterdir():
+def saved_at(directory, seconds):
+    for file in directory.iterdir():
         os.utime(file, (seconds, seconds))
 
 
@@ -196,7 +196,7 @@ def recorded(name):
     return read_log(Path("runs", name, "evals.jsonl"))
 
 
-def test_an_evaluation_is_recorded_in_the_run_folder(here):
+def test_an_evaluation_is_recorded_in_the_run_directory(here):
     output = json_of("eval", "byte", "--mem-len", "0,5")
     rows = recorded("byte")
     assert [row["mem_len"] for row in rows] == [0, 5]
@@ -372,9 +372,9 @@ def test_curves_can_be_plotted_over_steps_tokens_and_hours(two, x, names):
 
 def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
     from txlcli.commands.runs_compare import x_coordinates
-    from txlcli.runs import history, run_folder
+    from txlcli.runs import history, run_directory
 
-    past = history.read(run_folder.open_run(Path("runs/byte")))
+    past = history.read(run_directory.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
     assert x_coordinates(past, "steps") == steps
     assert x_coordinates(past, "tokens") == [step * 3 * 5 for step in steps]
@@ -439,17 +439,17 @@ def test_a_damaged_line_is_an_error_in_a_comparison(here):
 
 def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
     """Change a run as if it had been trained on a benchmark."""
-    folder = Path("runs", name)
-    change_card(folder, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
-    change_card(folder, lambda content: content["settings"]["corpus"].update(store=store))
+    directory = Path("runs", name)
+    change_card(directory, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
+    change_card(directory, lambda content: content["settings"]["corpus"].update(store=store))
     lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [
         {"corpus": store.partition("-")[0], "split": "test", "whole": True, "loss_nats": loss, "tokens": tokens}
         | {"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"}
         for loss, tokens in test
     ]
-    (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_our_row_is_ranked_among_all_systems(here):

@@ -121,7 +121,7 @@ def test_a_pipe_in_a_run_is_refused_and_hides_no_other_run(here, name):
     assert "word" in done("runs").stdout
     verified = txl("runs", "verify", "byte")
     assert verified.exit_code == 1
-    if name != "run.json":  # without it, the folder is not a run
+    if name != "run.json":  # without it, the directory is not a run
         assert f"runs/byte/{name}: damaged" in verified.stdout.splitlines()
 
 
@@ -135,7 +135,7 @@ def test_a_pipe_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here)
     assert (here / "runs/half/last.safetensors").read_bytes() == before
 
 
-def test_a_folder_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here):
+def test_a_directory_instead_of_the_metrics_of_a_run_is_refused_when_it_resumes(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 2)
     path = here / "runs/half/metrics.jsonl"
     path.unlink()

@@ -120,7 +120,7 @@ def test_the_files_of_an_export_are_listed(here):
 # --- preparing -------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
+def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     told = json_of("prepare", "shakespeare")
     assert (told["tokenizer"], told["unit"], told["metric"], told["vocabulary_size"]) == ("ids", "id", "ppl", 17)
     assert {split: info["tokens"] for split, info in told["splits"].items()} == {"train": 997, "valid": 101}
@@ -334,7 +334,7 @@ def test_an_export_of_a_store_is_replaced_only_with_force(here):
     assert digests("again") == digests("char")
 
 
-def test_a_folder_is_filled_by_one_export_at_a_time(here):
+def test_a_directory_is_filled_by_one_export_at_a_time(here):
     export = ["export", "word", "new/files", "--format", "megatron"]
     (here / "new").mkdir()
     with FileLock("new/.files.lock"):
@@ -347,13 +347,13 @@ def test_a_folder_is_filled_by_one_export_at_a_time(here):
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux has a folder in which nothing can be created")
-def test_a_folder_in_which_nothing_can_be_created_is_not_called_busy(here):
+def test_a_directory_in_which_nothing_can_be_created_is_not_called_busy(here):
     assert refusal("export", "word", "/proc/files", "--format", "nanogpt", code=1) == (
         "/proc/files: cannot be written (No such file or directory); check the folder and the free space"
     )
 
 
-def test_two_exports_into_one_folder_leave_one_of_them_complete(here):
+def test_two_exports_into_one_directory_leave_one_of_them_complete(here):
     formats = ["nanogpt", "megatron"] * 2
     exports = [start("export", "word", "files", "--format", form, stdout=subprocess.DEVNULL) for form in formats]
     ends = [export.communicate()[1] for export in exports]
@@ -375,7 +375,7 @@ def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):
 
 
 def test_a_store_with_more_ids_than_llm_c_can_state_is_refused(tmp_path):
-    many = np.broadcast_to(np.uint8(0), (token_files.MOST_IDS + 1,))
+    many = np.broadcast_to(np.uint8(0), (token_files.MAX_IDS + 1,))
     with pytest.raises(ExportError, match=r"2,147,483,648 ids are more than an llm\.c file can state"):
         token_files.write_llm_c(tmp_path / "train.bin", many, 7)
     assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TrainingError, UsageError
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.workflows.training import plan, start
 from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
@@ -38,8 +38,8 @@ from txlcli.workflows.workspace import Workspace
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
 
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+def files(directory):
+    return sorted(path.name for path in directory.iterdir())
 
 
 def train(*arguments):
@@ -50,11 +50,11 @@ def step_of(path):
     return checkpoint.load(path).state["step"]
 
 
-def test_a_run_is_a_folder_of_settings_vocabulary_metrics_and_checkpoints(here):
+def test_a_run_is_a_directory_of_settings_vocabulary_metrics_and_checkpoints(here):
     result = train("--name", "mine")
     run = here / "runs/mine"
     assert files(run) == RUN_FILES
-    assert run_folder.open_run(run).settings == recipe.load("tiny.toml")
+    assert run_directory.open_run(run).settings == recipe.load("tiny.toml")
     assert (run / "vocab.json").read_text() == TokenStore.open(here / "data/novel.h5").vocab.to_json()
     assert [(line["kind"], line["step"]) for line in reports(run)] == [
         ("train", 2),
@@ -104,7 +104,7 @@ def test_settings_can_be_overridden_on_the_command_line(here):
     train(
         "--set", "train.lr=1e-3", "--set", "model.norm=pre", "--set", "train.clip=none", "--seed", 3, "--log-every", 1
     )
-    settings = run_folder.open_run(here / "runs/tiny").settings
+    settings = run_directory.open_run(here / "runs/tiny").settings
     assert (settings.train.lr, settings.train.clip, settings.train.seed) == (1e-3, None, 3)
     assert (settings.model.norm, settings.log.every) == ("pre", 1)
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
@@ -134,7 +134,7 @@ def test_a_taken_name_gets_a_number(here):
         (f"{'n' * 200}.toml", "n" * 100),
     ],
 )
-def test_the_name_of_a_recipe_file_becomes_a_plain_name_of_a_folder(here, file, name):
+def test_the_name_of_a_recipe_file_becomes_a_plain_name_of_a_directory(here, file, name):
     """The run of `..toml` was the folder of all runs, which `--force` would have replaced."""
     shutil.copy(here / "tiny.toml", here / file)
     others = set((here / "runs").iterdir())
@@ -315,7 +315,7 @@ def test_a_validation_whose_checkpoint_was_lost_is_in_the_metrics_once(here, mon
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
 
 
-def test_a_run_can_be_resumed_from_any_folder(here, monkeypatch):
+def test_a_run_can_be_resumed_from_any_directory(here, monkeypatch):
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
     where = ["--data-dir", "../data", "--runs-dir", "../runs"]
@@ -333,7 +333,7 @@ def test_resuming_a_finished_run_is_refused(here):
     assert message == "runs/byte has finished its 7 steps; to train it longer add --set train.max_steps=N"
     message = refusal("train", "--resume", "byte", "--set", "train.max_steps=4")
     assert message == "runs/byte is already at step 7; train.max_steps cannot be 4"
-    assert run_folder.open_run(here / "runs/byte").settings.train.max_steps == 7
+    assert run_directory.open_run(here / "runs/byte").settings.train.max_steps == 7
     assert (here / "runs/byte/last.safetensors").read_bytes() == before
     assert reports("runs/byte") == metrics
 
@@ -378,7 +378,7 @@ def test_a_signal_during_an_earlier_save_leaves_a_run_that_can_be_resumed(here, 
 def test_settings_of_a_resumed_run_that_may_change_are_stored(here):
     changes = ["--set", "train.max_steps=9", "--set", "train.lr=1e-3", "--set", "eval.mem_len=7", "--log-every", 3]
     done("train", "--resume", "byte", *changes, "--set", "train.recompute=true")
-    settings = run_folder.open_run(here / "runs/byte").settings
+    settings = run_directory.open_run(here / "runs/byte").settings
     assert settings.train.recompute
     assert (settings.train.max_steps, settings.train.lr, settings.eval.mem_len) == (9, 1e-3, 7)
     assert settings.log.every == 3
@@ -670,11 +670,11 @@ def test_a_truncated_store_is_refused(here):
     assert refusal("train", "tiny.toml", code=1).startswith("data/novel.h5 is damaged or no HDF5 file (")
 
 
-def prepared(folder, texts):
-    shutil.rmtree(folder / "novel")
-    (folder / "novel").mkdir()
+def prepared(directory, texts):
+    shutil.rmtree(directory / "novel")
+    (directory / "novel").mkdir()
     for split, text in texts.items():
-        (folder / "novel" / f"{split}.txt").write_text(text)
+        (directory / "novel" / f"{split}.txt").write_text(text)
     done("prepare", "novel")
 
 
@@ -880,7 +880,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_named(here, spoil, message):
     assert refusal("train", "--resume", "byte", code=1).startswith(f"runs/byte/last.safetensors: {message}")
 
 
-def test_a_folder_that_is_no_run_is_refused(here):
+def test_a_directory_that_is_no_run_is_refused(here):
     message = refusal("train", "--resume", "novel", code=1)
     assert message == "novel is not a run: it has no run.json; name a folder that txl train wrote"
 
@@ -919,7 +919,7 @@ def test_a_replaced_run_is_kept_until_the_new_one_has_weights(here):
     assert not list((here / "runs").glob("*.replaced"))
 
 
-def test_a_new_run_that_never_saved_leaves_no_folder(here):
+def test_a_new_run_that_never_saved_leaves_no_directory(here):
     before = files(here / "runs")
     refusal("train", "tiny.toml", "--name", "doomed", "--set", "model.init_std=1e30", code=1)
     assert files(here / "runs") == before

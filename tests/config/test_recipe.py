@@ -58,7 +58,7 @@ def changed(path, *overrides):
 
 
 @pytest.mark.parametrize("word", ["enwik8", "enwik8.toml", "recipes/enwik8.toml", "recipes/enwik8"])
-def test_a_packaged_recipe_is_found_by_name_in_any_folder(tmp_path, monkeypatch, word):
+def test_a_packaged_recipe_is_found_by_name_in_any_directory(tmp_path, monkeypatch, word):
     monkeypatch.chdir(tmp_path)
     assert recipe.load(word) == recipe.load("enwik8")
     assert recipe.read_text(word)[0] == "enwik8"
@@ -70,7 +70,7 @@ def test_a_corpus_file_does_not_hide_the_recipe_with_its_name(tmp_path, monkeypa
     assert recipe.load("enwik8").model.n_layers == 12
 
 
-def test_a_missing_file_in_another_folder_is_not_replaced_by_the_packaged_recipe(tmp_path, monkeypatch):
+def test_a_missing_file_in_another_directory_is_not_replaced_by_the_packaged_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
         recipe.load("mine/enwik8.toml")
@@ -83,7 +83,7 @@ def test_a_file_takes_precedence_over_a_packaged_recipe(tmp_path, monkeypatch, t
     assert recipe.load("enwik8").corpus.store == "enwik8"  # no such file lies there
 
 
-def test_a_folder_is_not_a_recipe(tmp_path, monkeypatch):
+def test_a_directory_is_not_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enwik8").mkdir()
     assert recipe.load("enwik8").corpus.store == "enwik8"

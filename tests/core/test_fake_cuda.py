@@ -22,7 +22,7 @@ from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_e
 HERE = Path(__file__).parent
 KNOWN = "2.13."
 FLOAT32_WORK = ("training", "reading")
-MOST_SHARED_BYTES = 232_448  # of one block of threads on an H200
+MAX_SHARED_BYTES = 232_448  # of one block of threads on an H200
 
 if sys.platform != "linux" or shutil.which("g++") is None:
     pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
@@ -180,7 +180,7 @@ def kernels_of(outcomes_of):
 @pytest.mark.slow
 def test_what_is_compiled_becomes_machine_code_that_an_h200_can_start(kernels_of):
     found = kernels_of("machine code")
-    assert max(facts["shared"] for facts in found.values()) <= MOST_SHARED_BYTES
+    assert max(facts["shared"] for facts in found.values()) <= MAX_SHARED_BYTES
     graphs = {check: facts["graphs"] for check, facts in found.items()}
     assert graphs.pop("memory that grows") <= 4  # of nine lengths
     assert graphs.pop("compiled") <= 8  # txl's own attention divides a layer; all layers share the parts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from txlcli import corpora
-from txlcli.corpora import english, folder, lm1b, stdlib, wt103
+from txlcli.corpora import directory, english, lm1b, stdlib, wt103
 from txlcli.corpora.corpus import SPLITS, CorpusError, ReadOptions, Slice
 
 PLAIN = ReadOptions()
@@ -146,13 +146,13 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         wt103.read(tmp_path, PLAIN)
 
 
-def test_a_folder_without_files_of_the_corpus_is_refused(tmp_path):
+def test_a_directory_without_files_of_the_corpus_is_refused(tmp_path):
     (tmp_path / "notes.md").write_text("a")
     with pytest.raises(CorpusError, match=r"found no file of ptb; expected ptb\.train\.txt"):
         corpora.CORPORA["ptb"].read(tmp_path, PLAIN)
 
 
-def lm1b_folder(tmp_path):
+def lm1b_directory(tmp_path):
     train = tmp_path / "training-monolingual.tokenized.shuffled"
     held = tmp_path / "heldout-monolingual.tokenized.shuffled"
     train.mkdir()
@@ -166,18 +166,18 @@ def lm1b_folder(tmp_path):
 
 
 def test_lm1b_reads_its_shards_in_order_and_two_heldout_ones(tmp_path):
-    text = lm1b.read(lm1b_folder(tmp_path), PLAIN)
+    text = lm1b.read(lm1b_directory(tmp_path), PLAIN)
     assert texts(text) == {"train": b"train 1\ntrain 2\n", "valid": b"held 1\n", "test": b"held 0\n"}
     assert text.vocabulary_file == tmp_path / "1b_word_vocab.txt"
 
 
 def test_the_released_convention_of_lm1b_validates_on_the_test_shard(tmp_path):
-    text = lm1b.read(lm1b_folder(tmp_path), ReadOptions(released=True))
+    text = lm1b.read(lm1b_directory(tmp_path), ReadOptions(released=True))
     assert texts(text)["valid"] == texts(text)["test"] == b"held 0\n"
 
 
 def test_one_lm1b_shard_is_one_split(tmp_path):
-    shard = lm1b_folder(tmp_path) / "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+    shard = lm1b_directory(tmp_path) / "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     assert texts(lm1b.read(shard, PLAIN)) == {"test": b"held 0\n"}
 
 
@@ -229,7 +229,7 @@ def test_a_standard_library_of_two_files_is_too_small(tmp_path):
 def test_a_file_is_cut_at_line_ends(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {number}\n" for number in range(1000)))
-    parts = texts(folder.read(path, PLAIN))
+    parts = texts(directory.read(path, PLAIN))
     assert b"".join(parts.values()) == path.read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
     assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
@@ -238,7 +238,7 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
 def test_a_byte_order_mark_does_not_change_the_cuts(tmp_path):
     text = "a line of text\n" * 200 + "語" * 333
     (tmp_path / "marked.txt").write_text("\ufeff" + text, encoding="utf-8")
-    parts = texts(folder.read(tmp_path / "marked.txt", ReadOptions(shares=(50, 40, 10))))
+    parts = texts(directory.read(tmp_path / "marked.txt", ReadOptions(shares=(50, 40, 10))))
     assert "".join(part.decode() for part in parts.values()) == text
     assert parts["train"].endswith(b"text\n")
 
@@ -246,14 +246,14 @@ def test_a_byte_order_mark_does_not_change_the_cuts(tmp_path):
 def test_text_without_line_ends_is_cut_at_blanks(tmp_path):
     path = tmp_path / "one-line.txt"
     path.write_text("word " * 500)
-    parts = texts(folder.read(path, ReadOptions(shares=(60, 20, 20))))
+    parts = texts(directory.read(path, ReadOptions(shares=(60, 20, 20))))
     assert all(part.endswith(b" ") for part in parts.values())
 
 
 def test_text_without_blanks_is_cut_between_characters(tmp_path):
     path = tmp_path / "dense.txt"
     path.write_text("語" * 333, encoding="utf-8")
-    parts = texts(folder.read(path, ReadOptions(shares=(61, 19, 20))))
+    parts = texts(directory.read(path, ReadOptions(shares=(61, 19, 20))))
     assert "".join(part.decode() for part in parts.values()) == "語" * 333
 
 
@@ -267,27 +267,27 @@ def test_text_without_blanks_is_cut_between_characters(tmp_path):
 )
 def test_no_cut_leaves_a_split_with_little_text(tmp_path, text):
     (tmp_path / "long lines.txt").write_bytes(text)
-    parts = texts(folder.read(tmp_path / "long lines.txt", PLAIN))
+    parts = texts(directory.read(tmp_path / "long lines.txt", PLAIN))
     assert b"".join(parts.values()) == text
     assert [round(20 * len(part) / len(text)) for part in parts.values()] == [18, 1, 1]
 
 
 def test_json_is_read_as_text_and_noted(tmp_path):
     (tmp_path / "a.txt").write_text("a line\n" * 99)
-    assert folder.read(tmp_path, PLAIN).notes == ()
+    assert directory.read(tmp_path, PLAIN).notes == ()
     (tmp_path / "b.jsonl").write_text('{"text": "a line"}\n' * 99)
     note = "b.jsonl: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
-    assert folder.read(tmp_path, PLAIN).notes == (note,)
-    assert folder.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
+    assert directory.read(tmp_path, PLAIN).notes == (note,)
+    assert directory.read(tmp_path / "b.jsonl", PLAIN).notes == (note,)
     (tmp_path / "a.txt").rename(tmp_path / "train.txt")
     (tmp_path / "b.jsonl").rename(tmp_path / "test.JSON")
-    assert folder.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
+    assert directory.read(tmp_path, PLAIN).notes[-1] == note.replace("b.jsonl", "test.JSON")
 
 
 @pytest.mark.parametrize("shares", [(0, 50, 50), (50, 0, 50), (50, 50, 0), (0, 0, 100)])
 def test_no_text_is_lost_if_a_split_is_left_out(tmp_path, shares):
     (tmp_path / "book.txt").write_text("a line\n" * 99)
-    parts = texts(folder.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
+    parts = texts(directory.read(tmp_path / "book.txt", ReadOptions(shares=shares)))
     assert b"".join(parts.values()) == (tmp_path / "book.txt").read_bytes()
     assert all(part.endswith(b"\n") for part in parts.values())
 
@@ -295,42 +295,42 @@ def test_no_text_is_lost_if_a_split_is_left_out(tmp_path, shares):
 def test_a_share_of_zero_omits_the_split(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a\n" * 100)
-    assert list(folder.read(path, ReadOptions(shares=(80, 0, 20))).splits) == ["train", "test"]
-    assert list(folder.read(path, ReadOptions(shares=(80, 20, 0))).splits) == ["train", "valid"]
-    assert texts(folder.read(path, ReadOptions(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
+    assert list(directory.read(path, ReadOptions(shares=(80, 0, 20))).splits) == ["train", "test"]
+    assert list(directory.read(path, ReadOptions(shares=(80, 20, 0))).splits) == ["train", "valid"]
+    assert texts(directory.read(path, ReadOptions(shares=(100, 0, 0)))) == {"train": path.read_bytes()}
 
 
-def test_a_folder_is_read_recursively_in_order_without_hidden_files(tmp_path):
+def test_a_directory_is_read_recursively_in_order_without_hidden_files(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     for name in ("b/two.txt", "a.txt", "c.txt", ".git/config", ".hidden", "b/.hidden"):
         (tmp_path / name).write_text(f"{name}\n" * 10)
     (tmp_path / "empty.txt").write_text("")
-    parts = texts(folder.read(tmp_path, PLAIN))
+    parts = texts(directory.read(tmp_path, PLAIN))
     assert b"".join(parts.values()) == b"a.txt\n" * 10 + b"b/two.txt\n" * 10 + b"c.txt\n" * 10
 
 
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     for name in ("train.txt", "valid.txt"):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + b"the fox\n" * 3)
-    assert texts(folder.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
-    cut = texts(folder.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
+    assert texts(directory.read(tmp_path, PLAIN)) == dict.fromkeys(("train", "valid"), b"the fox\n" * 3)
+    cut = texts(directory.read(tmp_path, ReadOptions(shares=(80, 10, 10))))
     assert b"".join(cut.values()) == b"the fox\n" * 6
-    assert texts(folder.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
+    assert texts(directory.read(tmp_path / "train.txt", ReadOptions(shares=(100, 0, 0)))) == {"train": b"the fox\n" * 3}
 
 
-def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
+def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_path):
     (tmp_path / "book").mkdir()
     (tmp_path / "book/a.txt").write_text("a\n" * 10)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/b.txt").write_text("b\n" * 10)
     (tmp_path / "book/more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "book/itself").symlink_to(tmp_path / "book")
-    parts = texts(folder.read(tmp_path / "book", PLAIN))
+    parts = texts(directory.read(tmp_path / "book", PLAIN))
     assert b"".join(parts.values()) == b"a\n" * 10 + b"b\n" * 10
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+def test_a_directory_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("a\n" * 10)
     real = os.scandir
 
@@ -342,7 +342,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(CorpusError, match=r"closed: cannot be read \(Permission denied\); check its permissions"):
-        folder.read(tmp_path, PLAIN)
+        directory.read(tmp_path, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -358,19 +358,19 @@ def test_files_that_are_not_text_are_refused(tmp_path, head, name):
     (tmp_path / "a.txt").write_text("a\n" * 10)
     (tmp_path / "other").write_bytes(head + b"\0" * 20)
     with pytest.raises(CorpusError) as refused:
-        folder.read(tmp_path, PLAIN)
+        directory.read(tmp_path, PLAIN)
     assert str(refused.value) == (
         f"{tmp_path}/other: {name} is not text; keep the text in a folder of its own, or name a file of it"
     )
-    by_name = folder.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
+    by_name = directory.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
     assert texts(by_name) == {"train": head + b"\0" * 20}
 
 
-def write_named(folder, *names):
+def write_named(directory, *names):
     """Write files whose text is their name, ten times."""
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{name}\n" * 10)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"{name}\n" * 10)
 
 
 NAMED_AS_SPLITS = {
@@ -387,16 +387,16 @@ NAMED_AS_SPLITS = {
 
 
 @pytest.mark.parametrize("case", NAMED_AS_SPLITS)
-def test_file_names_in_a_folder_determine_the_splits(tmp_path, case):
+def test_file_names_in_a_directory_determine_the_splits(tmp_path, case):
     splits = {split: sorted(names) for split, names in NAMED_AS_SPLITS[case].items()}
     write_named(tmp_path, *(name for names in splits.values() for name in names))
-    parts = texts(folder.read(tmp_path, PLAIN))
+    parts = texts(directory.read(tmp_path, PLAIN))
     assert parts == {split: "".join(f"{name}\n" * 10 for name in names).encode() for split, names in splits.items()}
 
 
 def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
     write_named(tmp_path, *(f"train-{number}.txt" for number in range(5)), "dev.txt")
-    text = folder.read(tmp_path, PLAIN)
+    text = directory.read(tmp_path, PLAIN)
     assert text.notes == (
         "the splits are as the folder's names say (train: train-0.txt, train-1.txt, train-2.txt and 2 more; "
         "valid: dev.txt); --split cuts the whole text",
@@ -419,29 +419,29 @@ def test_splits_named_by_files_and_missing_splits_are_noted(tmp_path):
 def test_files_without_a_split_beside_named_splits_are_refused_without_shares(tmp_path, names, message):
     write_named(tmp_path, *names)
     with pytest.raises(CorpusError) as refused:
-        folder.read(tmp_path, PLAIN)
+        directory.read(tmp_path, PLAIN)
     assert str(refused.value) == (
         f"{tmp_path}: {message}; rename or move such files, or give --split 90,5,5 to cut the whole text"
     )
-    parts = texts(folder.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
+    parts = texts(directory.read(tmp_path, ReadOptions(shares=(60, 20, 20))))
     assert b"".join(parts.values()) == "".join(f"{name}\n" * 10 for name in sorted(names)).encode()
 
 
 def test_a_file_name_that_is_not_utf8_is_noted_in_printable_form(tmp_path):
     write_named(tmp_path, "test.txt")
     (tmp_path / "train-\udcff\u00e9.txt").write_text("a\n" * 10)
-    assert "(train: train-\ufffd\u00e9.txt; test: test.txt)" in folder.read(tmp_path, PLAIN).notes[0]
+    assert "(train: train-\ufffd\u00e9.txt; test: test.txt)" in directory.read(tmp_path, PLAIN).notes[0]
 
 
 def test_files_named_test_in_source_code_are_not_a_split(tmp_path):
     write_named(tmp_path, "src/main.py", "src/test_main.py")
-    assert len(texts(folder.read(tmp_path, PLAIN))) == 3
+    assert len(texts(directory.read(tmp_path, PLAIN))) == 3
 
 
 def test_an_empty_file_beside_the_splits_is_ignored(tmp_path):
     write_named(tmp_path, "train.txt", "test.txt")
     (tmp_path / "_SUCCESS").write_text("")
-    assert list(folder.read(tmp_path, PLAIN).splits) == ["train", "test"]
+    assert list(directory.read(tmp_path, PLAIN).splits) == ["train", "test"]
 
 
 @pytest.mark.parametrize("content", ["", None])
@@ -449,7 +449,7 @@ def test_empty_text_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "empty.txt").write_text(content)
     with pytest.raises(CorpusError, match="there is no text in it"):
-        folder.read(tmp_path, PLAIN)
+        directory.read(tmp_path, PLAIN)
 
 
 @pytest.mark.parametrize("shares", [None, (80, 10, 10)])
@@ -457,7 +457,7 @@ def test_an_archive_is_not_own_text(tmp_path, shares):
     an_archive(tmp_path / "books.zip")
     for source in (tmp_path, tmp_path / "books.zip"):
         with pytest.raises(CorpusError, match=r"books\.zip: an archive or compressed file is not text; unpack it"):
-            folder.read(source, ReadOptions(shares=shares))
+            directory.read(source, ReadOptions(shares=shares))
 
 
 def test_a_compressed_corpus_is_not_a_prefix_of_it(tmp_path):
@@ -469,7 +469,7 @@ def test_a_compressed_corpus_is_not_a_prefix_of_it(tmp_path):
 def test_text_too_short_to_split_is_refused(tmp_path):
     (tmp_path / "tiny.txt").write_text("ab")
     with pytest.raises(CorpusError, match="2 bytes are too short to split"):
-        folder.read(tmp_path / "tiny.txt", PLAIN)
+        directory.read(tmp_path / "tiny.txt", PLAIN)
 
 
 def test_tokenized_english_is_joined():

@@ -21,13 +21,13 @@ HUGE = 3 << 30
 
 def refusal(path):
     """Return the error of unpacking, which must come in time, without much memory and without a large file."""
-    folder = path.parent / "out"
-    folder.mkdir()
+    directory = path.parent / "out"
+    directory.mkdir()
     started = time.monotonic()
     with pytest.raises(CorpusError) as refused:
-        unpack(path, folder, lambda member: True)
+        unpack(path, directory, lambda member: True)
     assert time.monotonic() - started < 20  # seconds; far less on an idle machine
-    assert sum(file.stat().st_size for file in folder.rglob("*")) <= SMALL
+    assert sum(file.stat().st_size for file in directory.rglob("*")) <= SMALL
     assert str(refused.value).startswith(f"{path}: ")
     return str(refused.value).removeprefix(f"{path}: ")
 
@@ -163,13 +163,13 @@ def three_texts():
 
 def unpacked(path):
     """Return the content of the wanted members by name, or None if the archive is refused."""
-    folder = path.with_name(f"{path.name}-out")
-    folder.mkdir()
+    directory = path.with_name(f"{path.name}-out")
+    directory.mkdir()
     try:
-        unpack(path, folder, lambda member: member.startswith("text."))
+        unpack(path, directory, lambda member: member.startswith("text."))
     except CorpusError:
         return None
-    return {entry.name: entry.read_bytes() for entry in folder.rglob("*") if entry.is_file()}
+    return {entry.name: entry.read_bytes() for entry in directory.rglob("*") if entry.is_file()}
 
 
 @pytest.mark.parametrize("kind", MAKERS)

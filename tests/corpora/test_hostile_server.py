@@ -67,11 +67,11 @@ def server(answer, *, pause_s=0.0, context=None):
         listener.close()
 
 
-def failure(folder, host, *, scheme="http", size=None, seconds=5.0):
+def failure(directory, host, *, scheme="http", size=None, seconds=5.0):
     """Return the error of a download, which must end in time."""
     started = time.monotonic()
     with pytest.raises(CorpusError) as refused:
-        fetch(Download("text.zip", (f"{scheme}://{host}/x",), size), folder, patience=HURRY)
+        fetch(Download("text.zip", (f"{scheme}://{host}/x",), size), directory, patience=HURRY)
     assert time.monotonic() - started < seconds
     assert "\n" not in str(refused.value)
     return str(refused.value).removeprefix(f"could not download text.zip ({scheme}://{host}/x: ").removesuffix(")")

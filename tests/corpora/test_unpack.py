@@ -46,7 +46,7 @@ def test_only_wanted_members_are_written(tmp_path, make):
 
 @pytest.mark.parametrize("make", [a_zip, a_tar])
 @pytest.mark.parametrize("name", ["../evil.txt", "a/../../evil.txt", "/evil.txt", "..\\evil.txt", "C:evil.txt"])
-def test_a_member_outside_the_folder_is_refused(tmp_path, make, name):
+def test_a_member_outside_the_directory_is_refused(tmp_path, make, name):
     archive = make(tmp_path / "archive", {name: b"x"})
     with pytest.raises(CorpusError, match="would leave the folder"):
         unpack(archive, tmp_path / "out", everything)

@@ -86,8 +86,8 @@ def test_a_damaged_part_is_refused(tmp_path):
         ContextFile(path)
 
 
-def test_a_missing_folder_is_refused(tmp_path):
+def test_a_missing_directory_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         ContextFile(tmp_path / "nowhere" / "recl.h5")
-    folder = tmp_path / "nowhere"
-    assert str(caught.value) == f"--losses {folder / 'recl.h5'}: there is no folder {folder}; make it first"
+    directory = tmp_path / "nowhere"
+    assert str(caught.value) == f"--losses {directory / 'recl.h5'}: there is no folder {directory}; make it first"

@@ -49,7 +49,7 @@ def test_no_temporary_file_is_left(tmp_path):
     assert h5py.is_hdf5(tmp_path / "losses.h5")
 
 
-def test_writing_into_a_missing_folder_is_an_error(tmp_path):
+def test_writing_into_a_missing_directory_is_an_error(tmp_path):
     with pytest.raises(StoreError) as caught:
         write(tmp_path / "no/losses.h5")
     assert str(caught.value).startswith(f"{tmp_path / 'no/losses.h5'}: the losses cannot be written (")
@@ -75,7 +75,7 @@ def test_any_other_file_is_refused(tmp_path):
         assert str(caught.value) == f"--losses {tmp_path / name}: exists and holds no losses; give another name"
 
 
-def test_a_missing_folder_is_refused_beforehand():
+def test_a_missing_directory_is_refused_beforehand():
     with pytest.raises(UsageError, match=r"^--losses no/losses\.h5: there is no folder no; make it first$"):
         loss_file.check_path(Path("no/losses.h5"))
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="no tutorial here")
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Change to a folder with a small folder of books."""
+    """Change to a directory with a small directory of books."""
     monkeypatch.chdir(tmp_path)
     books = tmp_path / "books"
     books.mkdir()

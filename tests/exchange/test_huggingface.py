@@ -38,15 +38,15 @@ CONFIG = {
 }
 
 
-def folder_with(tmp_path, **changed):
-    """Write the configuration into the folder; a key that is None is left out."""
+def directory_with(tmp_path, **changed):
+    """Write the configuration into the directory; a key that is None is left out."""
     config = {key: value for key, value in {**CONFIG, **changed}.items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
 def read(tmp_path, **changed):
-    config = huggingface.read_config(folder_with(tmp_path, **changed))
+    config = huggingface.read_config(directory_with(tmp_path, **changed))
     where = tmp_path / "config.json"
     return huggingface.model_settings(config, where), huggingface.eval_settings(config, where)
 
@@ -115,7 +115,7 @@ def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_pa
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_configuration_is_refused(tmp_path):
+def test_a_directory_without_configuration_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         huggingface.read_config(tmp_path)
     assert str(caught.value) == f"{tmp_path} has no config.json; give a Hugging Face folder, or a file of weights"

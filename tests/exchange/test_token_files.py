@@ -47,10 +47,10 @@ def megatron_index(lengths, *, type_code=8, itemsize=2, documents=None, modes=b"
     return head + packed("i", lengths) + packed("q", offsets) + packed("q", documents) + modes
 
 
-def megatron(folder, ids, lengths, *, code="H", **index):
-    (folder / "data.bin").write_bytes(packed(code, ids))
-    (folder / "data.idx").write_bytes(megatron_index(lengths, **index))
-    return folder / "data.idx"
+def megatron(directory, ids, lengths, *, code="H", **index):
+    (directory / "data.bin").write_bytes(packed(code, ids))
+    (directory / "data.idx").write_bytes(megatron_index(lengths, **index))
+    return directory / "data.idx"
 
 
 def llm_c(ids, *, magic=20240520, version=1, count=None, code="H"):
@@ -94,7 +94,7 @@ def test_documents_of_several_sequences_empty_ones_and_modes_are_read(tmp_path):
     assert read(path) == ("Megatron", {"": IDS})
 
 
-def test_the_files_of_a_folder_are_splits_in_the_order_of_their_names(tmp_path):
+def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_path):
     for name, ids in {"fineweb_val_000000": [1], "fineweb_train_000002": [3], "fineweb_train_000001": [2]}.items():
         (tmp_path / f"{name}.bin").write_bytes(llm_c(ids))
     (tmp_path / ".train.bin").write_bytes(b"hidden")
@@ -109,7 +109,7 @@ def test_a_pickle_beside_the_ids_is_noticed_and_not_needed(tmp_path):
     assert token_files.find(tmp_path, None).has_pickle
 
 
-def test_other_files_and_folders_are_text(tmp_path):
+def test_other_files_and_directories_are_text(tmp_path):
     (tmp_path / "words.txt").write_text("the text")
     assert token_files.find(tmp_path / "words.txt", None) is None
     (tmp_path / "firmware.bin").write_bytes(b"\1\2\3")
@@ -287,7 +287,7 @@ def test_an_index_without_ids_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.idx", "valid.idx", "VALID.IDX"])
-def test_an_index_without_ids_in_a_folder_is_refused(tmp_path, name):
+def test_an_index_without_ids_in_a_directory_is_refused(tmp_path, name):
     if name != "train.idx":
         (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / name).write_bytes(megatron_index([7]))
@@ -296,7 +296,7 @@ def test_an_index_without_ids_in_a_folder_is_refused(tmp_path, name):
     )
 
 
-def test_a_folder_of_megatron_without_train_is_not_read_as_text(tmp_path):
+def test_a_directory_of_megatron_without_train_is_not_read_as_text(tmp_path):
     path = megatron(tmp_path, IDS, [7])
     assert refusal(tmp_path) == (
         f"{tmp_path}: no file is named after train; give {path} to split its ids, or rename the files"
@@ -310,7 +310,7 @@ def test_an_idx_of_another_program_is_left_to_the_reader_of_text(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["train.bin", "train.idx"])
-def test_folders_and_broken_links_with_names_of_token_files_are_refused(tmp_path, broken):
+def test_directories_and_broken_links_with_names_of_token_files_are_refused(tmp_path, broken):
     path = tmp_path / broken
     if broken == "train.idx":
         (tmp_path / "train.bin").write_bytes(packed("H", IDS))

@@ -106,7 +106,7 @@ def test_lower_case_is_read(tmp_path):
     assert vocabularies.read(tmp_path / "vocab.bin").encode("THE").tolist() == [1]
 
 
-def test_the_most_complete_file_of_a_folder_is_chosen(tmp_path):
+def test_the_most_complete_file_of_a_directory_is_chosen(tmp_path):
     assert vocabularies.find(tmp_path) is None
     for name in ("vocab.txt", "vocab.pkl", "vocab.bin", "vocab.json"):
         (tmp_path / name).touch()

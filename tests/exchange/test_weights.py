@@ -223,7 +223,7 @@ def test_safetensors_are_preferred_to_a_pickle(tmp_path):
     assert huggingface.file_of_weights(tmp_path) == tmp_path / "model.safetensors"
 
 
-def test_a_folder_without_weights_is_refused(tmp_path):
+def test_a_directory_without_weights_is_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         huggingface.file_of_weights(tmp_path)
     assert str(caught.value) == (

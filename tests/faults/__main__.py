@@ -47,9 +47,9 @@ def main(
     """Inject faults, and count what is lost."""
     amounts = suite.Amounts(seed, kills, mutations_, steps, races, (format_,) if format_ else mutations.FORMATS)
     started = time.monotonic()
-    with suite.work_folder(work) as name:
-        folder = Path(name)
-        sample = build(folder / "sample")
+    with suite.work_directory(work) as name:
+        directory = Path(name)
+        sample = build(directory / "sample")
         injections = [
             one for fault in ([only] if only else suite.FAULTS) for one in suite.FAULTS[fault](sample, amounts)
         ]
@@ -59,7 +59,7 @@ def main(
             if json_file:
                 json_file.write_text(json.dumps(table.as_json(outcomes), indent=1) + "\n")
 
-        outcomes = suite.run(injections, folder, jobs or processors.available(), save)
+        outcomes = suite.run(injections, directory, jobs or processors.available(), save)
     table.show(outcomes)
     console.say(f"{time.monotonic() - started:,.0f} s")
     save(outcomes)

@@ -1,7 +1,7 @@
 """Full disks of every size in steps of 4 kB, and disks that cannot be written.
 
 Each command runs in a file system of its own: a tmpfs in a private mount namespace, which vanishes with the process.
-Where none can be mounted, the length of files is limited instead, and folders cannot be made read-only.
+Where none can be mounted, the length of files is limited instead, and directories cannot be made read-only.
 """
 
 import ctypes
@@ -28,11 +28,11 @@ def _call(function, *arguments):
         raise OSError(ctypes.get_errno(), f"{function.__name__}: {os.strerror(ctypes.get_errno())}")
 
 
-def _mount(kind, folder, flags, options=""):
-    _call(_libc.mount, kind.encode(), str(folder).encode(), kind.encode(), flags, options.encode())
+def _mount(kind, directory, flags, options=""):
+    _call(_libc.mount, kind.encode(), str(directory).encode(), kind.encode(), flags, options.encode())
 
 
-def mount(folder, size):
+def mount(directory, size):
     """Mount an empty file system of `size` bytes, in a new mount namespace of this process."""
     user, group = os.getuid(), os.getgid()
     _call(_libc.unshare, NEW_MOUNTS if user == 0 else NEW_MOUNTS | NEW_USER)
@@ -41,17 +41,17 @@ def mount(folder, size):
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     _mount("none", "/", PRIVATE | RECURSIVE)
-    _mount("tmpfs", folder, 0, f"size={size}")
+    _mount("tmpfs", directory, 0, f"size={size}")
 
 
-def resize(folder, size, *, read_only=False):
+def resize(directory, size, *, read_only=False):
     """Change the size of the file system, or make it read-only."""
-    _mount("tmpfs", folder, REMOUNT | (READ_ONLY if read_only else 0), f"size={size}")
+    _mount("tmpfs", directory, REMOUNT | (READ_ONLY if read_only else 0), f"size={size}")
 
 
-def used(folder):
+def used(directory):
     """Return the number of bytes that are used in a file system."""
-    facts = os.statvfs(folder)
+    facts = os.statvfs(directory)
     return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
 
 
@@ -78,53 +78,53 @@ def in_child(function, *arguments):
     return value
 
 
-def can_mount(folder):
+def can_mount(directory):
     """Return True if this process may mount file systems."""
     try:
-        in_child(mount, folder, AMPLE)
+        in_child(mount, directory, AMPLE)
     except OSError:
         return False
     return True
 
 
-def _fill(rehearsal, sample, folder, outcome, steps):
+def _fill(rehearsal, sample, directory, outcome, steps):
     """Run a command with `steps` of free space, then check everything with ample space."""
     job = rehearsal.job
-    mount(folder, AMPLE)
-    sample.copy(job.needs, folder)
-    resize(folder, used(folder) + steps * STEP)
-    ended = outcome.examine(process.run(*job.words, folder=folder, fresh=_is_fresh(job)))
+    mount(directory, AMPLE)
+    sample.copy(job.needs, directory)
+    resize(directory, used(directory) + steps * STEP)
+    ended = outcome.examine(process.run(*job.words, directory=directory, fresh=_is_fresh(job)))
     _check_failure(ended, rehearsal, outcome)
-    resize(folder, AMPLE)
-    job.check(rehearsal.state(folder, outcome))
+    resize(directory, AMPLE)
+    job.check(rehearsal.state(directory, outcome))
     return outcome
 
 
-def _limit(rehearsal, sample, folder, outcome, steps):
+def _limit(rehearsal, sample, directory, outcome, steps):
     """Run a command that cannot write files longer than `steps`, then check everything without the limit."""
     job = rehearsal.job
-    sample.copy(job.needs, folder)
-    ended = process.run(*job.words, folder=folder, fresh=_is_fresh(job), longest_file=max(steps * STEP, 1))
+    sample.copy(job.needs, directory)
+    ended = process.run(*job.words, directory=directory, fresh=_is_fresh(job), longest_file=max(steps * STEP, 1))
     outcome.examine(ended)
     _check_failure(ended, rehearsal, outcome)
-    job.check(rehearsal.state(folder, outcome))
+    job.check(rehearsal.state(directory, outcome))
     return outcome
 
 
-def _write_protect(rehearsal, sample, folder, outcome, _):
+def _write_protect(rehearsal, sample, directory, outcome, _):
     """Run a command in a read-only file system, then check everything with a writable one."""
     job = rehearsal.job
-    mount(folder, AMPLE)
-    sample.copy(job.needs, folder)
-    before = _contents(folder)
-    resize(folder, AMPLE, read_only=True)
-    ended = outcome.examine(process.run(*job.words, folder=folder, fresh=_is_fresh(job)))
+    mount(directory, AMPLE)
+    sample.copy(job.needs, directory)
+    before = _contents(directory)
+    resize(directory, AMPLE, read_only=True)
+    ended = outcome.examine(process.run(*job.words, directory=directory, fresh=_is_fresh(job)))
     if ended.done:
         outcome.add(SILENT, f"{ended.command}: exit code 0 although nothing can be written")
-    resize(folder, AMPLE)
-    if _contents(folder) != before:
+    resize(directory, AMPLE)
+    if _contents(directory) != before:
         outcome.add(LOST, "files of a read-only folder changed")
-    job.check(rehearsal.state(folder, outcome))
+    job.check(rehearsal.state(directory, outcome))
     return outcome
 
 
@@ -138,8 +138,8 @@ def _check_failure(ended, rehearsal, outcome):
         outcome.add(SILENT, f"{ended.command}: another result")
 
 
-def _contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def _contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @dataclass(frozen=True)
@@ -161,22 +161,22 @@ class DiskFault:
     def name(self):
         return f"{self.steps * STEP:,} bytes" if self.fault == "full disk" else "read-only"
 
-    def act(self, folder, outcome):
-        found = in_child(self.work, self.rehearsal, self.sample, folder, outcome, self.steps)
+    def act(self, directory, outcome):
+        found = in_child(self.work, self.rehearsal, self.sample, directory, outcome, self.steps)
         outcome.findings, outcome.peak_bytes = found.findings, found.peak_bytes
 
 
 def injections(sample, amounts):
     """Return full disks of every size up to one that suffices, and read-only disks, for every command."""
-    parent = sample.folder.parent
+    parent = sample.directory.parent
     mounts = can_mount(parent)
     fill = _fill if mounts else _limit
     made = []
     for rehearsal in rehearse(sample, [job for job in JOBS if job.name != "reproduce"]):
         if mounts:
-            folder = parent / f"disk of {rehearsal.job.name}"
-            folder.mkdir(exist_ok=True)
-            enough = in_child(_steps_needed, rehearsal, sample, folder)
+            directory = parent / f"disk of {rehearsal.job.name}"
+            directory.mkdir(exist_ok=True)
+            enough = in_child(_steps_needed, rehearsal, sample, directory)
         else:
             enough = _steps_of_longest(rehearsal)
         count = min(amounts.disk_steps or enough + 1, enough + 1)
@@ -187,12 +187,12 @@ def injections(sample, amounts):
     return made
 
 
-def _steps_needed(rehearsal, sample, folder):
+def _steps_needed(rehearsal, sample, directory):
     """Return the largest number of steps that a command uses at any moment."""
-    mount(folder, AMPLE)
-    sample.copy(rehearsal.job.needs, folder)
-    before, uses = used(folder), []
-    ended = process.run(*rehearsal.job.words, folder=folder, watch=lambda: uses.append(used(folder)))
+    mount(directory, AMPLE)
+    sample.copy(rehearsal.job.needs, directory)
+    before, uses = used(directory), []
+    ended = process.run(*rehearsal.job.words, directory=directory, watch=lambda: uses.append(used(directory)))
     assert ended.done, ended.stderr
     return (max(uses) - before) // STEP + MARGIN
 

@@ -46,7 +46,7 @@ class Attack:
     name: str
     needs: tuple[str, ...]
     write: Callable
-    """Called with the folder."""
+    """Called with the directory."""
     words: tuple[str, ...]
     sample: object = None
     is_refused: bool = True
@@ -54,11 +54,11 @@ class Attack:
 
     fault = "hostile files"
 
-    def act(self, folder, outcome):
-        self.sample.copy(self.needs, folder)
-        self.write(folder)
-        ended = outcome.examine(process.run(*self.words, folder=folder))
-        if (folder / MARKER).exists():
+    def act(self, directory, outcome):
+        self.sample.copy(self.needs, directory)
+        self.write(directory)
+        ended = outcome.examine(process.run(*self.words, directory=directory))
+        if (directory / MARKER).exists():
             outcome.add(SILENT, f"{ended.command}: code in the file was run")
         if self.is_refused and ended.done and "damaged" not in ended.stderr:
             outcome.add(SILENT, f"{ended.command}: accepted")
@@ -88,15 +88,15 @@ TEXTS = {
 
 
 def _replace(name, text):
-    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
+    return lambda directory: (directory / name).write_text(text, encoding="utf-8")
 
 
 def _change(name, **changes):
     """Return a function that changes keys of a JSON file."""
 
-    def write(folder):
-        value = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(value | changes))
+    def write(directory):
+        value = json.loads((directory / name).read_text())
+        (directory / name).write_text(json.dumps(value | changes))
 
     return write
 
@@ -126,35 +126,35 @@ def _json_attacks():
         yield Attack("recipe", name, ("data/novel.h5",), _replace("tiny.toml", text), TRAIN)
     for value in ("[" * DEEP, "9" * DIGITS, "1e999", "'" * 9999):
         words = (*TRAIN, "--set", f"train.lr={value}")
-        yield Attack("--set", value[:5], ("tiny.toml", "data/novel.h5"), lambda folder: None, words)
+        yield Attack("--set", value[:5], ("tiny.toml", "data/novel.h5"), lambda directory: None, words)
     for size in ("model.n_layers=1000000000", "model.d_model=1000000000", "train.batch_size=1000000000"):
         words = (*TRAIN, "--set", size)
-        yield Attack("--set", size, ("tiny.toml", "data/novel.h5"), lambda folder: None, words)
+        yield Attack("--set", size, ("tiny.toml", "data/novel.h5"), lambda directory: None, words)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
 def _safetensors_header(path, header, *, length=None):
-    def write(folder):
+    def write(directory):
         content = header if isinstance(header, bytes) else json.dumps(header).encode()
         size = len(content) if length is None else length
-        (folder / path).write_bytes(size.to_bytes(8, "little") + content)
+        (directory / path).write_bytes(size.to_bytes(8, "little") + content)
 
     return write
 
 
-def _all_nan(folder):
-    path = folder / "runs/byte/best.safetensors"
+def _all_nan(directory):
+    path = directory / "runs/byte/best.safetensors"
     loaded = checkpoint.load(path)
     tensors = {name: tensor * float("nan") for name, tensor in loaded.tensors.items()}
     checkpoint.save(path, Checkpoint(tensors, loaded.state))
 
 
-def _npz_bomb(folder):
+def _npz_bomb(directory):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (ZEROS // 4,)})
-    _write_zip(folder / "bomb.npz", "transformer/r_w_bias.npy", header.getvalue(), bytes(1 << 24), ZEROS >> 24)
+    _write_zip(directory / "bomb.npz", "transformer/r_w_bias.npy", header.getvalue(), bytes(1 << 24), ZEROS >> 24)
 
 
 def _write_zip(path, member, start, block, count):
@@ -169,7 +169,7 @@ def _write_zip(path, member, start, block, count):
 
 
 def _torch_of(value, path):
-    return lambda folder: torch.save(value, folder / path)
+    return lambda directory: torch.save(value, directory / path)
 
 
 def _weight_attacks():
@@ -205,15 +205,15 @@ IMPORTED_WORDS = (*BARE[:-1], "v.pkl")
 def _renamed(write, path):
     """Let a function that writes `{}` write another file."""
 
-    def write_there(folder):
-        write(folder)
-        (folder / "{}").replace(folder / path)
+    def write_there(directory):
+        write(directory)
+        (directory / "{}").replace(directory / path)
 
     return write_there
 
 
 def _pickle_of(value, path):
-    return lambda folder: (folder / path).write_bytes(pickle.dumps({"idx2sym": ["a"], "more": value}))
+    return lambda directory: (directory / path).write_bytes(pickle.dumps({"idx2sym": ["a"], "more": value}))
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ GOOD_IDS = [number % 8 for number in range(999)]
 def _store(vocab, ids, *, note="a note", name="novel"):
     """Return a function that writes a store."""
 
-    def write(folder):
-        path = folder / "data/novel.h5"
+    def write(directory):
+        path = directory / "data/novel.h5"
         facts = TokenStore.open(path).facts
         facts = type(facts)(**{**vars(facts), "notes": (note,), "name": name})
         with token_store.writing(path, facts, vocab) as writer:
@@ -242,9 +242,9 @@ def _ids(ids, dtype):
     """Return a function that writes a store with other ids and their checksums; txl would not write it."""
     ids = np.asarray(ids, dtype)
 
-    def write(folder):
-        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(folder)
-        with unsealed(folder / "data/novel.h5") as file:
+    def write(directory):
+        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(directory)
+        with unsealed(directory / "data/novel.h5") as file:
             for group in file["splits"].values():
                 info = json.loads(group.attrs["info"])
                 del group["ids"]
@@ -259,9 +259,9 @@ def _ids(ids, dtype):
 def _boundary(boundary):
     """Return a function that writes a store whose vocabulary has another boundary; txl would not write it."""
 
-    def write(folder):
-        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(folder)
-        with unsealed(folder / "data/novel.h5") as file:
+    def write(directory):
+        _store(Vocab("word", WORDS_OF_STORE, boundary=7), GOOD_IDS)(directory)
+        with unsealed(directory / "data/novel.h5") as file:
             vocabulary = json.loads(bytes(file["vocabulary"][()])) | {"boundary": boundary}
             text = json.dumps(vocabulary, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
             del file["vocabulary"]
@@ -271,23 +271,23 @@ def _boundary(boundary):
     return write
 
 
-def _hdf5_bomb(folder):
-    path = folder / "data/novel.h5"
+def _hdf5_bomb(directory):
+    path = directory / "data/novel.h5"
     with h5py.File(path, "r+") as file:
         del file["vocabulary"]
         file.create_dataset("vocabulary", shape=(ZEROS,), dtype="u1", chunks=(1 << 24,), compression="gzip")
 
 
-def _external_vocabulary(folder):
-    (folder / "secret").write_bytes(b"s" * 100)
-    with h5py.File(folder / "data/novel.h5", "r+") as file:
+def _external_vocabulary(directory):
+    (directory / "secret").write_bytes(b"s" * 100)
+    with h5py.File(directory / "data/novel.h5", "r+") as file:
         del file["vocabulary"]
-        file.create_dataset("vocabulary", shape=(100,), dtype="u1", external=[(str(folder / "secret"), 0, 100)])
+        file.create_dataset("vocabulary", shape=(100,), dtype="u1", external=[(str(directory / "secret"), 0, 100)])
 
 
 def _linked_split(name):
-    def write(folder):
-        with h5py.File(folder / "data/novel.h5", "r+") as file:
+    def write(directory):
+        with h5py.File(directory / "data/novel.h5", "r+") as file:
             del file["splits/test"]
             links = {
                 "a broken soft link": h5py.SoftLink("/nowhere"),
@@ -331,12 +331,12 @@ def _store_attacks():
 
 def _zip_of(member, size):
     block = min(size, 1 << 24)
-    return lambda folder: _write_zip(folder / "enwik8.zip", member, b"", b"a" * block, size // block)
+    return lambda directory: _write_zip(directory / "enwik8.zip", member, b"", b"a" * block, size // block)
 
 
 def _tgz_of(member, *, kind=tarfile.REGTYPE, link=""):
-    def write(folder):
-        with tarfile.open(folder / "ptb.tgz", "w:gz") as archive:
+    def write(directory):
+        with tarfile.open(directory / "ptb.tgz", "w:gz") as archive:
             info = tarfile.TarInfo(member)
             info.type, info.linkname = kind, link
             info.size = 100 if kind == tarfile.REGTYPE else 0
@@ -346,7 +346,7 @@ def _tgz_of(member, *, kind=tarfile.REGTYPE, link=""):
 
 
 def _bytes_to(path, content):
-    return lambda folder: (folder / path).write_bytes(content)
+    return lambda directory: (directory / path).write_bytes(content)
 
 
 def _archive_attacks():
@@ -384,15 +384,15 @@ def _archive_attacks():
 
 
 def _rename_text(name):
-    def write(folder):
-        (folder / "texts").mkdir()
-        (folder / "novel/train.txt").rename(folder / f"texts/{name.replace('/', '')}.json")
+    def write(directory):
+        (directory / "texts").mkdir()
+        (directory / "novel/train.txt").rename(directory / f"texts/{name.replace('/', '')}.json")
 
     return write
 
 
 def _rename_run(name):
-    return lambda folder: (folder / "runs/byte").rename(folder / "runs" / name)
+    return lambda directory: (directory / "runs/byte").rename(directory / "runs" / name)
 
 
 ATTACKS = (*_json_attacks(), *_weight_attacks(), *_store_attacks(), *_archive_attacks())

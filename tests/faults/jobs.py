@@ -27,27 +27,27 @@ class Job:
     name: str
     words: tuple[str, ...]
     needs: tuple[str, ...]
-    """Files and folders of the sample that it needs or replaces."""
+    """Files and directories of the sample that it needs or replaces."""
     check: Callable
     """Called with the state after the fault; see `State`."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The folder of a job after a fault, and what to compare it with."""
+    """The directory of a job after a fault, and what to compare it with."""
 
     job: Job
-    folder: Path
+    directory: Path
     before: Path
-    """A folder with the files before the command."""
+    """A directory with the files before the command."""
     after: Path
-    """A folder with the files after an uninterrupted command."""
+    """A directory with the files after an uninterrupted command."""
     result: list
     """What the uninterrupted command printed."""
     outcome: object
 
     def run(self, *words):
-        return self.outcome.examine(process.run(*words, folder=self.folder))
+        return self.outcome.examine(process.run(*words, directory=self.directory))
 
     def must_run(self, *words):
         """Run a command that must succeed; return True if it did."""
@@ -58,12 +58,12 @@ class State:
 
     def is_old_or_new(self, name):
         """Check that a file has all of the earlier or all of the new content."""
-        now = content(self.folder / name)
+        now = content(self.directory / name)
         if now not in (content(self.before / name), content(self.after / name)):
             self.outcome.add(LOST, f"{name} is neither the earlier nor the new file")
 
     def equals_new(self, name):
-        if content(self.folder / name) != content(self.after / name):
+        if content(self.directory / name) != content(self.after / name):
             self.outcome.add(SILENT, f"{name} differs from that of an uninterrupted command")
 
     def repeat(self):
@@ -75,9 +75,9 @@ class State:
             self.outcome.add(SILENT, f"{ended.command}: another result")
         return ended.done
 
-    def has_no_temporary_files(self, *folders):
-        for name in folders:
-            left = hidden_files(self.folder / name) if (self.folder / name).is_dir() else []
+    def has_no_temporary_files(self, *directories):
+        for name in directories:
+            left = hidden_files(self.directory / name) if (self.directory / name).is_dir() else []
             if left:
                 self.outcome.add(LEFTOVER, f"{name}: {', '.join(left[:3])}")
 
@@ -104,8 +104,8 @@ def check_replaced_run(state):
     """The name of a replaced run belongs to the earlier run or to one that can be resumed."""
     run = "runs/byte"
     state.must_run("eval", "byte", *EVAL)
-    if same_run(state.folder / run, state.before / run):
-        if state.must_run(*state.job.words) and not same_run(state.folder / run, state.after / run):
+    if same_run(state.directory / run, state.before / run):
+        if state.must_run(*state.job.words) and not same_run(state.directory / run, state.after / run):
             state.outcome.add(SILENT, "the new run differs from an uninterrupted one")
     else:
         _finish(state, "byte")
@@ -125,14 +125,14 @@ def _finish(state, name):
         started = state.run(*state.job.words)
         if not started.done and not state.must_run(*state.job.words, "--force"):
             return
-    if not same_run(state.folder / "runs" / name, state.after / "runs" / name):
+    if not same_run(state.directory / "runs" / name, state.after / "runs" / name):
         state.outcome.add(SILENT, f"runs/{name} differs from an uninterrupted run")
 
 
 def check_losses(state):
     """A file of losses is complete, the earlier or the new one; the results of a run can be read."""
-    path = state.folder / "losses.h5"
-    if not any(holds(path, arrays_of(folder / "losses.h5")) for folder in (state.before, state.after)):
+    path = state.directory / "losses.h5"
+    if not any(holds(path, arrays_of(directory / "losses.h5")) for directory in (state.before, state.after)):
         state.outcome.add(LOST, "losses.h5 has neither the earlier nor the new losses")
     state.must_run("runs", "show", "byte", "--json")
     if state.repeat() and not holds(path, arrays_of(state.after / "losses.h5")):
@@ -142,7 +142,7 @@ def check_losses(state):
 
 def check_recl(state):
     """Earlier losses by context are kept."""
-    if not holds(state.folder / "runs/recl.h5", arrays_of(state.before / "runs/recl.h5")):
+    if not holds(state.directory / "runs/recl.h5", arrays_of(state.before / "runs/recl.h5")):
         state.outcome.add(LOST, "runs/recl.h5 lacks earlier losses")
     state.repeat()
     state.has_no_temporary_files("runs")
@@ -228,8 +228,8 @@ class Rehearsal:
     seconds: float
     changes: int
 
-    def state(self, folder, outcome):
-        return State(self.job, folder, self.before, self.after, self.result, outcome)
+    def state(self, directory, outcome):
+        return State(self.job, directory, self.before, self.after, self.result, outcome)
 
 
 def small_scale(has_ptb):
@@ -256,10 +256,10 @@ def rehearse(sample, jobs=JOBS):
     scales.SCALES["tiny"] = small_scale
     rehearsals = []
     for job in jobs:
-        parent = sample.folder.parent / f"rehearsal of {job.name}"
+        parent = sample.directory.parent / f"rehearsal of {job.name}"
         shutil.rmtree(parent, ignore_errors=True)
         before, after = (sample.copy(job.needs, parent / name) for name in ("before", "after"))
-        ended = process.run(*job.words, folder=after, limit_s=120)
+        ended = process.run(*job.words, directory=after, limit_s=120)
         assert ended.done, f"{ended.command}: {ended.stderr}"
         rehearsals.append(Rehearsal(job, before, after, results.stable(ended.stdout), ended.seconds, ended.changes))
     return rehearsals

@@ -37,13 +37,13 @@ class KillOf:
     def name(self):
         return f"#{self.number} {self.kill}"
 
-    def act(self, folder, outcome):
+    def act(self, directory, outcome):
         job = self.rehearsal.job
-        self.sample.copy(job.needs, folder)
-        ended = outcome.examine(process.run(*job.words, folder=folder, kill=self.kill))
+        self.sample.copy(job.needs, directory)
+        ended = outcome.examine(process.run(*job.words, directory=directory, kill=self.kill))
         if self.kill.number == signal.SIGTERM:
             _check_terminated(ended, outcome)
-        job.check(self.rehearsal.state(folder, outcome))
+        job.check(self.rehearsal.state(directory, outcome))
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class KillChain:
     def name(self):
         return f"#{self.number}"
 
-    def act(self, folder, outcome):
+    def act(self, directory, outcome):
         job, chance = self.rehearsal.job, random.Random(f"{self.seed} chain {self.number}")
-        self.sample.copy(job.needs, folder)
-        run = folder / "runs/new"
+        self.sample.copy(job.needs, directory)
+        run = directory / "runs/new"
         for _ in range(CHAIN):
             kill = Kill(signal.SIGKILL, after_s=chance.uniform(0, LATEST * self.rehearsal.seconds))
             started = (*job.words, "--force") if run.is_dir() else job.words
             words = ("train", "--resume", "new") if (run / "last.safetensors").exists() else started
-            ended = outcome.examine(process.run(*words, folder=folder, kill=kill))
+            ended = outcome.examine(process.run(*words, directory=directory, kill=kill))
             if ended.done:
                 break
-        job.check(self.rehearsal.state(folder, outcome))
+        job.check(self.rehearsal.state(directory, outcome))
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class KillAtStart:
     def name(self):
         return f"#{self.number} SIGTERM after {self.after_s:.3f} s"
 
-    def act(self, folder, outcome):
+    def act(self, directory, outcome):
         kill = Kill(signal.SIGTERM, after_s=self.after_s)
-        ended = outcome.examine(process.run("runs", folder=folder, kill=kill, fresh=True))
+        ended = outcome.examine(process.run("runs", directory=directory, kill=kill, fresh=True))
         if ended.code != 1:  # otherwise there are no runs to list, and the signal came too late
             _check_terminated(ended, outcome)
 
@@ -116,7 +116,7 @@ def injections(sample, amounts):
             for number in range(amounts.kills - chains - at_start)
         ),
         *(KillChain(training, sample, amounts.seed, number) for number in range(chains)),
-        *_kills_at_start(at_start, amounts.seed, sample.folder),
+        *_kills_at_start(at_start, amounts.seed, sample.directory),
     ]
 
 
@@ -130,9 +130,9 @@ def _kill_of(rehearsal, sample, number, amounts):
     return KillOf(rehearsal, sample, Kill(sent, before_change=change), number)
 
 
-def _kills_at_start(count, seed, folder):
+def _kills_at_start(count, seed, directory):
     chance = random.Random(f"{seed} start")
     started = time.monotonic()
-    process.run("runs", folder=folder.parent, fresh=True)
+    process.run("runs", directory=directory.parent, fresh=True)
     duration = time.monotonic() - started
     return [KillAtStart(chance.uniform(EARLIEST_S, duration), number) for number in range(count)]

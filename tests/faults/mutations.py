@@ -62,7 +62,7 @@ class Target:
     format: str
     file: str
     needs: tuple[str, ...]
-    """Files and folders of the sample that the commands need, the file among them."""
+    """Files and directories of the sample that the commands need, the file among them."""
     commands: tuple[tuple[str, ...], ...]
     damage: Callable
     """Function like `damage_bytes`: returns a description, and True if no other result is permitted."""
@@ -379,21 +379,21 @@ class Mutation:
     def name(self):
         return f"{self.target_file.file} #{self.number}"
 
-    def act(self, folder, outcome):
+    def act(self, directory, outcome):
         target = self.target_file
-        self.sample.copy(target.needs, folder)
-        others = {name: (self.sample.folder / name).read_bytes() for name in OTHERS}
+        self.sample.copy(target.needs, directory)
+        others = {name: (self.sample.directory / name).read_bytes() for name in OTHERS}
         chance = random.Random(f"{self.seed} {target.file} {self.number}")
-        damage, is_strict = target.damage(folder / target.file, others, self.number // self._turns(), chance)
+        damage, is_strict = target.damage(directory / target.file, others, self.number // self._turns(), chance)
         outcome.name = f"{self.name}: {damage}"
         for words, expected in zip(target.commands, self.expected, strict=True):
-            before = results.contents(folder)
-            ended = outcome.examine(process.run(*words, folder=folder))
+            before = results.contents(directory)
+            ended = outcome.examine(process.run(*words, directory=directory))
             if is_strict and not ended.done:
-                examine_files(before, results.contents(folder), ended, outcome)
+                examine_files(before, results.contents(directory), ended, outcome)
             wrong = ended.done and (
                 results.stable(ended.stdout) != expected
-                or (words == target.commands[-1] and _output(target, folder) != self.output)
+                or (words == target.commands[-1] and _output(target, directory) != self.output)
             )
             if wrong and is_strict and not _reports_damage(ended.stderr):
                 outcome.add(SILENT, f"{ended.command}: another result")
@@ -428,14 +428,14 @@ def injections(sample, amounts):
 
 def _expected(sample, target):
     """Return the results of the commands with the undamaged file, and the file that the last one writes."""
-    with tempfile.TemporaryDirectory(dir=sample.folder.parent) as name:
-        folder = sample.copy(target.needs, Path(name))
-        ended = [process.run(*words, folder=folder) for words in target.commands]
-        output = _output(target, folder)
+    with tempfile.TemporaryDirectory(dir=sample.directory.parent) as name:
+        directory = sample.copy(target.needs, Path(name))
+        ended = [process.run(*words, directory=directory) for words in target.commands]
+        output = _output(target, directory)
     for one in ended:
         assert one.done, f"{one.command}: {one.stderr}"
     return [results.stable(one.stdout) for one in ended], output
 
 
-def _output(target, folder):
-    return results.written(folder / target.output) if target.output else None
+def _output(target, directory):
+    return results.written(directory / target.output) if target.output else None

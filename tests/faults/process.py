@@ -1,7 +1,7 @@
 """Runs commands of txl in forked processes, with everything imported already, and can kill them at a given moment.
 
-A fork takes milliseconds where a new interpreter takes seconds. Each process has a folder, a time limit and a limit of
-its address space; its output goes to files in memory.
+A fork takes milliseconds where a new interpreter takes seconds. Each process has a directory, a time limit and a limit
+of its address space; its output goes to files in memory.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Ended:
     peak_bytes: int
     hung: bool
     changes: int
-    """Number of file changes that Python made in the folder."""
+    """Number of file changes that Python made in the directory."""
 
     @property
     def done(self):
@@ -155,12 +155,12 @@ class Process:
             os.close(descriptor)
 
 
-def start(*arguments, folder, kill=None, fresh=False, longest_file=None):
-    """Start a command in a folder.
+def start(*arguments, directory, kill=None, fresh=False, longest_file=None):
+    """Start a command in a directory.
 
     Args:
         arguments: the words of the command line.
-        folder: working folder of the process.
+        directory: working directory of the process.
         kill: a signal that ends it.
         fresh: start a new interpreter instead of a fork, which also covers the start and the exit of Python.
         longest_file: limit of the size of files, in bytes; None for no limit.
@@ -173,7 +173,7 @@ def start(*arguments, folder, kill=None, fresh=False, longest_file=None):
     pid = os.fork()
     if pid == 0:
         try:
-            _become(words, Path(folder), outputs, counter, kill, fresh=fresh, longest_file=longest_file)
+            _become(words, Path(directory), outputs, counter, kill, fresh=fresh, longest_file=longest_file)
         except BaseException:
             os.write(outputs[1], traceback.format_exc().encode(errors="backslashreplace"))
         finally:
@@ -190,9 +190,9 @@ def run(*arguments, limit_s=HANG_S, watch=None, **options):
         process.close()
 
 
-def _become(words, folder, outputs, counter, kill, *, fresh, longest_file):
+def _become(words, directory, outputs, counter, kill, *, fresh, longest_file):
     os.setpgid(0, 0)
-    os.chdir(folder)
+    os.chdir(directory)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
     for number, output in enumerate(outputs, 1):
@@ -210,7 +210,7 @@ def _become(words, folder, outputs, counter, kill, *, fresh, longest_file):
     _limit_addresses()
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 - for the whole process
     sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as Python opens it
-    sys.addaudithook(_Changes(folder, counter, kill))
+    sys.addaudithook(_Changes(directory, counter, kill))
     os.pwrite(counter, b"1", READY)
     os._exit(_exit_code(words))
 
@@ -242,10 +242,10 @@ def _exit_code(words):
 
 
 class _Changes:
-    """An audit hook that counts changes of files in a folder, and sends the signal of a `Kill` before one of them."""
+    """Audit hook that counts changes of files in a directory, and sends the signal of a `Kill` before one of them."""
 
-    def __init__(self, folder, counter, kill):
-        self._folder, self._counter, self._kill, self._count = f"{folder}/", counter, kill, 0
+    def __init__(self, directory, counter, kill):
+        self._directory, self._counter, self._kill, self._count = f"{directory}/", counter, kill, 0
 
     def __call__(self, event, arguments):
         if event == "open":
@@ -257,7 +257,7 @@ class _Changes:
             path = arguments[0]
         else:
             return
-        if not isinstance(path, str | os.PathLike) or not os.path.abspath(path).startswith(self._folder):
+        if not isinstance(path, str | os.PathLike) or not os.path.abspath(path).startswith(self._directory):
             return
         self._count += 1
         os.pwrite(self._counter, self._count.to_bytes(8, "little"), 0)

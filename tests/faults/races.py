@@ -20,13 +20,13 @@ class Race:
     sample: object
     name: str
     check: Callable
-    """Called with the folder, the outcome and how both ended."""
+    """Called with the directory, the outcome and how both ended."""
 
     fault = "races"
 
-    def act(self, folder, outcome):
-        self.sample.copy(self.needs, folder)
-        processes = [process.start(*words, folder=folder) for words in self.words]
+    def act(self, directory, outcome):
+        self.sample.copy(self.needs, directory)
+        processes = [process.start(*words, directory=directory) for words in self.words]
         ended = []
         for one in processes:
             ended.append(outcome.examine(one.wait()))
@@ -36,7 +36,7 @@ class Race:
                 outcome.add(TRACEBACK, f"{command.command}: exit code {command.code}")
         if not any(command.done for command in ended):
             outcome.add(LOST, f"neither succeeded; {ended[0].last_line}; {ended[1].last_line}")
-        self.check(folder, outcome, ended)
+        self.check(directory, outcome, ended)
 
 
 def _one_wins(outcome, ended):
@@ -46,56 +46,56 @@ def _one_wins(outcome, ended):
     return next((number for number, command in enumerate(ended) if command.done), None)
 
 
-def _check_new_store(folder, outcome, ended):
+def _check_new_store(directory, outcome, ended):
     winner = _one_wins(outcome, ended)
     if winner is not None and not all(command.done for command in ended):
-        expected = process.run(*ended[winner].words, "--data-dir", "alone", folder=folder)
-        if not expected.done or content(folder / "data/new.h5") != content(folder / "alone/new.h5"):
+        expected = process.run(*ended[winner].words, "--data-dir", "alone", directory=directory)
+        if not expected.done or content(directory / "data/new.h5") != content(directory / "alone/new.h5"):
             outcome.add(LOST, "data/new.h5 is not the store of the command that succeeded")
 
 
-def _check_replaced_store(folder, outcome, ended):
+def _check_replaced_store(directory, outcome, ended):
     stores = []
     for number, command in enumerate(ended):
-        process.run(*command.words, "--data-dir", f"alone{number}", folder=folder)
-        stores.append(content(folder / f"alone{number}/novel.h5"))
-    if content(folder / "data/novel.h5") not in stores:
+        process.run(*command.words, "--data-dir", f"alone{number}", directory=directory)
+        stores.append(content(directory / f"alone{number}/novel.h5"))
+    if content(directory / "data/novel.h5") not in stores:
         outcome.add(LOST, "data/novel.h5 is the store of neither command")
 
 
-def _check_new_run(folder, outcome, ended):
+def _check_new_run(directory, outcome, ended):
     winner = _one_wins(outcome, ended)
     if winner is not None and not all(command.done for command in ended):
-        process.run(*ended[winner].words, "--runs-dir", "alone", folder=folder)
-        if not same_run(folder / "runs/new", folder / "alone/new"):
+        process.run(*ended[winner].words, "--runs-dir", "alone", directory=directory)
+        if not same_run(directory / "runs/new", directory / "alone/new"):
             outcome.add(LOST, "runs/new is not the run of the command that succeeded")
 
 
-def _check_resumed(folder, outcome, ended):
+def _check_resumed(directory, outcome, ended):
     """Either may wait for the other; the run must be the one of a single command."""
-    process.run("train", "tiny.toml", "--name", "alone", folder=folder)
-    if not same_run(folder / "runs/half", folder / "runs/alone"):
+    process.run("train", "tiny.toml", "--name", "alone", directory=directory)
+    if not same_run(directory / "runs/half", directory / "runs/alone"):
         outcome.add(LOST, "runs/half differs from an uninterrupted run")
 
 
-def _check_imported(folder, outcome, ended):
+def _check_imported(directory, outcome, ended):
     _one_wins(outcome, ended)
-    process.run("import", "hf", "--name", "alone", folder=folder)
-    if Saved(folder / "runs/new/best.safetensors") != Saved(folder / "runs/alone/best.safetensors"):
+    process.run("import", "hf", "--name", "alone", directory=directory)
+    if Saved(directory / "runs/new/best.safetensors") != Saved(directory / "runs/alone/best.safetensors"):
         outcome.add(LOST, "runs/new is not the imported run")
 
 
-def _check_evaluated(folder, outcome, ended):
-    shown = outcome.examine(process.run("runs", "show", "byte", "--json", folder=folder))
+def _check_evaluated(directory, outcome, ended):
+    shown = outcome.examine(process.run("runs", "show", "byte", "--json", directory=directory))
     if not shown.done or not all(command.done for command in ended):
         outcome.add(LOST, f"{shown.command}: {shown.last_line}; {ended[0].last_line}; {ended[1].last_line}")
-    lengths = [line["mem_len"] for line in stable((folder / "runs/byte/evals.jsonl").read_text())[-2:]]
+    lengths = [line["mem_len"] for line in stable((directory / "runs/byte/evals.jsonl").read_text())[-2:]]
     if sorted(lengths) != [3, 5]:
         outcome.add(LOST, f"evals.jsonl ends with the memory lengths {lengths}")
 
 
-def _check_recl(folder, outcome, ended):
-    again = outcome.examine(process.run("recl", "byte", *RECL, "--json", folder=folder))
+def _check_recl(directory, outcome, ended):
+    again = outcome.examine(process.run("recl", "byte", *RECL, "--json", directory=directory))
     if not again.done:
         outcome.add(LOST, f"{again.command}: {again.last_line}")
 

@@ -86,8 +86,8 @@ def main(
     json_file = json_file and json_file.absolute()
     moments = random.Random(seed)
     outcomes: dict[str, list[Outcome]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
         _run([*TRAIN[:2], "prepare", "stdlib"])
         for fault in (fault for fault in FAULTS if only in fault.name):
             outcomes[fault.name] = [_inject(fault, moments.random()) for _ in range(repeat)]
@@ -183,13 +183,13 @@ def _wait_for(condition: Callable[[], object], seconds: float = LONGEST_S) -> No
 
 
 def _ranks() -> dict[int, int]:
-    """Return the processes that train in this folder, by rank."""
+    """Return the processes that train in this directory, by rank."""
     here, ranks = Path.cwd(), {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "cwd").readlink() == here:
-                environment = (folder / "environ").read_bytes().split(b"\0")
-                ranks |= {int(word[5:]): int(folder.name) for word in environment if word.startswith(b"RANK=")}
+            if (directory / "cwd").readlink() == here:
+                environment = (directory / "environ").read_bytes().split(b"\0")
+                ranks |= {int(word[5:]): int(directory.name) for word in environment if word.startswith(b"RANK=")}
     return ranks
 
 

@@ -35,11 +35,13 @@ def _without_times(value):
     return repr(value) if isinstance(value, float) else value  # NaN equals itself
 
 
-def same_run(folder, other):
+def same_run(directory, other):
     """Return True if two runs have the same weights and the same validation losses, bit for bit."""
     try:
-        weights = all(Saved(folder / name) == Saved(other / name) for name in ("last.safetensors", "best.safetensors"))
-        losses = [_validations(one / "metrics.jsonl") for one in (folder, other)]
+        weights = all(
+            Saved(directory / name) == Saved(other / name) for name in ("last.safetensors", "best.safetensors")
+        )
+        losses = [_validations(one / "metrics.jsonl") for one in (directory, other)]
     except Exception:  # a file is missing or damaged in any way
         return False
     return weights and losses[0] == losses[1]
@@ -79,11 +81,11 @@ def content(path):
     return path.read_bytes() if path.is_file() else None
 
 
-def contents(folder):
-    """Return the bytes of all files of a folder by name, without locks."""
+def contents(directory):
+    """Return the bytes of all files of a directory by name, without locks."""
     return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(Path(folder).rglob("*"))
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(Path(directory).rglob("*"))
         if path.is_file() and not _is_lock(path)
     }
 
@@ -99,10 +101,10 @@ def _is_lock(path):
     return path.parent.name == ".locks" or path.name.endswith(".lock")
 
 
-def hidden_files(folder):
-    """Return the temporary files and folders below a folder, without locks."""
+def hidden_files(directory):
+    """Return the temporary files and directories below a directory, without locks."""
     return sorted(
-        str(path.relative_to(folder))
-        for path in Path(folder).rglob(".*")
+        str(path.relative_to(directory))
+        for path in Path(directory).rglob(".*")
         if path.name != ".locks" and not _is_lock(path)
     )

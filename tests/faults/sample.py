@@ -31,64 +31,68 @@ FOREIGN_CONFIG = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Undamaged files in a folder."""
+    """Undamaged files in a directory."""
 
-    folder: Path
+    directory: Path
 
-    def copy(self, names, folder):
-        """Copy files and folders, given by their names in the sample."""
+    def copy(self, names, directory):
+        """Copy files and directories, given by their names in the sample."""
         for name in names:
-            source, target = self.folder / name, folder / name
+            source, target = self.directory / name, directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, target, dirs_exist_ok=True)
             else:
                 shutil.copy2(source, target)
-        return folder
+        return directory
 
 
-def build(folder):
-    """Make the sample in an empty folder."""
-    prepare_and_train(folder)
-    where = ["--data-dir", folder / "data", "--runs-dir", folder / "runs"]
-    done("train", folder / "tiny.toml", *where, "--name", "half", "--max-steps", 4)
+def build(directory):
+    """Make the sample in an empty directory."""
+    prepare_and_train(directory)
+    where = ["--data-dir", directory / "data", "--runs-dir", directory / "runs"]
+    done("train", directory / "tiny.toml", *where, "--name", "half", "--max-steps", 4)
     for run in ("byte", "half", "word"):
         done("eval", run, *where, "--positions", 40)
         done("eval", run, *where, "--split", "valid")
     done("recl", "byte", *where, *RECL, "--split", "valid")  # earlier losses
-    done("eval", "byte", *where, "--split", "valid", "--losses", folder / "losses.h5", "--quiet")
-    done("export", "word", folder / "hf", "--runs-dir", folder / "runs")
-    shutil.copytree(folder / "hf", folder / "out")
-    (folder / "other.txt").write_text("".join(f"{number:x} is followed by {number + 1:x}\n" for number in range(9000)))
-    _write_foreign(folder)
-    _write_archives(folder)
-    shutil.rmtree(folder / "runs/.locks")
-    for lock in (folder / "runs").glob(".*.lock"):
+    done("eval", "byte", *where, "--split", "valid", "--losses", directory / "losses.h5", "--quiet")
+    done("export", "word", directory / "hf", "--runs-dir", directory / "runs")
+    shutil.copytree(directory / "hf", directory / "out")
+    (directory / "other.txt").write_text(
+        "".join(f"{number:x} is followed by {number + 1:x}\n" for number in range(9000))
+    )
+    _write_foreign(directory)
+    _write_archives(directory)
+    shutil.rmtree(directory / "runs/.locks")
+    for lock in (directory / "runs").glob(".*.lock"):
         lock.unlink()
-    return Sample(folder)
+    return Sample(directory)
 
 
-def _write_foreign(folder):
-    """Write the same weights as a state dict, as a dump of variables and as a folder; a vocabulary and a recipe."""
+def _write_foreign(directory):
+    """Write the same weights as a state dict, as a dump of variables and as a directory; a vocabulary and a recipe."""
     weights = draw_weights(div_val=2)
-    torch.save(pytorch_state_dict(weights, div_val=2), folder / "state.pt")
-    np.savez(folder / "tf.npz", **{name: tensor.numpy() for name, tensor in tf_variables(weights, div_val=2).items()})
-    (folder / "bin").mkdir()
-    torch.save(hugging_face_state_dict(weights, div_val=2), folder / "bin/pytorch_model.bin")
-    (folder / "bin/config.json").write_text(json.dumps(FOREIGN_CONFIG))
+    torch.save(pytorch_state_dict(weights, div_val=2), directory / "state.pt")
+    np.savez(
+        directory / "tf.npz", **{name: tensor.numpy() for name, tensor in tf_variables(weights, div_val=2).items()}
+    )
+    (directory / "bin").mkdir()
+    torch.save(hugging_face_state_dict(weights, div_val=2), directory / "bin/pytorch_model.bin")
+    (directory / "bin/config.json").write_text(json.dumps(FOREIGN_CONFIG))
     words = [*(f"w{number}" for number in range(V - 1)), "<eos>"]
-    (folder / "bin/vocab.txt").write_text("".join(f"{word}\n" for word in words))
-    (folder / "words.txt").write_text("".join(f"{word}\n" for word in words))
-    (folder / "words.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
-    (folder / "foreign.toml").write_text(FOREIGN)
+    (directory / "bin/vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    (directory / "words.txt").write_text("".join(f"{word}\n" for word in words))
+    (directory / "words.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
+    (directory / "foreign.toml").write_text(FOREIGN)
 
 
-def _write_archives(folder):
+def _write_archives(directory):
     """Write the novel as an archive of Penn Treebank, and as a prefix of text8."""
-    with tarfile.open(folder / "ptb.tgz", "w:gz") as archive:
+    with tarfile.open(directory / "ptb.tgz", "w:gz") as archive:
         for split in ("train", "valid", "test"):
-            archive.add(folder / f"novel/{split}.txt", f"simple-examples/data/ptb.{split}.txt")
-    with zipfile.ZipFile(folder / "text8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.add(directory / f"novel/{split}.txt", f"simple-examples/data/ptb.{split}.txt")
+    with zipfile.ZipFile(directory / "text8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("text8", "the fox and the cat jump over lazy dogs " * 300)
 
 

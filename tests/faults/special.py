@@ -1,4 +1,4 @@
-"""Special files where a file is expected: FIFO, socket, links to devices, broken and endless links, folder."""
+"""Special files where a file is expected: FIFO, socket, links to devices, broken and endless links, directory."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def _loop_of_links(path):
     path.symlink_to(path.name)
 
 
-def _folder(path):
+def _directory(path):
     path.mkdir()
 
 
@@ -58,7 +58,7 @@ SPECIAL = {
     "link to /dev/tty": _link_to_terminal,
     "broken link": _broken_link,
     "link to itself": _loop_of_links,
-    "folder": _folder,
+    "folder": _directory,
 }
 HALF = ("tiny.toml", "data/novel.h5", "runs/half")
 BYTE = ("data/novel.h5", "runs/byte")
@@ -94,7 +94,7 @@ MAY_SUCCEED = {
     *((target, "broken link") for target in ("metrics.jsonl", "metrics.jsonl to resume")),
     *((target, "link to itself") for target in ("losses to write", "losses of recl")),
 }
-"""Requests that make sense: a folder of texts, and files that need not exist yet."""
+"""Requests that make sense: a directory of texts, and files that need not exist yet."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,15 @@ class SpecialFile:
 
     fault = "special files"
 
-    def act(self, folder, outcome):
-        self.sample.copy(self.needs, folder)
+    def act(self, directory, outcome):
+        self.sample.copy(self.needs, directory)
         if "half-2" in self.words:
-            shutil.copytree(folder / "runs/half", folder / "runs/half-2")
-        path = folder / self.path
+            shutil.copytree(directory / "runs/half", directory / "runs/half-2")
+        path = directory / self.path
         path.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
         SPECIAL[self.name](path)
-        ended = outcome.examine(process.run(*self.words, folder=folder))
+        ended = outcome.examine(process.run(*self.words, directory=directory))
         if ended.done and (self.target, self.name) not in MAY_SUCCEED and "damaged" not in ended.stderr:
             outcome.add(SILENT, f"{ended.command}: accepted")
 

@@ -1,4 +1,4 @@
-"""Runs injections in parallel, each in a folder of its own."""
+"""Runs injections in parallel, each in a directory of its own."""
 
 import multiprocessing
 import shutil
@@ -19,7 +19,7 @@ FAULTS = {
     "races": races.injections,
     "special": special.injections,
 }
-FAST_FOLDER = Path("/dev/shm")  # in memory: thousands of small files are written and synchronized
+FAST_DIRECTORY = Path("/dev/shm")  # in memory: thousands of small files are written and synchronized
 SECONDS_BETWEEN_REPORTS = 15
 
 
@@ -40,9 +40,9 @@ class Amounts:
     """Formats to mutate; empty for all."""
 
 
-def work_folder(parent=None):
-    """Return a context manager of a temporary folder, in memory if possible."""
-    parent = parent or (FAST_FOLDER if FAST_FOLDER.is_dir() else None)
+def work_directory(parent=None):
+    """Return a context manager of a temporary directory, in memory if possible."""
+    parent = parent or (FAST_DIRECTORY if FAST_DIRECTORY.is_dir() else None)
     return tempfile.TemporaryDirectory(prefix="txl-faults-", dir=parent, ignore_cleanup_errors=True)
 
 
@@ -50,8 +50,8 @@ def run(injections, work, jobs, on_outcomes=lambda outcomes: None):
     """Make all injections and return their outcomes in order.
 
     Args:
-        injections: objects with the attributes fault, target, name and the method `act(folder, outcome)`.
-        work: folder for temporary files.
+        injections: objects with the attributes fault, target, name and the method `act(directory, outcome)`.
+        work: directory for temporary files.
         jobs: number of processes.
         on_outcomes: called now and then with the outcomes so far.
     """
@@ -86,11 +86,11 @@ def _inject_number(number):
 
 def _inject(injection, work):
     outcome = Outcome(injection.fault, injection.target, injection.name)
-    folder = Path(tempfile.mkdtemp(dir=work))
+    directory = Path(tempfile.mkdtemp(dir=work))
     try:
-        injection.act(folder, outcome)
+        injection.act(directory, outcome)
     except Exception as error:
         raise RuntimeError(f"{injection.fault} {injection.target} {injection.name}: {error!r}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     return outcome

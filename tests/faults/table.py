@@ -12,10 +12,10 @@ LOST, SILENT, TRACEBACK, HANG, SIGNAL, LEFTOVER, MEMORY = KINDS = (
     "hang",  # more than HANG_S seconds, without the time in which other processes had all processors
     "signal",  # ended by a signal that the suite did not send
     "leftover",  # a temporary file that the next command did not remove
-    "memory",  # more than MOST_BYTES
+    "memory",  # more than MAX_BYTES
 )
 HANG_S = 20.0
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
 COLUMNS = ("fault", "target", "injections", "lost", "silent", "tracebacks", "hangs", "signals", "leftovers", "peak MB")
 STACK = 2000  # characters of the end of stderr, where a process that hangs writes its stack
@@ -46,7 +46,7 @@ class Outcome:
         """Add what is wrong with the end of a process, whatever it was asked to do."""
         said = f"{ended.command}: {ended.last_line}"
         self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)
-        if ended.peak_bytes > MOST_BYTES:
+        if ended.peak_bytes > MAX_BYTES:
             self.add(MEMORY, f"{ended.command}: {ended.peak_bytes >> 20:,} MB")
         if "\x1b" in ended.stdout + ended.stderr:
             self.add(SILENT, f"{ended.command}: terminal escapes are printed")

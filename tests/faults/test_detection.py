@@ -71,15 +71,15 @@ def test_the_table_counts_injections_and_not_findings():
     assert (row.injections, row.counts[table.LOST], row.counts[table.SILENT], row.peak_bytes) == (2, 1, 0, 5)
 
 
-def test_a_command_runs_in_a_folder_and_its_output_is_kept(tmp_path):
-    ended = process.run("runs", "--json", folder=tmp_path)
+def test_a_command_runs_in_a_directory_and_its_output_is_kept(tmp_path):
+    ended = process.run("runs", "--json", directory=tmp_path)
     assert (ended.code, ended.stdout) == (1, "")
     assert ended.last_line.startswith("error: no run under runs; ")
 
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
     (tmp_path / "lines.txt").touch()
-    ended = process.run("train", "enwik8", "--dry-run", folder=tmp_path, limit_s=0.01)
+    ended = process.run("train", "enwik8", "--dry-run", directory=tmp_path, limit_s=0.01)
     assert ended.hung
     assert not ended.done
 
@@ -98,10 +98,10 @@ def test_the_time_without_a_processor_is_counted_for_children_too():
 
 def test_a_command_is_killed_before_a_change_of_a_file(tmp_path):
     (tmp_path / "text.txt").write_text("the fox jumps over the lazy dogs\n" * 50)
-    whole = process.run("prepare", "text.txt", folder=tmp_path)
+    whole = process.run("prepare", "text.txt", directory=tmp_path)
     assert whole.done
     assert whole.changes > 3
-    stopped = process.run("prepare", "text.txt", "--name", "b", folder=tmp_path, kill=Kill(signal.SIGKILL, None, 2))
+    stopped = process.run("prepare", "text.txt", "--name", "b", directory=tmp_path, kill=Kill(signal.SIGKILL, None, 2))
     assert (stopped.signal, stopped.was_sent) == (signal.SIGKILL, True)
     assert not (tmp_path / "data/b.h5").exists()
 

@@ -22,9 +22,9 @@ RACES = [target for target, *_ in races.PAIRS]
 @pytest.fixture(scope="session")
 def findings():
     """Return a function that injects faults of one kind into one target, and returns what it found."""
-    with suite.work_folder() as name:
-        folder = Path(name)
-        sample = build(folder / "sample")
+    with suite.work_directory() as name:
+        directory = Path(name)
+        sample = build(directory / "sample")
 
         @functools.cache
         def injections(fault):
@@ -33,7 +33,7 @@ def findings():
         def inject(kind, fault, target=None):
             chosen = [one for one in injections(kind) if one.fault == fault and target in (None, one.target)]
             assert chosen
-            outcomes = suite.run(chosen, folder, jobs=1)
+            outcomes = suite.run(chosen, directory, jobs=1)
             return [f"{one.name}: {found.kind}, {found.detail}" for one in outcomes for found in one.findings]
 
         yield inject

@@ -1,10 +1,10 @@
 """Fuzz every reader of files for some seconds, and show how many inputs were tried.
 
-python -m tests.fuzz [--target NAME] [--seconds N] [--corpus FOLDER]
+python -m tests.fuzz [--target NAME] [--seconds N] [--corpus DIRECTORY]
 
 Needs `pip install -e ".[fuzz]"` (Linux). An input that a reader neither accepts nor refuses with an error of txl is
-written to the corpus and named, and the exit code is 1. With a folder for the corpus, a later call continues where this
-one ended; without it, the corpus is kept only if it has such an input.
+written to the corpus and named, and the exit code is 1. With a directory for the corpus, a later call continues where
+this one ended; without it, the corpus is kept only if it has such an input.
 """
 
 import concurrent.futures
@@ -50,17 +50,17 @@ def fuzz(name, sample, corpus, seconds):
 
     Args:
         name: of the target.
-        sample: folder of undamaged files.
-        corpus: folder of the inputs that reach new branches; it is created.
+        sample: directory of undamaged files.
+        corpus: directory of the inputs that reach new branches; it is created.
         seconds: time limit.
     """
-    folder = corpus / name
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = corpus / name
+    directory.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(targets.named(name).seeds(sample)):
-        (folder / f"seed-{number}").write_bytes(seed)
+        (directory / f"seed-{number}").write_bytes(seed)
     options = (
-        *(folder, f"-max_total_time={seconds}", f"-max_len={targets.MOST_BYTES}", f"-timeout={INPUT_S}"),
-        *(f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={folder}/", "-seed=1", "-print_final_stats=1"),
+        *(directory, f"-max_total_time={seconds}", f"-max_len={targets.MAX_BYTES}", f"-timeout={INPUT_S}"),
+        *(f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={directory}/", "-seed=1", "-print_final_stats=1"),
     )
     words = [sys.executable, "-m", "tests.fuzz.worker", name, sample, *options]
     ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace", check=False)
@@ -90,7 +90,7 @@ def main(
     if target is not None and target not in targets.NAMES:
         raise typer.BadParameter(f"--target {target}: must be one of {', '.join(targets.NAMES)}")
     with tempfile.TemporaryDirectory(prefix="txl-fuzz-") as name:
-        sample = build(Path(name) / "sample").folder
+        sample = build(Path(name) / "sample").directory
         keep = corpus or Path(tempfile.mkdtemp(prefix="txl-fuzz-corpus-"))
         with concurrent.futures.ThreadPoolExecutor(processors.available()) as pool:
             names = [target] if target else targets.NAMES

@@ -26,9 +26,9 @@ from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
 from txlcli.exchange import huggingface, parquet_text, token_files, vocabularies, weights
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Longest input; every format is complete in less."""
 
 
@@ -38,9 +38,9 @@ class Target:
 
     name: str
     seeds: Callable[[Path], list[bytes]]
-    """Returns valid inputs, given the folder of the sample of `tests.faults`."""
+    """Returns valid inputs, given the directory of the sample of `tests.faults`."""
     reader: Callable[[Path, Path], Callable[[bytes], None]]
-    """Returns the function, given the sample and a folder to work in."""
+    """Returns the function, given the sample and a directory to work in."""
 
 
 def refused(function):
@@ -109,14 +109,14 @@ def _stores(sample, work):
 def _runs(sample, work):
     def read(data):
         (work / "run.json").write_bytes(data)
-        run_folder.open_run(work)
+        run_directory.open_run(work)
 
     return refused(read)
 
 
 def _reports(sample, work):
-    run = run_folder.open_run(sample / "runs/half")
-    run = type(run)(**{**vars(run), "folder": work})
+    run = run_directory.open_run(sample / "runs/half")
+    run = type(run)(**{**vars(run), "directory": work})
 
     def read(data):
         for name in ("metrics.jsonl", "evals.jsonl"):
@@ -139,7 +139,7 @@ def _checkpoints(sample, work):
         if data[:1] == b"{":  # safetensors takes text only
             data = save({"model.a": np.zeros(3, np.float32)}, {"txl": data.decode(errors="replace")})
         path.write_bytes(data)
-        run_folder.checkpoint_state(work)
+        run_directory.checkpoint_state(work)
         checkpoint.load(path)
 
     return refused(read)
@@ -202,8 +202,8 @@ def _seeds_of_compressed_files(sample):
     values = {str: "0", int: 1, list: [1.0, 2.0]}
     header = {name: values[types[0]] for name, types in compressed_file.TYPES.items()}
     digests = dict.fromkeys(compressed_file.DIGESTS, b"8 bytes.")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "packed"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "packed"
         compressed_file.write(path, header, digests, np.arange(7, dtype=np.uint32))
         return [path.read_bytes()[len(compressed_file.MAGIC) : -compressed_file.DIGEST_BYTES]]
 
@@ -225,8 +225,8 @@ def _tokens(sample, work):
 
 
 def _seeds_of_tokens(sample):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.bin"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "train.bin"
         token_files.write_megatron(path, IDS, 97, np.array([0, 3]))
         seeds = [b"i" + path.with_suffix(".idx").read_bytes()]
         for write in (token_files.write_nanogpt, token_files.write_llm_c):
@@ -245,8 +245,8 @@ def _parquet(sample, work):
 
 
 def _seeds_of_parquet(sample):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "text.parquet"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "text.parquet"
         parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
         return [path.read_bytes()]
 
@@ -281,7 +281,7 @@ def named(name):
 
 @contextlib.contextmanager
 def opened(target, sample):
-    """Yield the function of a target; its files are in a temporary folder, in memory if possible."""
+    """Yield the function of a target; its files are in a temporary directory, in memory if possible."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="txl-fuzz-", dir=memory if memory.is_dir() else None) as work:
         yield target.reader(sample, Path(work))

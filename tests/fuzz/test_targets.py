@@ -9,7 +9,7 @@ from txlcli.errors import RunError
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("sample") / "sample").folder
+    return build(tmp_path_factory.mktemp("sample") / "sample").directory
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_a_target_reads_its_seeds_and_beginnings_of_them(sample, name):
     target = targets.named(name)
     seeds = target.seeds(sample)
     assert seeds
-    assert all(len(seed) <= targets.MOST_BYTES for seed in seeds)
+    assert all(len(seed) <= targets.MAX_BYTES for seed in seeds)
     with targets.opened(target, sample) as function:
         for seed in seeds:
             for end in (len(seed), len(seed) // 2, 1, 0):

@@ -20,13 +20,13 @@ import typer
 
 from tests.gpu.stage import Device, JsonFile, Minutes, Only, Skip, Toy, new_stage
 
-FOLDER = Path(__file__).parent
-OF_BOTH_DEVICES = FOLDER / "test_cuda_steps.py"
+DIRECTORY = Path(__file__).parent
+OF_BOTH_DEVICES = DIRECTORY / "test_cuda_steps.py"
 """Its tests that need no CUDA run on a CPU."""
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
 BACKENDS = ("reference", "auto", "sdpa", "triton", "flex")
-MOST_SECONDS = 120.0  # of a row of tests, compilation included
+MAX_SECONDS = 120.0  # of a row of tests, compilation included
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
 SANITIZER_S = 180
 """Longest time of a run under it."""
@@ -57,7 +57,7 @@ def product_rate(device, precision):
 
 def cases(files=None):
     """Each test of CUDA as `file::function`, with each of its attention backends, without importing them."""
-    for file in sorted(FOLDER.glob("test_cuda_*.py")) if files is None else files:
+    for file in sorted(DIRECTORY.glob("test_cuda_*.py")) if files is None else files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -167,7 +167,7 @@ def main(
     stage.run("small run", small_run, device=device)
     for test, backend in cases([OF_BOTH_DEVICES] if toy else None):
         row = test.partition("::")[2] + (f", {backend}" if backend else "")
-        stage.run(row, run_tests, at_most_s=MOST_SECONDS, test=test, backend=backend)
+        stage.run(row, run_tests, at_most_s=MAX_SECONDS, test=test, backend=backend)
     if device == "cuda":
         stage.run("compute-sanitizer", sanitized_run)
     raise typer.Exit(stage.end())

@@ -1,7 +1,7 @@
 """Stage C: train a model of Penn Treebank to the end, and evaluate it.
 
 txl prepare ptb
-python -m tests.gpu.ptb [--data-dir data] [--minutes 10] [--keep FOLDER] [--device cuda|cpu] [--toy] [--json FILE]
+python -m tests.gpu.ptb [--data-dir data] [--minutes 10] [--keep DIRECTORY] [--device cuda|cpu] [--toy] [--json FILE]
 
 The fastest way to take a step is measured first. If the steps of the recipe take longer than the time that is left, the
 schedule is shortened to as many steps as fit, so that the learning rate still falls to its end. Text and run are in
@@ -71,11 +71,11 @@ def schedule(settings, steps):
     return (f"train.max_steps={steps}", f"train.warmup_steps={warm_up}", f"log.every={max(1, steps // 200)}")
 
 
-def workspace(folder, device):
-    return Workspace(data_dir=folder, runs_dir=folder / "runs", device=device)
+def workspace(directory, device):
+    return Workspace(data_dir=directory, runs_dir=directory / "runs", device=device)
 
 
-def training(folder, changes, device, minutes, tell):
+def training(directory, changes, device, minutes, tell):
     """Train the recipe, and tell the curve while it grows."""
     curve = {"train": [], "valid": []}
 
@@ -88,15 +88,15 @@ def training(folder, changes, device, minutes, tell):
 
     limits = Limits(max_minutes=minutes)
     trained = start.train(
-        RECIPE, list(changes), workspace(folder, device), name=RECIPE, limits=limits, on_report=on_report
+        RECIPE, list(changes), workspace(directory, device), name=RECIPE, limits=limits, on_report=on_report
     )
     tell({"changes": changes, "steps": trained.step, "parameters": trained.run.parameters})
     tell({"all_steps": trained.step == trained.run.settings.train.max_steps})
 
 
-def evaluation(folder, device, toy):
+def evaluation(directory, device, toy):
     """Evaluate the best weights; the test result is that of the memory length that is best on valid."""
-    run = api.load(RECIPE, runs_dir=folder / "runs", data_dir=folder, device=device)
+    run = api.load(RECIPE, runs_dir=directory / "runs", data_dir=directory, device=device)
     memories = (8, 16) if toy else MEMORIES
     found = {split: run.evaluate(mem_len=memories, split=split) for split in ("valid", "test")}
     best = min(range(len(memories)), key=lambda number: found["valid"][number].loss_nats)
@@ -108,23 +108,23 @@ def evaluation(folder, device, toy):
     }
 
 
-def copy_store(data_dir, folder):
-    """Copy the store of the recipe into a folder.
+def copy_store(data_dir, directory):
+    """Copy the store of the recipe into a directory.
 
     Raises:
         StoreError: it is missing or damaged.
     """
     store = TokenStore.open(data_dir / f"{RECIPE}.h5")
-    shutil.copy(store.path, folder)
+    shutil.copy(store.path, directory)
 
 
-def prepare_toy(folder):
+def prepare_toy(directory):
     """Prepare a small store from words that are made up."""
-    text = folder / f"{TOY_STORE}.txt"
+    text = directory / f"{TOY_STORE}.txt"
     write_text(text, "word", TOY_BYTES, types=TOY_TYPES)
     os.truncate(text, TOY_BYTES)
     prepare(
-        str(text), folder, PrepareOptions(tokenizer="word", split="80,10,10"), force=True, reporter=SilentReporter()
+        str(text), directory, PrepareOptions(tokenizer="word", split="80,10,10"), force=True, reporter=SilentReporter()
     )
 
 
@@ -159,9 +159,9 @@ def main(
     if keep is not None and keep.exists():
         sys.exit(f"error: --keep {keep} exists; give a new folder")
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        folder = Path(name)
+        directory = Path(name)
         try:
-            prepare_toy(folder) if toy else copy_store(data_dir, folder)
+            prepare_toy(directory) if toy else copy_store(data_dir, directory)
         except TxlError as error:
             sys.exit(f"error: {error}")
         stage = new_stage("ptb", device=device, toy=toy, json_file=json_file, minutes=minutes, only=only)
@@ -172,14 +172,14 @@ def main(
             steps = fitting_steps(ms_per_step, stage.seconds_left, steps)
         small = TOY_CHANGES if toy else ("train.valid_every=4000",)
         changes = ("train.precision=bf16", *small, *schedule(settings, steps), *changes)
-        run = functools.partial(stage.run, folder=folder, device=device)
+        run = functools.partial(stage.run, directory=directory, device=device)
         trained = run(
             "training", training, changes=changes, minutes=max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
         )
         if trained is not None:
             run("evaluation", evaluation, toy=toy)
         if keep is not None and trained is not None:
-            shutil.copytree(folder / "runs" / RECIPE, keep)
+            shutil.copytree(directory / "runs" / RECIPE, keep)
         raise typer.Exit(stage.end())
 
 

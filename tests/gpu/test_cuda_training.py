@@ -14,7 +14,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import TrainingError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.training.out_of_memory import explained
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-def start(folder, *changes):
+def start(directory, *changes):
     """Return a new training of a small model on CUDA."""
     settings = recipe.load("stdlib", [*SMALL, "train.deterministic=true", *changes])
     train = settings.train
@@ -45,8 +45,8 @@ def start(folder, *changes):
         ids, batch_size=train.batch_size, seg_len=train.seg_len, roll=train.roll_lanes, seed=train.seed
     )
     model = new_model(settings.model, V, seed=train.seed, device=CUDA)
-    folder.mkdir(exist_ok=True)
-    return Training(model, train, segments, None, folder, {})
+    directory.mkdir(exist_ok=True)
+    return Training(model, train, segments, None, directory, {})
 
 
 def finish(training, *, until=None):

@@ -14,11 +14,11 @@ from txlcli.config import recipe
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 
 
-def run(script, folder, *options):
+def run(script, directory, *options):
     """Exit code and results of a script."""
     app = typer.Typer()
     app.command()(script.main)
-    file = folder / "results.json"
+    file = directory / "results.json"
     ended = CliRunner().invoke(app, ["--device", "cpu", "--toy", "--json", str(file), *options])
     assert ended.exception is None or isinstance(ended.exception, SystemExit)
     return ended.exit_code, json.loads(file.read_text())

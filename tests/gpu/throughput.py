@@ -25,7 +25,7 @@ from txlcli.workflows.speed import Bench
 from txlcli.workflows.training.plan import check_device
 
 REPEAT = 3
-MOST_SECONDS = 150.0  # of a row, compilation included
+MAX_SECONDS = 150.0  # of a row, compilation included
 TRAINED = {"enwik8": (), "wt103": (), "wt103-nvidia": ("train.batch_size=32",)}
 """Recipes whose training is timed, with changes: NVIDIA's batch of 256 is that of eight GPUs."""
 QUICKLY_BUILT = {
@@ -156,7 +156,7 @@ def compare_with_peer(stage, device, *, toy):
             stage.run(
                 f"peer {name}, {comparison.peer}",
                 beside_peer,
-                at_most_s=MOST_SECONDS,
+                at_most_s=MAX_SECONDS,
                 name=name,
                 comparison=comparison,
                 device=device,
@@ -173,7 +173,7 @@ def main(
 ) -> None:
     """Time training, evaluation and single tokens on a device."""
     stage = new_stage("throughput", device=device, toy=toy, json_file=json_file, minutes=minutes, only=only)
-    run = functools.partial(stage.run, at_most_s=MOST_SECONDS, device=device, toy=toy)
+    run = functools.partial(stage.run, at_most_s=MAX_SECONDS, device=device, toy=toy)
     bf16 = ("train.precision=bf16",)
 
     def time_variants(variants, names=tuple(TRAINED)):

@@ -44,16 +44,16 @@ def peer_model(*, std=0.3, seed=1, **changed):
     return model
 
 
-def save(model, folder):
+def save(model, directory):
     """As a user finds it: config.json, pytorch_model.bin, and the vocabulary."""
-    model.save_pretrained(folder, safe_serialization=False)
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    model.save_pretrained(directory, safe_serialization=False)
+    (directory / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
 
 
-def load(folder):
+def load(directory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return TransfoXLLMHeadModel.from_pretrained(folder).eval()
+        return TransfoXLLMHeadModel.from_pretrained(directory).eval()
 
 
 def log_probs(model, tokens, lengths):

@@ -78,19 +78,19 @@ metadata:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Make a folder with a trained run per tokenizer and local tasks the current one."""
-    folder = tmp_path_factory.mktemp("harness") / "here"
-    prepare_and_train(folder)
-    tasks = folder / "tasks"
+    """Make a directory with a trained run per tokenizer and local tasks the current one."""
+    directory = tmp_path_factory.mktemp("harness") / "here"
+    prepare_and_train(directory)
+    tasks = directory / "tasks"
     tasks.mkdir()
     for name, task in {"novel": TASK, "choices": CHOICES, "generation": GENERATION}.items():
-        (tasks / f"{name}.yaml").write_text(task.format(folder=folder))
-    (folder / "novel.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+        (tasks / f"{name}.yaml").write_text(task.format(directory=directory))
+    (directory / "novel.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     line = {"context": "the fox", "choices": [" cat owl", " jumps"], "gold": 1}
-    (folder / "choices.jsonl").write_text(json.dumps(line) + "\n")
+    (directory / "choices.jsonl").write_text(json.dumps(line) + "\n")
     before = Path.cwd()
-    os.chdir(folder)
-    yield folder
+    os.chdir(directory)
+    yield directory
     os.chdir(before)
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tests.runs.test_run_folder import FACTS
+from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
 from txlcli.errors import RunError
-from txlcli.runs import history, log_file, run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import history, log_file, run_directory
+from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.max_steps=40", "train.batch_size=3", "train.seg_len=7"])
 TOKENS = 3 * 7
@@ -25,14 +25,14 @@ def valid(step, loss_nats, **more):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = Run(run_folder.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
-    run_folder.create(run, "{}", force=False)
+    run = Run(run_directory.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
+    run_directory.create(run, "{}", force=False)
     return run
 
 
 def save(run, name="last.safetensors", **state):
     header = json.dumps({"__metadata__": {"txl": json.dumps({"format": 1, **state})}}).encode()
-    (run.folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
+    (run.directory / name).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 def read(run, *reports, evals=()):
@@ -92,7 +92,7 @@ def test_the_header_of_a_real_checkpoint_is_read_without_its_tensors(run):
 
     from txlcli.core.training import checkpoint
 
-    checkpoint.save(run.folder / "last.safetensors", checkpoint.Checkpoint({"model.w": torch.ones(3)}, {"step": 17}))
+    checkpoint.save(run.directory / "last.safetensors", checkpoint.Checkpoint({"model.w": torch.ones(3)}, {"step": 17}))
     assert history.read(run).saved == {"format": 1, "step": 17}
 
 
@@ -223,7 +223,7 @@ def test_results_of_earlier_weights_do_not_count(run):
     assert (result["loss_nats"], count) == (1.5, 1)
     save(run, "best.safetensors", step=30)
     assert history.read(run).test_result == (None, 0)
-    (run.folder / "best.safetensors").unlink()
+    (run.directory / "best.safetensors").unlink()
     assert history.read(run).test_result[0]["loss_nats"] == 1.3
 
 
@@ -253,37 +253,37 @@ def test_hours_are_unknown_if_a_report_has_no_duration(run, line):
 )
 def test_a_damaged_line_is_named_with_its_number(run, text):
     good = json.dumps(report(10))
-    (run.folder / "metrics.jsonl").write_text(f"{good}\n{text}\n{good}\n")
+    (run.directory / "metrics.jsonl").write_text(f"{good}\n{text}\n{good}\n")
     expected = "runs/mine/metrics.jsonl: line 2 is damaged; delete that line to read the others"
     assert refusal(run) == expected
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", '"low"', "[]", "null"])
 def test_a_loss_that_is_not_a_number_is_refused(run, loss):
-    (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": 1, "loss_nats": {loss}}}\n')
+    (run.directory / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": 1, "loss_nats": {loss}}}\n')
     assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
 
 
 @pytest.mark.parametrize("step", ["2.5", "1e9", "true", "null"])
 def test_a_step_that_is_not_a_whole_number_is_refused(run, step):
-    (run.folder / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": {step}, "loss_nats": 1.5}}\n')
+    (run.directory / "metrics.jsonl").write_text(f'{{"kind": "valid", "step": {step}, "loss_nats": 1.5}}\n')
     assert refusal(run).startswith("runs/mine/metrics.jsonl: line 1 is damaged")
 
 
 def test_an_incomplete_last_line_is_ignored(run):
     run.append_metrics(report(10))
-    with (run.folder / "metrics.jsonl").open("a") as file:
+    with (run.directory / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "tr')
     assert [line["step"] for line in history.read(run).reports] == [10]
 
 
 def test_damaged_evaluations_are_named(run):
-    (run.folder / "evals.jsonl").write_text("{}\n")
+    (run.directory / "evals.jsonl").write_text("{}\n")
     assert refusal(run) == "runs/mine/evals.jsonl: line 1 is damaged; delete that line to read the others"
 
 
 def test_metrics_that_are_not_utf_8_are_refused(run):
-    (run.folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    (run.directory / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     message = "runs/mine/metrics.jsonl: damaged (not UTF-8 text); restore it from a copy, or delete it"
     assert refusal(run) == message
 
@@ -297,7 +297,7 @@ def test_a_validation_without_its_number_of_tokens_is_read(run):
     "data", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"{}", (1).to_bytes(8, "little") + b"{"]
 )
 def test_a_damaged_checkpoint_is_named(run, data):
-    (run.folder / "last.safetensors").write_bytes(data)
+    (run.directory / "last.safetensors").write_bytes(data)
     message = refusal(run)
     assert message.startswith("runs/mine/last.safetensors: damaged checkpoint (")
     assert message.endswith("; restore it from a copy or train again")
@@ -307,17 +307,17 @@ def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     history.record(run, [evaluated(2.0), evaluated(1.5)])
     history.record(run, [evaluated(1.0, name="é")])
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0]
-    with (run.folder / "evals.jsonl").open("a") as file:
+    with (run.directory / "evals.jsonl").open("a") as file:
         file.write('{"trunc')
     history.record(run, [evaluated(0.5)])
-    lines = (run.folder / "evals.jsonl").read_text().splitlines()
+    lines = (run.directory / "evals.jsonl").read_text().splitlines()
     assert lines[3] == '{"trunc'
     assert log_file.from_line(lines[4]) == evaluated(0.5)
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
 
 
 def test_a_result_without_a_line_end_is_kept(run):
-    (run.folder / "evals.jsonl").write_text(json.dumps(evaluated(2.0)))
+    (run.directory / "evals.jsonl").write_text(json.dumps(evaluated(2.0)))
     history.record(run, [evaluated(1.5)])
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5]
 

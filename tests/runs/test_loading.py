@@ -13,8 +13,8 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
-from txlcli.runs import loading, run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import loading, run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.workspace import Workspace
 
 VOCAB = Vocab("char", list("abc \n"))
@@ -24,7 +24,7 @@ SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
 def saved_run(runs_dir, name="mine", *, best=False):
     """Create a run with the weights of a new model; `best` adds best weights, all zero."""
     run = Run(
-        folder=runs_dir / name,
+        directory=runs_dir / name,
         recipe_name="enwik8",
         settings=SETTINGS,
         vocab_fingerprint=VOCAB.fingerprint,
@@ -32,13 +32,13 @@ def saved_run(runs_dir, name="mine", *, best=False):
         parameters=count_parameters(SETTINGS.model, VOCAB.size),
         metric="bpc",
     )
-    run_folder.create(run, VOCAB.to_json(), force=False)
+    run_directory.create(run, VOCAB.to_json(), force=False)
     model = TransformerXL(SETTINGS.model, VOCAB.size)
     weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
-    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), {"step": 3}))
     if best:
         zeros = {key: torch.zeros_like(value) for key, value in weights.items()}
-        checkpoint.save(run.folder / run_folder.BEST, Checkpoint(grouped("model", zeros), {"step": 2}))
+        checkpoint.save(run.directory / run_directory.BEST, Checkpoint(grouped("model", zeros), {"step": 2}))
     return run, weights
 
 
@@ -60,7 +60,7 @@ def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
     tensors = {**grouped("model", weights), **grouped("average", mean)}
-    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(tensors, {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(tensors, {"step": 3}))
     opened = open_run(tmp_path)
     assert all((parameter == 0.5).all() for parameter in opened.model.parameters())
     assert opened.checkpoint.tensors.keys() == grouped("average", mean).keys()
@@ -69,10 +69,10 @@ def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
 def test_the_state_of_the_training_is_not_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
-    checkpoint.save(run.folder / run_folder.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
     saved = open_run(tmp_path).checkpoint
     assert saved.tensors.keys() == grouped("model", weights).keys()
-    assert saved.weights_digest() == checkpoint.load(run.folder / run_folder.LAST).weights_digest()
+    assert saved.weights_digest() == checkpoint.load(run.directory / run_directory.LAST).weights_digest()
 
 
 def test_the_best_weights_are_preferred(tmp_path):
@@ -91,7 +91,7 @@ def test_a_given_precision_replaces_that_of_training(tmp_path):
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
-    (run.folder / run_folder.LAST).unlink()
+    (run.directory / run_directory.LAST).unlink()
     with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
         open_run(tmp_path)
 
@@ -104,12 +104,12 @@ def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
     """Their shapes may be equal, and they would then compute another function."""
     run, weights = saved_run(tmp_path)
     other = dataclasses.replace(SETTINGS.model, memory_source="layer_output", window=7)
-    path = run.folder / run_folder.LAST
+    path = run.directory / run_directory.LAST
     checkpoint.save(path, Checkpoint(grouped("model", weights), state_of(other)))
     with pytest.raises(RunError) as caught:
         open_run(tmp_path)
     assert str(caught.value) == (
-        f"{path}: the weights belong to a model with other settings than {run.folder}/run.json states "
+        f"{path}: the weights belong to a model with other settings than {run.directory}/run.json states "
         "(memory_source, window); restore the run's files from one copy"
     )
 
@@ -117,13 +117,13 @@ def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
 def test_settings_that_matter_in_training_only_may_differ(tmp_path):
     run, weights = saved_run(tmp_path)
     other = dataclasses.replace(SETTINGS.model, dropout=0.3, attention_dropout=0.2, init_std=0.5)
-    checkpoint.save(run.folder / run_folder.LAST, Checkpoint(grouped("model", weights), state_of(other)))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state_of(other)))
     assert open_run(tmp_path).run == run
 
 
-def test_another_vocabulary_in_the_run_folder_is_refused(tmp_path):
+def test_another_vocabulary_in_the_run_directory_is_refused(tmp_path):
     run, _ = saved_run(tmp_path)
-    (run.folder / run_folder.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
+    (run.directory / run_directory.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
     wrong = r"vocab.json: not the vocabulary of the weights; restore it from a copy$"
     with pytest.raises(VocabularyError, match=wrong):
         open_run(tmp_path)
@@ -138,7 +138,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
 
 def test_a_damaged_vocabulary_is_named(tmp_path):
     run, _ = saved_run(tmp_path)
-    (run.folder / run_folder.VOCAB).write_text(VOCAB.to_json()[:-9])
+    (run.directory / run_directory.VOCAB).write_text(VOCAB.to_json()[:-9])
     damaged = r"vocab.json: this is no vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
     with pytest.raises(VocabularyError, match=damaged):
         open_run(tmp_path)

@@ -1,4 +1,4 @@
-"""States that a kill can leave in the folder of the runs are completed or rolled back, and no checkpoint is lost."""
+"""States that a kill can leave in the directory of the runs are completed or rolled back, and no checkpoint is lost."""
 
 import os
 
@@ -17,14 +17,14 @@ def runs_dir(tmp_path):
     return tmp_path / "runs"
 
 
-def make(folder, *files, step=None, **state):
-    """Make a run folder with empty files, and with a checkpoint of a step."""
-    folder.mkdir()
+def make(directory, *files, step=None, **state):
+    """Make a run directory with empty files, and with a checkpoint of a step."""
+    directory.mkdir()
     for name in files:
-        (folder / name).write_text(folder.name)
+        (directory / name).write_text(directory.name)
     if step is not None:
-        checkpoint.save(folder / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": step, **state}))
-    return folder
+        checkpoint.save(directory / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": step, **state}))
+    return directory
 
 
 def recovered(runs_dir):
@@ -33,7 +33,7 @@ def recovered(runs_dir):
     return lines
 
 
-def test_a_replacement_without_a_folder_is_rolled_back(runs_dir):
+def test_a_replacement_without_a_directory_is_rolled_back(runs_dir):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     assert recovered(runs_dir) == [
         f"restored the run {runs_dir}/a, whose replacement was interrupted before its first checkpoint"
@@ -73,14 +73,14 @@ def test_a_start_without_run_json_is_removed(runs_dir):
 
 
 @pytest.mark.parametrize("files", [["notes.txt"], ["vocab.json", "notes.txt"]])
-def test_a_folder_with_other_files_is_left_alone(runs_dir, files):
+def test_a_directory_with_other_files_is_left_alone(runs_dir, files):
     make(runs_dir / "a", *files)
     (runs_dir / ".locks/a").touch()
     assert recovered(runs_dir) == []
     assert (runs_dir / "a" / files[-1]).exists()
 
 
-def test_a_folder_that_txl_never_locked_is_left_alone(runs_dir):
+def test_a_directory_that_txl_never_locked_is_left_alone(runs_dir):
     make(runs_dir / "a")
     assert recovered(runs_dir) == []
     assert (runs_dir / "a").exists()
@@ -110,5 +110,5 @@ def test_a_run_that_cannot_be_renamed_is_named_and_kept(runs_dir, monkeypatch):
     assert (runs_dir / ".a.replaced/last.safetensors").exists()
 
 
-def test_without_a_folder_of_runs_there_is_nothing_to_do(tmp_path):
+def test_without_a_directory_of_runs_there_is_nothing_to_do(tmp_path):
     assert recovered(tmp_path / "runs") == []

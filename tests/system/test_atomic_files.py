@@ -10,8 +10,8 @@ from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output, replacing
 
 
-def files(folder):
-    return {path.name: path.read_text() for path in folder.iterdir()}
+def files(directory):
+    return {path.name: path.read_text() for path in directory.iterdir()}
 
 
 def test_an_existing_file_is_replaced(tmp_path):
@@ -52,18 +52,18 @@ def test_a_file_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
     assert done == [5, "named"]
 
 
-def test_a_writable_folder_is_accepted(tmp_path, monkeypatch):
+def test_a_writable_directory_is_accepted(tmp_path, monkeypatch):
     check_output(tmp_path / "curve.png", "--plot curve.png")
     monkeypatch.chdir(tmp_path)
     check_output(Path("curve.png"), "--plot curve.png")
 
 
-def test_a_missing_folder_is_refused():
+def test_a_missing_directory_is_refused():
     with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
         check_output(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
         check_output(tmp_path / "notes" / "mine.toml", "mine.toml")
@@ -77,7 +77,7 @@ def test_a_special_file_is_no_output(tmp_path, monkeypatch, kind):
         check_output(Path("curve.png"), "--plot curve.png")
 
 
-def test_a_folder_is_no_output(tmp_path):
+def test_a_directory_is_no_output(tmp_path):
     with pytest.raises(UsageError, match=r"^--plot curves is a folder; name a file$"):
         check_output(tmp_path, "--plot curves")
 
@@ -87,8 +87,8 @@ def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_refused_at_once
         check_output(tmp_path / ("a" * 252), "--losses a")
 
 
-def test_a_read_only_folder_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda _folder, mode: mode != os.W_OK)
+def test_a_read_only_directory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda _directory, mode: mode != os.W_OK)
     with pytest.raises(UsageError) as caught:
         check_output(tmp_path / "losses.h5", "--losses losses.h5")
     assert str(caught.value) == f"--losses losses.h5: the folder {tmp_path} cannot be written; name another"

@@ -1,4 +1,4 @@
-"""Child processes execute no file of the working folder that has the name of a module."""
+"""Child processes execute no file of the working directory that has the name of a module."""
 
 import os
 import subprocess
@@ -15,15 +15,15 @@ HOSTILE = "open('executed', 'a').write(__name__)\nraise ImportError\n"
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """Make a folder of modules, enter it, and return the words that start txl as its console script does."""
+    """Make a directory of modules, enter it, and return the words that start txl as its console script does."""
     script = tmp_path / "bin/txl"
     script.parent.mkdir()
     script.write_text(TXL)
-    folder = tmp_path / "work"
-    folder.mkdir()
+    directory = tmp_path / "work"
+    directory.mkdir()
     for name in NAMES:
-        (folder / f"{name}.py").write_text(HOSTILE)
-    monkeypatch.chdir(folder)
+        (directory / f"{name}.py").write_text(HOSTILE)
+    monkeypatch.chdir(directory)
     return [sys.executable, script]
 
 
@@ -35,13 +35,13 @@ def run(words, *arguments):
     assert not os.path.exists("executed")
 
 
-def test_workers_import_nothing_from_the_working_folder(hostile, tmp_path):
+def test_workers_import_nothing_from_the_working_directory(hostile, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("one two three four five\n" * 800_000)  # more than 16 MiB, from which workers read
     run(hostile, "prepare", text, "--tokenizer", "word", "--workers", 2)
 
 
-def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_folder(hostile, tmp_path):
+def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_directory(hostile, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("".join(f"{number} is a number\n" for number in range(3000)))
     run(hostile, "prepare", text, "--name", "sp", "--tokenizer", "sentencepiece", "--vocab-size", 300)
@@ -49,7 +49,7 @@ def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_fol
 
 
 @pytest.mark.slow
-def test_the_processes_of_a_training_import_nothing_from_the_working_folder(hostile, tmp_path):
+def test_the_processes_of_a_training_import_nothing_from_the_working_directory(hostile, tmp_path):
     text, recipe = tmp_path / "byte.txt", tmp_path / "tiny.toml"
     text.write_text("one two three four five\n" * 999)
     recipe.write_text(RECIPE)

@@ -34,7 +34,7 @@ def test_a_link_to_a_regular_file_is_read(tmp_path):
     assert read_bytes(tmp_path / "link", 3) == b"abc"
 
 
-def test_missing_paths_and_folders_are_left_to_the_reader(tmp_path):
+def test_missing_paths_and_directories_are_left_to_the_reader(tmp_path):
     assert check_regular(tmp_path) == tmp_path
     assert check_regular(tmp_path / "missing") == tmp_path / "missing"
     with pytest.raises(FileNotFoundError):

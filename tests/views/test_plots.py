@@ -105,7 +105,7 @@ def test_another_extension_is_refused(tmp_path, name):
     )
 
 
-def test_a_missing_folder_is_refused():
+def test_a_missing_directory_is_refused():
     with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
         check_figure(PLOT, Path("nowhere/curve.png"))
 
@@ -140,7 +140,7 @@ def test_names_are_no_formulas(tmp_path, name, recwarn):
     assert not recwarn.list
 
 
-def test_a_matplotlibrc_in_the_working_folder_changes_no_figure(tmp_path):
+def test_a_matplotlibrc_in_the_working_directory_changes_no_figure(tmp_path):
     script = (
         "from pathlib import Path; from tests.views import test_plots; test_plots.draw(Path('curve.png'));"
         "print(test_plots.plots.matplotlib.rcParams['text.usetex'])"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.test_run_folder import FACTS
+from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
 from txlcli.paper import published
 from txlcli.runs.history import History
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.ranking import corpus_of, published_rank
 
 SCORED = {  # tokens of valid and test that are predicted, and V

@@ -23,9 +23,9 @@ from txlcli.options import (
     Unfinished,
     Verbose,
 )
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 
-FOLDER = "figures"
+DIRECTORY = "figures"
 FIGURES = {"5": 5, "6": 6, "7": 7}
 
 
@@ -75,7 +75,7 @@ def attention(
     given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
     if given and figures and 6 not in figures:
         raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
-    run = run_folder.find(run_name, runs_dir, data_dir=data_dir)
+    run = run_directory.find(run_name, runs_dir, data_dir=data_dir)
     if not unfinished:
         history.check_finished(run)
     from txlcli.views import attention_result
@@ -93,17 +93,17 @@ def attention(
         mem_len=mem_len,
         seg_len=seg_len,
     )
-    folder = run.folder / FOLDER if out is None else out
-    paths = {number: folder / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder}: this is a file; give a folder")
+    directory = run.directory / DIRECTORY if out is None else out
+    paths = {number: directory / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--out {directory}: this is a file; give a folder")
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    measurement = workflow.prepare_measurement(str(run.folder), options, workspace)
+    measurement = workflow.prepare_measurement(str(run.directory), options, workspace)
     if not force:
         _check_free(list(paths.values()))  # after all options, since a wrong one would be refused with --force, too
     measured = measurement.run(reporter)
-    _make_folder(folder)
+    _make_directory(directory)
     for number, path in paths.items():
         attention_result.plot_figure(measured, number, path)
     result = {**attention_result.to_json(measured), "files": [str(path) for path in paths.values()]}
@@ -116,11 +116,11 @@ def _check_free(paths: list[Path]) -> None:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
 
 
-def _make_folder(folder: Path) -> None:
+def _make_directory(directory: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be created ({error.strerror}); give another --out") from error
+        raise RunError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
 
 
 def _parse_figures(text: str) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from txlcli import completion, console
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.views import compression as view
 
 RunToUse = Annotated[
@@ -44,7 +44,7 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compression as workflow
     from txlcli.workflows.workspace import Workspace
 
@@ -70,7 +70,7 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.workflows import compression as workflow
     from txlcli.workflows.workspace import Workspace
 

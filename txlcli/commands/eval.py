@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -29,9 +29,9 @@ from txlcli.options import (
     parse_lengths,
     read_stdin,
 )
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
-from txlcli.system.input_files import MOST_TEXT, read_bytes
+from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation.options import AUTO, PROTOCOLS, EvalOptions, Lengths, UserText
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def evaluate(
         attention=attention,
     )
     options.check_processes(processes)
-    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     if processes > 1 and not launcher.is_started():
         sys.exit(_start_processes(processes, context.find_root().obj))
     with _signals_of_processes():
@@ -203,7 +203,7 @@ def _read_text(file: str) -> UserText:
     try:
         return UserText(
             "stdin" if file == "-" else file,
-            read_stdin(MOST_TEXT) if file == "-" else read_bytes(Path(file), MOST_TEXT),
+            read_stdin(MAX_TEXT) if file == "-" else read_bytes(Path(file), MAX_TEXT),
             label=f"--text {file}",
         )
     except OSError as error:
@@ -237,6 +237,6 @@ def _parse_distance(text: str | None) -> int | Literal["none"] | None:
         return "none"
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f'--max-distance {text}: give a whole number greater than 0, or "none"')
-    if int(text) > MOST_COUNT:
-        raise UsageError(f'--max-distance {text}: give at most {MOST_COUNT}, or "none"')
+    if int(text) > MAX_COUNT:
+        raise UsageError(f'--max-distance {text}: give at most {MAX_COUNT}, or "none"')
     return int(text)

@@ -5,11 +5,11 @@ from typing import Annotated
 from typer import Option
 
 from txlcli import console
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
-from txlcli.runs import run_folder
-from txlcli.system.input_files import MOST_SETTINGS
+from txlcli.runs import run_directory
+from txlcli.system.input_files import MAX_SETTINGS
 
 
 def generate(
@@ -19,7 +19,7 @@ def generate(
         int | None, Option(min=0, help="Last token of the context in the test split [default: random, by --seed].")
     ] = None,
     context: Annotated[int | None, Option(min=1, help="Tokens of context, at most [default: 512].")] = None,
-    tokens: Annotated[int, Option(min=1, max=MOST_COUNT, help="Tokens to generate.")] = 500,
+    tokens: Annotated[int, Option(min=1, max=MAX_COUNT, help="Tokens to generate.")] = 500,
     samples: Annotated[int, Option(min=1, help="Number of texts to generate.")] = 1,
     top_k: Annotated[
         int | None,
@@ -56,7 +56,7 @@ def generate(
         )
     if raw and json:
         raise UsageError("--raw has no effect with --json, which escapes control characters always; leave out one")
-    run_folder.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
     from txlcli.views import generated_text
     from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
     from txlcli.workflows.workspace import Workspace
@@ -78,7 +78,7 @@ def generate(
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
     if interactive:
         opened = workspace.open_run(run_name)
-        reporter.say(f"generating with {opened.run.folder}; {generated_text.COMMANDS_IN_A_LINE}")
+        reporter.say(f"generating with {opened.run.directory}; {generated_text.COMMANDS_IN_A_LINE}")
         generated_text.converse(Conversation(opened, options, reporter), raw=raw)
         return
     generation = prepare_generation(run_name, options, workspace)
@@ -91,7 +91,7 @@ def generate(
 def _read_prompt(prompt: str) -> str:
     if prompt == "-":
         try:
-            return read_stdin(MOST_SETTINGS).decode("utf-8").removesuffix("\n")
+            return read_stdin(MAX_SETTINGS).decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise VocabularyError(
                 f"the prompt on stdin is not UTF-8 at byte {error.start}; convert it first"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from txlcli import completion, console
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import TxlError, UsageError
 from txlcli.options import DATA_DIR, DataDir, Force, Json
 
@@ -26,7 +26,7 @@ def prepare(
     ] = None,
     vocab_size: Annotated[
         int | None,
-        Option(max=MOST_COUNT, help="Largest number of words, or size of the SentencePiece model [default: 8000]."),
+        Option(max=MAX_COUNT, help="Largest number of words, or size of the SentencePiece model [default: 8000]."),
     ] = None,
     min_count: Annotated[
         int | None, Option(help="Treat words or characters that are rarer in train as unknown.")

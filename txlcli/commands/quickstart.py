@@ -48,8 +48,8 @@ def quickstart(
 
     commands = []
 
-    def announce(*words: str, **folders: Path) -> None:
-        commands.append(command_line(*words, **folders))
+    def announce(*words: str, **directories: Path) -> None:
+        commands.append(command_line(*words, **directories))
         console.say("")
         console.say(f"$ {commands[-1]}")
 
@@ -77,11 +77,11 @@ def quickstart(
     console.show_line("")
     console.show_line(eval_table.in_a_sentence(evaluation.result))
     console.show_line(f"The figure {figure} shows both by memory length. Next:")
-    folders = {"data_dir": data_dir, "runs_dir": runs_dir}
+    directories = {"data_dir": data_dir, "runs_dir": runs_dir}
     for line in (
         command_line("generate", run, "--interactive"),
         command_line("attention", run, data_dir=data_dir),
-        command_line("prepare", "FOLDER", data_dir=data_dir) + " && " + command_line("train", "FOLDER", **folders),
+        command_line("prepare", "FOLDER", data_dir=data_dir) + " && " + command_line("train", "FOLDER", **directories),
     ):
         console.show_line(f"  {line}")
 
@@ -98,18 +98,18 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
     settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
     finished = history.finished_run(settings, digest, workspace.runs_dir)
     if finished is not None:
-        console.say(f"using {finished.folder}, which is finished; txl train {CORPUS} --force trains it again")
-        return str(finished.folder)
+        console.say(f"using {finished.directory}, which is finished; txl train {CORPUS} --force trains it again")
+        return str(finished.directory)
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
     limits = Limits(max_minutes=max_minutes, caller_continues=True)
-    folders = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
+    directories = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
     interrupted = next(history.same_runs(settings, digest, workspace.runs_dir), None)
     if interrupted is not None:
-        folder = str(interrupted[0].folder)
-        announce("train", "--resume", folder, *limit, data_dir=workspace.data_dir)
-        trained = resume.resume(folder, [], workspace, limits=limits)
+        directory = str(interrupted[0].directory)
+        announce("train", "--resume", directory, *limit, data_dir=workspace.data_dir)
+        trained = resume.resume(directory, [], workspace, limits=limits)
     else:
-        announce("train", CORPUS, *limit, **folders)
+        announce("train", CORPUS, *limit, **directories)
         trained = start.train(CORPUS, [], workspace, limits=limits)
     training.show_result(trained)
-    return str(trained.run.folder)
+    return str(trained.run.directory)

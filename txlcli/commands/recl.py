@@ -22,7 +22,7 @@ from txlcli.options import (
     Verbose,
     check_figure,
 )
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 
 
 def recl(
@@ -73,7 +73,7 @@ def recl(
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
     for name in run_names:  # a wrong name is reported before PyTorch is imported
-        run_folder.find(name, runs_dir)
+        run_directory.find(name, runs_dir)
     from txlcli.views import recl_table
     from txlcli.workflows.recl.measure import ReclOptions, measure
     from txlcli.workflows.workspace import Workspace

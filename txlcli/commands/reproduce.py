@@ -64,17 +64,17 @@ def reproduce(
         else:
             reproduction_report.show_costs(rows, costs, size)
         return
-    folder = out if out is not None else Path(f"reproduction-{scale}")
+    directory = out if out is not None else Path(f"reproduction-{scale}")
     figures = Plots(
         curves=partial(plots.plot_curves, log_x=True),
         recl_gains=recl_table.plot_gains,
         recl_perplexities=recl_table.plot_perplexities,
         attention=attention_result.plot_figure,
     )
-    make_runner = partial(Runner, scale=size, n_seeds=seeds, workspace=workspace, folder=folder, plots=figures)
-    render = partial(reproduction_report.render, scale_name=scale, folder=folder)
-    sections = reproduce_items(names, folder, scale, make_runner, render)
+    make_runner = partial(Runner, scale=size, n_seeds=seeds, workspace=workspace, directory=directory, plots=figures)
+    render = partial(reproduction_report.render, scale_name=scale, directory=directory)
+    sections = reproduce_items(names, directory, scale, make_runner, render)
     if json:
-        console.show_json(reproduction_report.to_json(folder, sections))
+        console.show_json(reproduction_report.to_json(directory, sections))
     else:
-        reproduction_report.show(folder, sections)
+        reproduction_report.show(directory, sections)

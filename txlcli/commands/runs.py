@@ -13,7 +13,7 @@ from txlcli.config import recipe
 from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.options import RUNS_DIR, Json, Run, RunsDir
 from txlcli.paper import metrics
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.views import run_tables
@@ -42,10 +42,10 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
 
     Example: txl runs list --json
     """
-    folders = run_folder.newest_first(runs_dir)
-    if not folders:
+    directories = run_directory.newest_first(runs_dir)
+    if not directories:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
-    entries = [_entry(folder) for folder in folders]
+    entries = [_entry(directory) for directory in directories]
     if json:
         console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
     else:
@@ -60,8 +60,8 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
 
     Example: txl runs show stdlib
     """
-    run = run_folder.find(run_name, runs_dir)
-    entry = _entry(run.folder)
+    run = run_directory.find(run_name, runs_dir)
+    entry = _entry(run.directory)
     table = recipe.to_table(run.settings)
     if json:
         console.show_json(metrics.without_infinities({**entry, "settings": table}))
@@ -94,15 +94,15 @@ app.command("compare")(runs_compare.compare)
 app.command("published")(runs_published.published_)
 
 
-def _entry(folder: Path) -> dict[str, Any]:
+def _entry(directory: Path) -> dict[str, Any]:
     """Return the entry of a run; a damaged run is reported and does not hide the others."""
-    saved = _date_of(run_folder.last_written(folder))
+    saved = _date_of(run_directory.last_written(directory))
     try:
-        facts = _facts(history.read(run_folder.open_run(folder)))
+        facts = _facts(history.read(run_directory.open_run(directory)))
     except TxlError as error:
         console.say(str(error))
         facts = {**dict.fromkeys(FACTS), "state": "damaged"}
-    return {"name": folder.name, "folder": str(folder), "saved": saved, **facts}
+    return {"name": directory.name, "folder": str(directory), "saved": saved, **facts}
 
 
 def _date_of(seconds: float) -> str | None:

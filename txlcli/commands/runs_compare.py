@@ -11,7 +11,7 @@ from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError, listed
 from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
 from txlcli.paper import metrics
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.views import run_tables
 
@@ -38,9 +38,9 @@ def compare(
     """
     if plot is None and x != "steps":
         raise UsageError(f"--x {x} is the x axis of --plot; add --plot FILE, or leave it out")
-    runs = run_folder.find_each(run_names or [], runs_dir)
+    runs = run_directory.find_each(run_names or [], runs_dir)
     if len(runs) < 2:
-        known = listed(run_folder.names(runs_dir))
+        known = listed(run_directory.names(runs_dir))
         raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
     histories = [history.read(run) for run in runs]
     curves = _curves(histories, x) if plot is not None else {}  # may raise, so before the table is shown
@@ -66,7 +66,7 @@ def compare(
 def _facts(past: History) -> dict[str, Any]:
     return {
         "name": past.run.name,
-        "folder": str(past.run.folder),
+        "folder": str(past.run.directory),
         **past.summary(),
         "last_valid": past.in_metric(past.last_valid),
         "last_train": past.in_metric(past.last_train),
@@ -87,9 +87,13 @@ def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], tupl
         runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
         raise UsageError(f"--plot needs one metric, but these runs have two ({runs}); compare runs of one metric")
     curves = {}
-    for name, past in zip(run_folder.short_names([past.run.folder for past in histories]), histories, strict=True):
+    for name, past in zip(
+        run_directory.short_names([past.run.directory for past in histories]), histories, strict=True
+    ):
         if not past.reports:
-            raise RunError(f"{past.run.folder} has no training reports in {run_folder.METRICS}; leave it out of --plot")
+            raise RunError(
+                f"{past.run.directory} has no training reports in {run_directory.METRICS}; leave it out of --plot"
+            )
         coordinates = x_coordinates(past, x)
         for kind in ("train", "valid"):
             points = [
@@ -109,7 +113,7 @@ def x_coordinates(run_history: History, x: Axis) -> list[float]:
         hours = run_history.hours()
         if hours is None:
             raise RunError(
-                f"{run_history.run.folder / run_folder.METRICS} has no durations; use --x steps or --x tokens"
+                f"{run_history.run.directory / run_directory.METRICS} has no durations; use --x steps or --x tokens"
             )
         return hours
     scale = run_history.tokens_per_step if x == "tokens" else 1

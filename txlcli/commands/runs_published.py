@@ -10,7 +10,7 @@ from txlcli.errors import UsageError
 from txlcli.options import RUNS_DIR, Json, RunsDir, Verbose
 from txlcli.paper import metrics, published
 from txlcli.paper.published import Result, Table
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.views import run_tables
 from txlcli.workflows.ranking import PublishedRank, published_rank
@@ -39,21 +39,21 @@ def published_(
 
     Example: txl runs published ptb
     """
-    if subject in CORPORA and not run_folder.is_run(str(subject), runs_dir):
+    if subject in CORPORA and not run_directory.is_run(str(subject), runs_dir):
         table, run_history, rank = published.benchmark(str(subject)), None, None
     else:
-        run_history = history.read(run_folder.find(subject, runs_dir))
+        run_history = history.read(run_directory.find(subject, runs_dir))
         rank = published_rank(run_history)
         table = rank.table if rank else None
     if table is None:
         assert run_history is not None
         raise UsageError(
-            f"{run_history.run.folder} was trained on {run_history.run.settings.corpus.store}, not a corpus of the "
+            f"{run_history.run.directory} was trained on {run_history.run.settings.corpus.store}, not a corpus of the "
             f'paper; give a run on {CORPUS_NAMES}, or "txl runs published ptb" for a table alone'
         )
     result = _result(table, run_history, rank)
     if run_history is not None and subject is None:
-        console.say(f"the most recent run: {run_history.run.folder}")
+        console.say(f"the most recent run: {run_history.run.directory}")
     if json:
         console.show_json(metrics.without_infinities(result))
     else:
@@ -95,7 +95,7 @@ def _rank_key(row: dict[str, Any]) -> float:
 def _own(run_history: History, rank: PublishedRank) -> dict[str, Any]:
     numbers = {"valid": rank.valid, "test": rank.test}
     return {
-        "run": str(run_history.run.folder),
+        "run": str(run_history.run.directory),
         "state": run_history.state,
         "step": run_history.step,
         "comparable": rank.result is not None,
@@ -113,7 +113,7 @@ def _own_row(run_history: History, rank: PublishedRank) -> dict[str, Any]:
         "valid": rank.valid.value if rank.valid else None,
         "test": rank.test.value if rank.test else None,
         "mark": "",
-        "label": str(run.folder),
+        "label": str(run.directory),
         "run": True,
         "same_symbols": True,
     }

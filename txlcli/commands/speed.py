@@ -22,7 +22,7 @@ from txlcli.options import (
     parse_lengths,
 )
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 
 TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
 
@@ -61,7 +61,7 @@ def speed(
     Example: txl speed stdlib --attn-len 128,256,512
     """
     attn_lens = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
-    if subject is not None and not run_folder.is_run(subject, runs_dir):
+    if subject is not None and not run_directory.is_run(subject, runs_dir):
         _check_recipe(subject, overrides or [], runs_dir)
     from txlcli.views import speed_table
     from txlcli.workflows import speed as workflow
@@ -91,6 +91,6 @@ def _check_recipe(subject: str, overrides: list[str], runs_dir: Path) -> None:
     """
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
-        known, listing = [*run_folder.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
+        known, listing = [*run_directory.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
         raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
     recipe.load(subject, overrides)

@@ -11,8 +11,8 @@ from typer import Argument, Option
 
 from txlcli import completion, console
 from txlcli.config import own_text, recipe
-from txlcli.config.ranges import MOST_COUNT
-from txlcli.config.settings import MOST_SEED
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import MAX_SEED
 from txlcli.errors import RunError, UsageError
 from txlcli.options import (
     DATA_DIR,
@@ -31,7 +31,7 @@ from txlcli.options import (
     RunsDir,
     parse_hardware,
 )
-from txlcli.runs import history, recovery, run_folder
+from txlcli.runs import history, recovery, run_directory
 from txlcli.system import launcher
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def train(
     ] = False,
     devices: Annotated[
         int | None,
-        Option(metavar="N", min=1, max=MOST_COUNT, help="With --dry-run: forecast a training on N other GPUs."),
+        Option(metavar="N", min=1, max=MAX_COUNT, help="With --dry-run: forecast a training on N other GPUs."),
     ] = None,
     device_memory: DeviceMemory = None,
     bandwidth: Bandwidth = None,
@@ -87,7 +87,7 @@ def train(
     compiled: Annotated[
         bool, Option("--compile", help="Compile the layers with torch.compile; intended for CUDA.")
     ] = False,
-    seed: Annotated[int | None, Option(min=0, max=MOST_SEED, help="Random seed.")] = None,
+    seed: Annotated[int | None, Option(min=0, max=MAX_SEED, help="Random seed.")] = None,
     skip_nonfinite: Annotated[
         int | None,
         Option(metavar="N", min=0, help="Skip up to N steps in a row whose loss or gradient is not finite."),
@@ -126,7 +126,7 @@ def train(
             raise UsageError("--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run")
         if seed is not None:
             raise UsageError(f"--seed {seed}: a resumed run keeps its train.seed; start a new run instead")
-        run_folder.find(resume_run, runs_dir)
+        run_directory.find(resume_run, runs_dir)
     elif recipe_source is None:
         raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume')
     elif dry_run and max_minutes is not None:
@@ -202,11 +202,11 @@ def _run_before_restart(source: str | None, name: str | None, changes: list[str]
     """Return the run that this process resumes, since it was started again after a failure."""
     if launcher.run_to_resume() is not None:
         return launcher.run_to_resume()
-    if source is None or name is None or not launcher.is_restarted() or not run_folder.is_run(name, runs_dir):
+    if source is None or name is None or not launcher.is_restarted() or not run_directory.is_run(name, runs_dir):
         return None
-    run = run_folder.find(name, runs_dir)
-    made_before = (run.folder / run_folder.LAST).exists() and run.settings == recipe.load(source, changes)
-    return str(run.folder) if made_before else None
+    run = run_directory.find(name, runs_dir)
+    made_before = (run.directory / run_directory.LAST).exists() and run.settings == recipe.load(source, changes)
+    return str(run.directory) if made_before else None
 
 
 def _start_processes(
@@ -226,15 +226,15 @@ def _start_processes(
             processes, arguments, restarts=restarts, resumable=lambda: resume_run, say=console.say
         )
     if name is None and restarts:
-        name = next(run_folder.free_folders(runs_dir, recipe.read_text(str(recipe_source))[0])).name
+        name = next(run_directory.free_directories(runs_dir, recipe.read_text(str(recipe_source))[0])).name
         arguments = [*arguments, "--name", name]
-    folder = runs_dir / str(name)
-    before = folder.stat().st_ino if folder.exists() else None  # --force replaces it by another folder
+    directory = runs_dir / str(name)
+    before = directory.stat().st_ino if directory.exists() else None  # --force replaces it by another directory
 
     def resumable() -> str | None:
         recovery.recover(runs_dir, console.say)
-        is_new = folder.exists() and folder.stat().st_ino != before
-        return str(folder) if is_new and (folder / run_folder.LAST).exists() else None
+        is_new = directory.exists() and directory.stat().st_ino != before
+        return str(directory) if is_new and (directory / run_directory.LAST).exists() else None
 
     return follow.start_processes(processes, arguments, restarts=restarts, resumable=resumable, say=console.say)
 
@@ -346,14 +346,14 @@ def _resolve(
         for run, step in same:
             if step >= settings.train.max_steps:
                 raise RunError(
-                    f'{run.folder} is finished and has the same settings, text and seed; evaluate it with "txl eval '
+                    f'{run.directory} is finished and has the same settings, text and seed; evaluate it with "txl eval '
                     f'{run.name}", train it again under another --name, or replace it with --force'
                 )
         if same:
             run, step = same[0]
             console.say(
-                f'{run.folder} has the same settings; "txl train --resume {run.name}" continues it at step {step:,}'
+                f'{run.directory} has the same settings; "txl train --resume {run.name}" continues it at step {step:,}'
             )
     if store_name is not None and name is None:
-        name = next(run_folder.free_folders(runs_dir, store_name)).name
+        name = next(run_directory.free_directories(runs_dir, store_name)).name
     return source, name, changes

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from txlcli.config.blocks import BLOCKS, OF_BLOCK, Biases, Block, FeedForwardType, NormType, QkNorm
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
 from txlcli.config.ranges import (
-    MOST_PARTS,
+    MAX_PARTS,
     NotNegativeFloat,
     PartCount,
     PositiveFloat,
@@ -78,7 +78,7 @@ class ModelSettings:
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
-        require(bands <= MOST_PARTS, "model", "cutoffs", bands - 1, f"fewer than {MOST_PARTS} ids")
+        require(bands <= MAX_PARTS, "model", "cutoffs", bands - 1, f"fewer than {MAX_PARTS} ids")
         fits = tied is None or len(tied) == bands
         require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from txlcli.errors import RecipeError
 from txlcli.suggestions import did_you_mean
 
-MOST_COUNT = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """Largest number of steps, tokens, layers or units; PyTorch does not accept larger numbers everywhere."""
 
 
@@ -28,13 +28,13 @@ class Range:
     most: float | None = None
     """Largest number that has a meaning."""
     limit: float | None = None
-    """Largest number that can be computed; None is MOST_COUNT for whole numbers, and no limit for others."""
+    """Largest number that can be computed; None is MAX_COUNT for whole numbers, and no limit for others."""
 
     def largest(self, *, is_whole: bool) -> float:
         """Return the largest number, of whole numbers or of all."""
         if self.most is not None:
             return self.most
-        return self.limit if self.limit is not None else MOST_COUNT if is_whole else math.inf
+        return self.limit if self.limit is not None else MAX_COUNT if is_whole else math.inf
 
     def check(self, section: str, key: str, value: int | float) -> None:
         """Raise a RecipeError unless the number is in the range."""
@@ -49,12 +49,12 @@ POSITIVE = Range("greater than 0", above=0)
 NOT_NEGATIVE = Range("0 or more", least=0)
 LESS_THAN_1 = Range("at least 0 and less than 1", least=0, below=1)
 
-MOST_PARTS = 1000
+MAX_PARTS = 1000
 """Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
 
 PositiveInt = Annotated[int, POSITIVE]
 PositiveFloat = Annotated[float, POSITIVE]
-PartCount = Annotated[int, Range("greater than 0", above=0, limit=MOST_PARTS)]
+PartCount = Annotated[int, Range("greater than 0", above=0, limit=MAX_PARTS)]
 NaturalInt = Annotated[int, NOT_NEGATIVE]
 NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
 Rate = Annotated[float, LESS_THAN_1]

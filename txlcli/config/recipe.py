@@ -11,15 +11,15 @@ from typing import Any
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import item_words_of, plain_options, words_of
 from txlcli.config.settings import Settings, plain_name
-from txlcli.errors import MOST_LISTED, RecipeError, UnknownNameError, UsageError
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError
 from txlcli.suggestions import did_you_mean, meant_setting
-from txlcli.system.input_files import MOST_SETTINGS, check_regular
+from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
 from txlcli.system.plain_json import parse_toml
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
 OFF_WORDS = ("none", "off")
-MOST_CHANGES_LISTED = 3  # by an error
+MAX_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = ("published",)  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
@@ -27,8 +27,8 @@ ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 
 def packaged_names() -> list[str]:
     """Return the sorted names of the recipes that come with txl."""
-    folder = resources.files("txlcli.recipes")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    directory = resources.files("txlcli.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in directory.iterdir() if item.name.endswith(".toml"))
 
 
 def schema_file() -> str:
@@ -47,10 +47,10 @@ def read_text(recipe: str) -> tuple[str, str]:
     path = check_regular(Path(recipe))
     if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
-            return plain_name(path, otherwise="recipe"), read_file(path, MOST_SETTINGS)
+            return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
-    # A missing file in another folder is an error: mine/enwik8.toml must not silently become the packaged enwik8.
+    # A missing file in another directory is an error: mine/enwik8.toml must not silently become the packaged enwik8.
     if str(path.parent) not in (".", "recipes"):
         raise UnknownNameError(
             "recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"), listing='"txl recipes" lists all'
@@ -61,7 +61,7 @@ def read_text(recipe: str) -> tuple[str, str]:
 def _cannot_be_recipe(path: Path) -> bool:
     """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
     try:
-        parse_toml(read_file(path, MOST_SETTINGS))
+        parse_toml(read_file(path, MAX_SETTINGS))
     except (OSError, ValueError, UsageError):
         return True
     return False
@@ -114,7 +114,7 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 def with_changes(name: str, changes: Sequence[str]) -> str:
     """Return the beginning of an error about a recipe, or a run, with changes; many changes are counted."""
-    if len(changes) > MOST_CHANGES_LISTED:
+    if len(changes) > MAX_CHANGES_LISTED:
         return f"{name} with {len(changes)} --set changes"
     return " --set ".join([f"{name} with", *changes]) if changes else name
 
@@ -289,7 +289,7 @@ def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence
     meant = meant_setting(section, key, setting_names())
     if meant:
         return f'; did you mean "{meant}"?'
-    return f" (known: {', '.join(known)})" if len(known) <= MOST_LISTED else f'; "txl recipes keys {section}" lists all'
+    return f" (known: {', '.join(known)})" if len(known) <= MAX_LISTED else f'; "txl recipes keys {section}" lists all'
 
 
 def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:

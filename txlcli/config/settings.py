@@ -30,9 +30,9 @@ from txlcli.errors import UsageError
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """Pattern for the names of stores and runs: valid file names on every system."""
 _LONGEST_NAME = 100
-MOST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 """Largest seed that PyTorch accepts."""
-Seed = Annotated[int, Range(f"from 0 to {MOST_SEED}", least=0, most=MOST_SEED)]
+Seed = Annotated[int, Range(f"from 0 to {MAX_SEED}", least=0, most=MAX_SEED)]
 AnyCount = Annotated[int, Range("greater than 0", above=0, most=math.inf)]
 
 

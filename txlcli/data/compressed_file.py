@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import CompressedFileError
 from txlcli.system.atomic_files import replacing
-from txlcli.system.input_files import MOST_TEXT, read_bytes
+from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.system.plain_json import parse_json
 
 MAGIC = b"TXLZ1"
 DIGESTS = ("weights", "vocabulary", "probe", "content")
 """Digests of the header, in this order."""
 DIGEST_BYTES = 8
-MOST_HEADER_BYTES = 4096
-MOST_LANES = 4096
+MAX_HEADER_BYTES = 4096
+MAX_LANES = 4096
 """Most lanes of a file: each needs memory for itself."""
 LIKELY = b'["0.1.0","2.12.0","2.13.0+cpu","0.5.0","0.4.2","AVX2","AVX512",1,"m",[1e-05,1],"off",2,64,64,null,"m",null]'
 """A likely header, of which most headers are parts: part of the format."""
@@ -52,11 +52,11 @@ TYPES: dict[str, tuple[type, ...]] = {
 """Entries of the header, with the types of their values."""
 RANGES = {
     "threads": (1, 4096),
-    "bytes": (0, MOST_TEXT),
-    "tokens": (0, MOST_TEXT),
-    "lanes": (1, MOST_LANES),
-    "seg_len": (1, MOST_COUNT),
-    "mem_len": (0, MOST_COUNT),
+    "bytes": (0, MAX_TEXT),
+    "tokens": (0, MAX_TEXT),
+    "lanes": (1, MAX_LANES),
+    "seg_len": (1, MAX_COUNT),
+    "mem_len": (0, MAX_COUNT),
 }
 """Smallest and largest value of each number."""
 
@@ -100,7 +100,7 @@ def read(path: Path) -> CompressedFile:
         UsageError: it is a special file, or larger than any such file.
         OSError: it cannot be read.
     """
-    content = read_bytes(path, MOST_TEXT)
+    content = read_bytes(path, MAX_TEXT)
     if not content.startswith(MAGIC[:-1]):
         raise CompressedFileError(f'{path}: no file of "txl compress"; give the file that it wrote')
     if not content.startswith(MAGIC):
@@ -125,7 +125,7 @@ def _parse(content: bytes) -> CompressedFile:
     if len(header) != size or size < length or len(words) % 4:
         raise ValueError("its lengths are inconsistent")
     inflated = zlib.decompressobj(RAW_DEFLATE, zdict=LIKELY)
-    values = parse_json(inflated.decompress(header[:-length], MOST_HEADER_BYTES).decode())
+    values = parse_json(inflated.decompress(header[:-length], MAX_HEADER_BYTES).decode())
     if not isinstance(values, list) or len(values) != len(TYPES):
         raise ValueError(f"it does not have {len(TYPES)} entries")
     entries = dict(zip(TYPES, values, strict=True))

@@ -70,7 +70,7 @@ class ContextFile:
         path: path of the file, which need not exist.
 
     Raises:
-        UsageError: neither the file nor its folder exists, or the file is not one of these.
+        UsageError: neither the file nor its directory exists, or the file is not one of these.
     """
 
     def __init__(self, path: Path) -> None:

@@ -39,7 +39,7 @@ def check_path(path: Path) -> None:
     """Refuse a path to which losses cannot be written, before anything is computed.
 
     Raises:
-        UsageError: the folder does not exist or cannot be written to, or the file exists and is not a loss file.
+        UsageError: the directory does not exist or cannot be written to, or the file exists and is not a loss file.
     """
     if check_regular(path).exists() and not _holds_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")

@@ -379,7 +379,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
         path: path of the store.
         facts: facts about the store.
         vocab: vocabulary of the store.
-        work: folder for the temporary file, on the same disk; by default that of the store.
+        work: directory for the temporary file, on the same disk; by default that of the store.
 
     Raises:
         StoreError: the file cannot be written; no partial file is left.
@@ -414,6 +414,6 @@ def _reason(error: BaseException) -> str:
     return os.strerror(int(inner[1])) if inner else _short(error)
 
 
-def stores_in(folder: Path) -> list[Path]:
+def stores_in(directory: Path) -> list[Path]:
     """Return the files that may be stores, sorted by name."""
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+    return sorted(path for path in directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))

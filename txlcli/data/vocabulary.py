@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TokenizerName = Literal["byte", "char", "word", "sentencepiece", "ids"]
 Ids = NDArray[np.int64]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-MOST_IDS = 1 << 20
+MAX_IDS = 1 << 20
 """Largest vocabulary of ids alone; more would be another type of ids, or a damaged file."""
 
 
@@ -267,8 +267,8 @@ class Vocab:
             vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
             sentencepiece_model.check(vocab.model)
         elif kind == "ids":
-            if type(facts["size"]) is not int or not 0 < facts["size"] <= MOST_IDS:
-                raise ValueError(f"its size is {facts['size']!r}, not a number up to {MOST_IDS:,}")
+            if type(facts["size"]) is not int or not 0 < facts["size"] <= MAX_IDS:
+                raise ValueError(f"its size is {facts['size']!r}, not a number up to {MAX_IDS:,}")
             vocab = cls.of_ids(facts["size"])
         else:
             symbols, lower_case = facts["symbols"], facts["lower_case"]

@@ -20,7 +20,7 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RecipeError, RunError, shortened
 
 Tensors = Mapping[str, Tensor]
-MOST_NAMED = 3  # tensors that an error lists by name
+MAX_NAMED = 3  # tensors that an error lists by name
 NEXT_STEP = "correct [model] with --recipe or --set"
 
 
@@ -141,8 +141,8 @@ def _reordered(link: Link, tensor: Tensor) -> Tensor:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(map(shortened, names[:MOST_NAMED])) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(map(shortened, names[:MAX_NAMED])) + more
 
 
 def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torch.Size]:

@@ -10,12 +10,12 @@ from txlcli.config.blocks import BLOCKS
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
-from txlcli.system.input_files import MOST_SETTINGS, read_text
+from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Names of the file of weights in a Hugging Face folder."""
+"""Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
 SEG_LEN = 128
 """Default of `tgt_len`: that of the released evaluation of the large model."""
@@ -62,29 +62,29 @@ SAME_VALUES = {
 """Keys of the configuration whose values are those of a [model] setting, by the name of the setting."""
 
 
-def file_of_weights(folder: Path) -> Path:
-    """Return the file of weights in a Hugging Face folder.
+def file_of_weights(directory: Path) -> Path:
+    """Return the file of weights in a Hugging Face directory.
 
     Raises:
         RunError: there is none.
     """
     for name in WEIGHTS:
-        if (folder / name).exists():
-            return folder / name
-    raise RunError(f"{folder} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
+        if (directory / name).exists():
+            return directory / name
+    raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration in a folder, and complete it with defaults.
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read the configuration in a directory, and complete it with defaults.
 
     Raises:
         RunError: it is missing, damaged, or of another model.
     """
-    path = folder / CONFIG
+    path = directory / CONFIG
     try:
-        config = parse_json(read_text(path, MOST_SETTINGS))
+        config = parse_json(read_text(path, MAX_SETTINGS))
     except FileNotFoundError as error:
-        raise RunError(f"{folder} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
+        raise RunError(f"{directory} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
     if not isinstance(config, Mapping) or config.get("model_type") != MODEL_TYPE:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as arrow
 from pyarrow import compute, parquet
 
-from txlcli.corpora.unpack import MOST_RATIO, SMALL
+from txlcli.corpora.unpack import MAX_RATIO, SMALL
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.system import child
 from txlcli.system.input_files import check_regular
@@ -31,12 +31,12 @@ DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
 """Encodings that are never read as a dictionary."""
 KEYS = b'"keyMaterialType"'
 """Part of a footer that names the keys of encrypted columns."""
-MOST_FOOTER = 256 << 20
+MAX_FOOTER = 256 << 20
 """Most bytes of a footer."""
 BUFFER = 1 << 20  # bytes of a file that are read at once
-BYTES_PER_BATCH, MOST_ROWS = 16 << 20, 1 << 14
+BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
 """Most text and most rows that are read at once, except for a longer row."""
-MOST_EXCESS = 32
+MAX_EXCESS = 32
 """Times BYTES_PER_BATCH that a batch of values stored by their differences may take: if each value is as long as all
 stored bytes of its group."""
 LONGEST_ROW = 1 << 20  # bytes of a row that is written
@@ -46,7 +46,7 @@ LEAST_SECONDS, LEAST_BYTES_PER_S, LEAST_GROUPS_PER_S = 5, 2 << 20, 1000
 """Time that the library may compute: a hundredth of its usual bytes and a tenth of its usual row groups per second."""
 BYTES_PER_VALUE = 32
 """More than an encoding adds to a value: its length, its level, and its share of headers."""
-MOST_LISTED = 10
+MAX_LISTED = 10
 """Most columns that an error names."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, RuntimeError)
 
@@ -108,8 +108,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(f'"{shortened(name)}"' for name in names[:MOST_LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED]) + more
 
 
 def _not_read(path: Path, reason: str) -> CorpusInputError:
@@ -123,14 +123,14 @@ def _not_read(path: Path, reason: str) -> CorpusInputError:
 def _check_footer(path: Path) -> None:
     """Refuse a footer that would take much memory: the library reads as many bytes as the file states."""
     length, _ = _end_of_footer(path)
-    if MOST_FOOTER < length < path.stat().st_size:
-        raise _not_read(path, f"it states a footer of {length:,} bytes, more than {MOST_FOOTER:,}")
+    if MAX_FOOTER < length < path.stat().st_size:
+        raise _not_read(path, f"it states a footer of {length:,} bytes, more than {MAX_FOOTER:,}")
 
 
 def _is_encrypted(path: Path) -> bool:
     """Return True if the footer of a file is encrypted, or names the keys of encrypted columns."""
     length, marker = _end_of_footer(path)
-    if marker == ENCRYPTED or length > MOST_FOOTER:
+    if marker == ENCRYPTED or length > MAX_FOOTER:
         return marker == ENCRYPTED
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - END_OF_FOOTER.size - length))
@@ -185,7 +185,7 @@ def extract(
         CorpusInputError: the file is damaged, or has much more text than its size allows; or a row is not UTF-8 and
             `only_utf8` is set.
     """
-    most = max(SMALL, MOST_RATIO * text.path.stat().st_size)
+    most = max(SMALL, MAX_RATIO * text.path.stat().st_size)
     least, groups = _stated_size(text)
     if least > most:  # before the library reads a value, which may be as large
         raise _too_large(text, most)
@@ -286,7 +286,7 @@ def _batches(text: ParquetText) -> Iterator[Any]:
             for group in range(file.metadata.num_row_groups):
                 missing = file.metadata.row_group(group).num_rows
                 rows = max(1, BYTES_PER_BATCH // _longest(text, dictionaries, group))
-                for batch in file.iter_batches(min(rows, MOST_ROWS), row_groups=[group], **options):
+                for batch in file.iter_batches(min(rows, MAX_ROWS), row_groups=[group], **options):
                     column = batch.column(text.column)
                     column.validate(full=True)
                     missing -= len(column)
@@ -319,7 +319,7 @@ def _longest(text: ParquetText, file: Any, group: int) -> int:
         return 1
     sizes = _sizes(about, text)
     if _has_deltas(about, text):
-        return max(1, max(sizes) // min(MOST_EXCESS, about.num_rows))
+        return max(1, max(sizes) // min(MAX_EXCESS, about.num_rows))
     first = next(file.iter_batches(1, row_groups=[group], columns=[text.column], use_threads=False), None)
     if first is None or not sizes:
         raise ValueError("a group of rows lacks the column")

@@ -12,7 +12,7 @@ from typing import Any
 
 from txlcli.errors import UsageError
 from txlcli.system import child
-from txlcli.system.input_files import MOST_VOCABULARY, read_bytes
+from txlcli.system.input_files import MAX_VOCABULARY, read_bytes
 from txlcli.system.tensor_files import check_zip
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
@@ -41,7 +41,7 @@ def load(path: Path) -> Any:
         UnsafePickleError, DamagedPickleError.
     """
     with _classified_errors():
-        data = read_bytes(path, MOST_VOCABULARY)
+        data = read_bytes(path, MAX_VOCABULARY)
         reason = child.failure(f"{__name__}:{try_to_load.__name__}", data)
         if reason is not None:
             raise DamagedPickleError(reason)

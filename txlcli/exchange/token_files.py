@@ -39,7 +39,7 @@ PROBE = 1 << 16
 """Ids at the beginning of a file that tell if it has another type."""
 LONGEST_DOCUMENT = 1 << 30
 """Most ids of a document that is written for Megatron, whose lengths are int32."""
-MOST_IDS = (1 << 31) - 1
+MAX_IDS = (1 << 31) - 1
 """Most ids of a file of llm.c, whose header has an int32."""
 
 
@@ -84,21 +84,21 @@ class TokenFiles:
     format: str
     splits: Mapping[str, tuple[TokenPart, ...]]
     """Ids of each split; those of a single file are under "" until they are cut."""
-    folder: Path
+    directory: Path
 
     @property
     def has_pickle(self) -> bool:
         """True if nanoGPT's vocabulary lies beside the ids."""
-        return (self.folder / META_OF_NANOGPT).exists()
+        return (self.directory / META_OF_NANOGPT).exists()
 
 
 def find(source: Path, dtype: str | None) -> TokenFiles | None:
     """Return the token files at a path; None if it is text.
 
-    Token files are a file that ends with .bin or .idx, and the .bin files of a folder if one is named after train.
+    Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train.
 
     Args:
-        source: file or folder.
+        source: file or directory.
         dtype: type of ids without a header, one of DTYPES; None is uint16.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_file(path: Path) -> None:
     """Refuse what is no file.
 
     Raises:
-        CorpusInputError: it is missing, a folder, or a link that leads nowhere.
+        CorpusInputError: it is missing, a directory, or a link that leads nowhere.
         UsageError: it is a pipe, a socket or a device.
     """
     if check_regular(path).is_file():
@@ -303,9 +303,9 @@ def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
     Raises:
         ExportError: the header cannot state so many ids.
     """
-    if len(ids) > MOST_IDS:
+    if len(ids) > MAX_IDS:
         raise ExportError(
-            f"{path.name}: {len(ids):,} ids are more than an llm.c file can state ({MOST_IDS:,}); give --format "
+            f"{path.name}: {len(ids):,} ids are more than an llm.c file can state ({MAX_IDS:,}); give --format "
             "nanogpt or megatron"
         )
     dtype = np.dtype(dtype_of("llm.c", vocab_size))

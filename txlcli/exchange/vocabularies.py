@@ -8,7 +8,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
-from txlcli.system.input_files import MOST_VOCABULARY, check_regular, read_text
+from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 
 BOUNDARIES = ("<eos>", "<S>")
 UNKNOWNS = ("<unk>", "<UNK>")
@@ -19,9 +19,9 @@ META_OF_NANOGPT = "meta.pkl"
 AS_TEXT = "give the words as a text file, one per line"
 
 
-def find(folder: Path) -> Path | None:
-    """Return the vocabulary file of a folder; None if there is none."""
-    return next((folder / name for name in FILES if (folder / name).exists()), None)
+def find(directory: Path) -> Path | None:
+    """Return the vocabulary file of a directory; None if there is none."""
+    return next((directory / name for name in FILES if (directory / name).exists()), None)
 
 
 def read(path: Path) -> Vocab:
@@ -39,7 +39,7 @@ def read(path: Path) -> Vocab:
         )
     if path.suffix == ".json":
         try:
-            return Vocab.from_json(read_text(path, MOST_VOCABULARY))
+            return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         except (VocabularyError, OSError, UnicodeDecodeError) as error:
             raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
     if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
@@ -72,7 +72,7 @@ def _read_lines(path: Path) -> list[str]:
     Further fields are counts. The list of One Billion Word contains a word twice.
     """
     try:
-        lines = read_text(path, MOST_VOCABULARY).split("\n")
+        lines = read_text(path, MAX_VOCABULARY).split("\n")
         return list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
     except (OSError, UnicodeDecodeError) as error:
         raise VocabularyError(f"{path}: cannot be read as a list of words ({error}); save it as UTF-8 text") from error

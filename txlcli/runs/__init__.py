@@ -1,1 +1,1 @@
-"""Runs: their folders, their history, and how they are loaded."""
+"""Runs: their directories, their history, and how they are loaded."""

@@ -12,9 +12,9 @@ from typing import Any
 from txlcli.config.settings import Settings
 from txlcli.errors import RunError
 from txlcli.paper import metrics
-from txlcli.runs import log_file, run_folder
+from txlcli.runs import log_file, run_directory
 from txlcli.runs.log_file import Report
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.system.checkpoint_header import read_state
 
 STATES = ("finished", "unfinished", "interrupted", "imported")
@@ -189,7 +189,7 @@ def read_reports(run: Run) -> tuple[Report, ...]:
     Raises:
         RunError: a line is damaged.
     """
-    return log_file.read(run.folder / run_folder.METRICS, _is_report)
+    return log_file.read(run.directory / run_directory.METRICS, _is_report)
 
 
 def read_evals(run: Run) -> tuple[Report, ...]:
@@ -198,7 +198,7 @@ def read_evals(run: Run) -> tuple[Report, ...]:
     Raises:
         RunError: a line is damaged.
     """
-    return log_file.read(run.folder / run_folder.EVALS, _is_evaluation, skip_truncated=True)
+    return log_file.read(run.directory / run_directory.EVALS, _is_evaluation, skip_truncated=True)
 
 
 def read(run: Run) -> History:
@@ -207,7 +207,7 @@ def read(run: Run) -> History:
     Raises:
         RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
     """
-    saved = _metadata(run, run_folder.LAST) or _metadata(run, run_folder.BEST)
+    saved = _metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST)
     return History(run, read_reports(run), read_evals(run), saved, _metadata(run, run.best_or_last.name).get("step"))
 
 
@@ -220,7 +220,7 @@ def check_finished(run: Run) -> None:
     history = read(run)
     if history.saved and history.state in ("unfinished", "interrupted"):  # a run without weights is refused when opened
         raise RunError(
-            f"{run.folder} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
+            f"{run.directory} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
             f'"txl train --resume {run.name}", or use it as it is with --unfinished'
         )
 
@@ -239,12 +239,12 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
     Args:
         settings: of the training, with its seed.
         train_sha256: digest of the train split.
-        runs_dir: folder of the runs; those that cannot be read are passed over.
+        runs_dir: directory of the runs; those that cannot be read are passed over.
     """
-    for folder in run_folder.newest_first(runs_dir):
+    for directory in run_directory.newest_first(runs_dir):
         with contextlib.suppress(RunError, OSError):
-            run = run_folder.open_run(folder)
-            saved = _metadata(run, run_folder.LAST)
+            run = run_directory.open_run(directory)
+            saved = _metadata(run, run_directory.LAST)
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
             if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
                 yield run, int(saved.get("step", 0))
@@ -272,7 +272,7 @@ def _is_number(value: object) -> bool:
 
 def _metadata(run: Run, name: str) -> Report:
     """Read the metadata of a checkpoint of a run without its tensors; empty if there is no checkpoint."""
-    path = run.folder / name
+    path = run.directory / name
     if not path.exists():
         return {}
     try:
@@ -288,6 +288,6 @@ def record(run: Run, results: Iterable[Report]) -> None:
     """Append results of an evaluation to evals.jsonl.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the directory cannot be written.
     """
-    log_file.append(run.folder / run_folder.EVALS, results)
+    log_file.append(run.directory / run_directory.EVALS, results)

@@ -13,8 +13,8 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, VocabularyError
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OpenRun:
         name = self.run.settings.corpus.store
         path = data_dir / f"{name}.h5"
         if "imported_from" in self.checkpoint.state and not path.exists():
-            options = shlex.join(["--vocab", str(self.run.folder / run_folder.VOCAB), "--name", name])
+            options = shlex.join(["--vocab", str(self.run.directory / run_directory.VOCAB), "--name", name])
             raise StoreError(f'no token store at {path}; run "txl prepare CORPUS {options}" first')
         store = TokenStore.open(path)
         check_vocabulary(self.run, store)
@@ -60,7 +60,7 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
     """Refuse a store with another vocabulary than the run's, even if the sizes are equal."""
     if store.fingerprint != run.vocab_fingerprint:
         raise VocabularyError(
-            f"{store.path} has another vocabulary than the one {run.folder} was trained with; "
+            f"{store.path} has another vocabulary than the one {run.directory} was trained with; "
             "give the --data-dir it was trained on, or train again"
         )
 
@@ -75,23 +75,23 @@ def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
     if stated != own:
         names = ", ".join(sorted(key for key in stated.keys() | own.keys() if stated.get(key) != own.get(key)))
         raise RunError(
-            f"{path}: the weights belong to a model with other settings than {run.folder / run_folder.CARD} states "
-            f"({names}); restore the run's files from one copy"
+            f"{path}: the weights belong to a model with other settings than {run.directory / run_directory.CARD} "
+            f"states ({names}); restore the run's files from one copy"
         )
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
         raise VocabularyError(
-            f"{path}: the weights belong to another vocabulary than {run.folder}; restore its own checkpoint"
+            f"{path}: the weights belong to another vocabulary than {run.directory}; restore its own checkpoint"
         )
 
 
 def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
-    """Open a run by folder or name, or the most recent one, with its best weights on the device.
+    """Open a run by directory or name, or the most recent one, with its best weights on the device.
 
     Raises:
-        RunError, UnknownNameError, VocabularyError: see `run_folder.find`, `checkpoint.load`.
+        RunError, UnknownNameError, VocabularyError: see `run_directory.find`, `checkpoint.load`.
         UsageError: the device or the precision is not available.
     """
-    run = run_folder.find(run_name, runs_dir)
+    run = run_directory.find(run_name, runs_dir)
     torch_device = pick_device(device)
     precision = precision or run.settings.train.precision
     check_precision(precision, torch_device)
@@ -110,7 +110,7 @@ def read_vocabulary(run: Run) -> Vocab:
     Raises:
         RunError, VocabularyError: it cannot be read, is damaged, or is another one.
     """
-    path = run.folder / run_folder.VOCAB
+    path = run.directory / run_directory.VOCAB
     try:
         vocab = Vocab.from_json(run.vocab_text())
     except VocabularyError as error:

@@ -17,7 +17,7 @@ from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
 DIGITS = 16
-MOST_BYTES = 256 * MIB
+MAX_BYTES = 256 * MIB
 """Largest file: reports of a million steps, one line each."""
 CHECKSUM = "checksum"
 """Key of a line; it is not part of the report."""
@@ -103,10 +103,10 @@ def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool
 
 def _read_bytes(path: Path) -> bytes:
     with check_regular(path).open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
         raise RunError(
-            f"{path}: larger than {MOST_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
+            f"{path}: larger than {MAX_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
         )
     return data
 

@@ -62,7 +62,7 @@ def check_output(path: Path, asked: str) -> None:
         asked: the option and value that the user gave; the error begins with it.
 
     Raises:
-        UsageError: the folder does not exist or cannot be written to, or the path is no regular file.
+        UsageError: the directory does not exist or cannot be written to, or the path is no regular file.
         OSError: the name is too long.
     """
     if path.is_dir():

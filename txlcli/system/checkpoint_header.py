@@ -13,7 +13,7 @@ import xxhash
 
 from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json, value_of
-from txlcli.system.tensor_files import MOST_HEADER
+from txlcli.system.tensor_files import MAX_HEADER
 
 FORMAT = 1
 STATE = "txl"
@@ -62,7 +62,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     with check_regular(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")  # of the JSON header
-        if length > min(MOST_HEADER, path.stat().st_size):
+        if length > min(MAX_HEADER, path.stat().st_size):
             raise ValueError("the header is truncated, or longer than a header needs to be")
         header = parse_json(file.read(length))
     return read_header(header["__metadata__"])[0]

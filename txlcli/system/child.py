@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from txlcli.errors import TxlError
 
-MOST_SECONDS = 20
-MOST_MEMORY = 2 << 30  # bytes of address space
+MAX_SECONDS = 20
+MAX_MEMORY = 2 << 30  # bytes of address space
 _CODE = """
 import importlib, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
@@ -24,7 +24,7 @@ getattr(importlib.import_module(module), name)(sys.stdin.buffer.read())
 """
 
 
-def failure(function: str, data: bytes, *, seconds: float = MOST_SECONDS, memory: int = MOST_MEMORY) -> str | None:
+def failure(function: str, data: bytes, *, seconds: float = MAX_SECONDS, memory: int = MAX_MEMORY) -> str | None:
     """Call a function with data in a child process; return why it failed, or None.
 
     Args:

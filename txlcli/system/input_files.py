@@ -7,18 +7,18 @@ from txlcli.corpora.special_files import SpecialFileError, refuse_special
 from txlcli.errors import UsageError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-MOST_SETTINGS = 256 * KIB
+MAX_SETTINGS = 256 * KIB
 """Largest recipe, configuration or prompt, in bytes."""
-MOST_REPORT = 64 * MIB
+MAX_REPORT = 64 * MIB
 """Largest JSON file of `txl reproduce`, in bytes."""
-MOST_VOCABULARY = 256 * MIB
+MAX_VOCABULARY = 256 * MIB
 """Largest vocabulary, in bytes."""
-MOST_TEXT = GIB
+MAX_TEXT = GIB
 """Largest text of `txl eval --text`, in bytes; it is held in memory."""
 
 
 def check_regular(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a folder are left to the reader of the path.
+    """Return a path that is no special file; a missing path and a directory are left to the reader of the path.
 
     Raises:
         UsageError: it is, or links to, a pipe, a socket or a device.

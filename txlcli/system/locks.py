@@ -1,4 +1,4 @@
-"""Locks between processes: one writer per file, and temporary folders that outlive no process."""
+"""Locks between processes: one writer per file, and temporary directories that outlive no process."""
 
 import contextlib
 import shutil
@@ -16,14 +16,14 @@ from txlcli.errors import BusyError
 def exclusive(lock: Path, busy: str) -> Iterator[None]:
     """Hold a lock file while the block runs; the file is kept, since other processes may be waiting for it.
 
-    In a folder that cannot be written, or on a file system without locks, the block runs without a lock.
+    In a directory that cannot be written, or on a file system without locks, the block runs without a lock.
 
     Raises:
         BusyError: another process holds the lock; `busy` is the message.
     """
     held = FileLock(lock)
     try:
-        if lock.parent.is_dir():  # FileLock would create the folder
+        if lock.parent.is_dir():  # FileLock would create the directory
             held.acquire(blocking=False)
     except Timeout:
         with contextlib.suppress(OSError):  # filelock also times out where the system creates no file, as in /proc
@@ -51,42 +51,44 @@ def if_free(lock: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Create an empty folder in `parent` and remove it when the block ends.
+def temporary_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """Create an empty directory in `parent` and remove it when the block ends.
 
-    Folders with the same prefix whose process was killed are removed first: their locks are free.
+    Directories with the same prefix whose process was killed are removed first: their locks are free.
 
     Raises:
-        OSError: the folder cannot be created.
+        OSError: the directory cannot be created.
     """
     remove_abandoned(parent, prefix)
-    folder = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
-    lock = FileLock(_lock_of(folder))
-    with contextlib.suppress(OSError, NotImplementedError):  # without locks, abandoned folders are not removed either
-        lock.acquire(blocking=False)  # before the folder exists, so that another process never finds it unlocked
+    directory = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
+    lock = FileLock(_lock_of(directory))
+    with contextlib.suppress(
+        OSError, NotImplementedError
+    ):  # without locks, abandoned directories are not removed either
+        lock.acquire(blocking=False)  # before the directory exists, so that another process never finds it unlocked
     try:
-        folder.mkdir()
-        yield folder
+        directory.mkdir()
+        yield directory
     finally:
-        _remove(folder, lock)
+        _remove(directory, lock)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders of killed processes from `parent`: their locks are free."""
+    """Remove the temporary directories of killed processes from `parent`: their locks are free."""
     names = {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}
-    for folder in (parent / name for name in names):
-        lock = FileLock(_lock_of(folder))
+    for directory in (parent / name for name in names):
+        lock = FileLock(_lock_of(directory))
         with contextlib.suppress(Timeout, OSError, NotImplementedError):
             lock.acquire(blocking=False)
-            _remove(folder, lock)
+            _remove(directory, lock)
 
 
-def _remove(folder: Path, lock: FileLock) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(directory: Path, lock: FileLock) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
     lock.release()
     with contextlib.suppress(OSError):  # another process has the lock file open
-        _lock_of(folder).unlink()
+        _lock_of(directory).unlink()
 
 
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".lock")
+def _lock_of(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".lock")

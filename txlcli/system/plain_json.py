@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from txlcli.errors import shortened
 
-MOST_DEPTH = 8
+MAX_DEPTH = 8
 """Deepest nesting of values in TOML; a recipe needs three levels."""
-MOST_JSON_DEPTH = 32
+MAX_JSON_DEPTH = 32
 LARGEST_INT = 2**63 - 1
 """Largest whole number; Python would accept larger ones and then fail to print them."""
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """Characters of a value in an error."""
-MOST_DOTS = 32
+MAX_DOTS = 32
 """Largest number of dots in a line of TOML; Python's parser takes quadratic time and memory for keys with more."""
 
 T = TypeVar("T", bound=str | int | float | bool | list[Any] | dict[str, Any])
@@ -33,7 +33,7 @@ def value_of(table: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{key} is {shortened(json.dumps(value), MOST_SHOWN)}, not a value of type {kind.__name__}")
+        raise ValueError(f"{key} is {shortened(json.dumps(value), MAX_SHOWN)}, not a value of type {kind.__name__}")
     return value
 
 
@@ -48,7 +48,7 @@ def parse_json(text: str | bytes, *, distinct_keys: bool = False) -> Any:
         ValueError: it is not JSON, is nested too deeply, or has a number that does not fit 64 bits.
     """
     try:
-        return _moderate(json.loads(text, object_pairs_hook=_distinct if distinct_keys else None), MOST_JSON_DEPTH)
+        return _moderate(json.loads(text, object_pairs_hook=_distinct if distinct_keys else None), MAX_JSON_DEPTH)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -68,12 +68,12 @@ def parse_toml(text: str) -> dict[str, Any]:
         tomllib.TOMLDecodeError: it is not TOML.
         ValueError: it is nested too deeply, or has a number that does not fit 64 bits.
     """
-    if any(line.count(".") > MOST_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
-        raise ValueError(f"a line has more than {MOST_DOTS} dots")
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
     try:
-        table: dict[str, Any] = _moderate(tomllib.loads(text), MOST_DEPTH)
+        table: dict[str, Any] = _moderate(tomllib.loads(text), MAX_DEPTH)
     except RecursionError:
-        raise ValueError(f"nested more than {MOST_DEPTH} levels deep") from None
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
     except tomllib.TOMLDecodeError:
         raise
     except ValueError as error:

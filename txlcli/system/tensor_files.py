@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 
 from txlcli.system.plain_json import parse_json
 
-MOST_HEADER = 8 << 20
+MAX_HEADER = 8 << 20
 """Largest header of a safetensors file, in bytes; that of the largest model of the paper has 0.1 MB."""
-SMALL, MOST_RATIO = 64 << 20, 20
+SMALL, MAX_RATIO = 64 << 20, 20
 """Bytes that every zip file may unpack to, and the largest ratio beyond that; weights can hardly be packed at all."""
 
 
@@ -47,7 +47,7 @@ def read_safetensors_header(file: BinaryIO, file_size: int) -> tuple[Mapping[str
         OSError: the file cannot be read.
     """
     length = int.from_bytes(file.read(8), "little")
-    if length > MOST_HEADER or length + 8 > file_size:
+    if length > MAX_HEADER or length + 8 > file_size:
         raise ValueError(f"its header states {length:,} bytes, more than the file or a header has")
     header = parse_json(file.read(length), distinct_keys=True)
     if not isinstance(header, dict):
@@ -86,7 +86,7 @@ def check_unpacked(size: int, path: Path) -> None:
     Raises:
         ValueError: it is far more than that of the file.
     """
-    if size > max(SMALL, MOST_RATIO * path.stat().st_size):
+    if size > max(SMALL, MAX_RATIO * path.stat().st_size):
         raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
 
 

@@ -18,7 +18,7 @@ from txlcli.views import plots
 
 Numbers = NDArray[np.floating[Any]]
 
-MOST_LAYER_LABELS = 16
+MAX_LAYER_LABELS = 16
 SHADES = "YlGnBu"
 UNSEEN, SEEN, MARKED = "#dfe7f2", "0.25", "#d62728"
 FAINTEST = 30  # the palest colour is uniform attention / 30
@@ -139,7 +139,7 @@ def _show_heads(axes: Axes, attention: Numbers, scale: Any, *, labelled: bool = 
     axes.set_xticks(ticks, [str(-tick) for tick in ticks])
     axes.set_xlabel("distance (tokens before the query)")
     if labelled:
-        every = -(-layers // MOST_LAYER_LABELS)
+        every = -(-layers // MAX_LAYER_LABELS)
         named = [layer for layer in range(layers) if layer % every == 0 or layer == layers - 1]
         axes.set_yticks([(layer + 0.5) * heads - 0.5 for layer in named], [str(layer + 1) for layer in named])
         axes.set_ylabel(f"layer ({heads} heads each)" if heads > 1 else "layer")

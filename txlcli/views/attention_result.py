@@ -26,7 +26,7 @@ def to_json(result: AttentionResult) -> dict[str, Any]:
     maps, settings, opened = result.maps, result.settings, result.opened
     model: Any = opened.run.settings.model
     return {
-        "run": str(opened.run.folder),
+        "run": str(opened.run.directory),
         "step": opened.checkpoint.state["step"],
         "text": result.text.title,
         "unit": result.text.unit,

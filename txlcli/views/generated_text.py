@@ -5,7 +5,7 @@ import sys
 
 from txlcli import console
 from txlcli.errors import TxlError, UsageError
-from txlcli.system.input_files import MOST_SETTINGS
+from txlcli.system.input_files import MAX_SETTINGS
 from txlcli.workflows.generation import Conversation, Generation
 
 PROMPT = "> "
@@ -78,11 +78,11 @@ def _read_prompt() -> str:
     """
     if sys.stdin.isatty():
         return input(PROMPT)
-    line = sys.stdin.readline(MOST_SETTINGS + 1)
+    line = sys.stdin.readline(MAX_SETTINGS + 1)
     if not line:
         raise EOFError
-    if len(line) > MOST_SETTINGS:
-        raise UsageError(f"stdin: a prompt of more than {MOST_SETTINGS:,} characters; give a shorter one")
+    if len(line) > MAX_SETTINGS:
+        raise UsageError(f"stdin: a prompt of more than {MAX_SETTINGS:,} characters; give a shorter one")
     return line.removesuffix("\n")
 
 

@@ -15,7 +15,7 @@ from txlcli import console
 from txlcli.errors import TxlError
 from txlcli.system.atomic_files import replacing
 
-matplotlib.rcdefaults()  # a matplotlibrc in the working folder could change the figures, or have LaTeX run
+matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
 
 LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import console
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 
 
 def show(result: dict[str, Any], *, verbose: bool = False) -> None:
@@ -52,7 +52,7 @@ def _context(model: dict[str, Any]) -> str:
 
 
 def _names(result: dict[str, Any]) -> list[str]:
-    return run_folder.short_names([Path(model["run"]) for model in result["models"]])
+    return run_directory.short_names([Path(model["run"]) for model in result["models"]])
 
 
 def plot_gains(path: Path, result: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from txlcli import __version__, console
 from txlcli.views.training import duration
-from txlcli.workflows.reproduction.costs import MOST_S, Costs
+from txlcli.workflows.reproduction.costs import MAX_S, Costs
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
@@ -33,20 +33,20 @@ th, td, h2 { border-color: #3a3d44; } img { background: #fff; } .held { color: #
 """
 
 
-def render(sections: Sequence[Section], scale_name: str, folder: Path) -> dict[str, str]:
-    """Return the text of each file of the report by name; the figures are in `folder`."""
+def render(sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]:
+    """Return the text of each file of the report by name; the figures are in `directory`."""
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale_name} scale"
     footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
-    return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, folder)}
+    return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, directory)}
 
 
-def to_json(folder: Path, sections: Sequence[Section]) -> dict[str, Any]:
+def to_json(directory: Path, sections: Sequence[Section]) -> dict[str, Any]:
     """Return the object that --json prints."""
     tables = {section.name: section.to_table() for section in sections}
-    return {"report": [str(folder / MARKDOWN), str(folder / HTML)], "sections": tables}
+    return {"report": [str(directory / MARKDOWN), str(directory / HTML)], "sections": tables}
 
 
-def show(folder: Path, sections: Sequence[Section]) -> None:
+def show(directory: Path, sections: Sequence[Section]) -> None:
     """Write tables and claims to stdout."""
     for section in sections:
         for grid in section.grids:
@@ -55,7 +55,7 @@ def show(folder: Path, sections: Sequence[Section]) -> None:
             console.show_line(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:
             console.show_line("")
-    console.show_line(f"report: {folder / MARKDOWN}, {folder / HTML}")
+    console.show_line(f"report: {directory / MARKDOWN}, {directory / HTML}")
 
 
 def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
@@ -74,14 +74,14 @@ def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> No
         scale.description,
         "Time: of the missing trainings on an idle machine, without evaluation, from timed steps, or if these take too "
         f"long from {SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models "
-        f"whose turn comes after {MOST_S:g} seconds of timing have the median rate of those before. Models that "
+        f"whose turn comes after {MAX_S:g} seconds of timing have the median rate of those before. Models that "
         "several items need count for each.",
     ]
     console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, notes)
 
 
 def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
-    """Return the report as Markdown; figures are links to files in its folder."""
+    """Return the report as Markdown; figures are links to files in its directory."""
     parts = [f"# {title}", ""]
     for section in sections:
         parts += [f"## {section.title}", ""]
@@ -103,8 +103,8 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
     return "\n".join([*parts, footer, ""])
 
 
-def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) -> str:
-    """Return the report as one page that contains the figures, which are in `folder`."""
+def to_html(title: str, sections: Sequence[Section], footer: str, directory: Path) -> str:
+    """Return the report as one page that contains the figures, which are in `directory`."""
     esc = html.escape
     links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
     parts = [
@@ -123,7 +123,7 @@ def to_html(title: str, sections: Sequence[Section], footer: str, folder: Path) 
             parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
             parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
         for file, caption in section.figures:
-            parts.append(f"<figure>{_image(folder / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
+            parts.append(f"<figure>{_image(directory / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
         if section.claims:
             items = "".join(
                 f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: '

@@ -1,4 +1,4 @@
-"""Shows token stores: one that was just prepared, or all in a folder."""
+"""Shows token stores: one that was just prepared, or all in a directory."""
 
 from collections.abc import Iterable
 from pathlib import Path

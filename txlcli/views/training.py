@@ -85,7 +85,7 @@ def show_result(result: TrainingResult) -> None:
     run = result.run
     best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
     rows = [
-        ["run", str(run.folder)],
+        ["run", str(run.directory)],
         ["steps", f"{result.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{result.epoch:.2f}"],
         [f"best valid {run.metric}", best if result.best_nats < float("inf") else "-"],

@@ -8,7 +8,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, terms_of
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.reporter import Reporter
@@ -18,7 +18,7 @@ FIGURES = (5, 6, 7)
 POSITIONS = 5_000
 ROWS = 16
 WIDEST = 3
-MOST_HEADS = 24  # that one figure has room for
+MAX_HEADS = 24  # that one figure has room for
 
 Head = tuple[int, int]
 """(layer, head), both from 1."""
@@ -76,16 +76,16 @@ def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
         has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"
-        raise UsageError(f'{run.folder} {has} no attention; give a run with arch = "transformer"')
+        raise UsageError(f'{run.directory} {has} no attention; give a run with arch = "transformer"')
     if not settings.keys_are_tokens:
         raise UsageError(
-            f'{run.folder} has arch = "{settings.arch}", some of whose keys are no single tokens; give a run with '
+            f'{run.directory} has arch = "{settings.arch}", some of whose keys are no single tokens; give a run with '
             'arch = "transformer"'
         )
     has_terms = bool(terms_of(settings.position))
     if options.figures is not None and 7 in options.figures and not has_terms:
         raise UsageError(
-            f'{run.folder} has position = "{settings.position}", whose score is term (a) alone, so Figure 7 has '
+            f'{run.directory} has position = "{settings.position}", whose score is term (a) alone, so Figure 7 has '
             "nothing to compare; give --figure 5,6"
         )
     _check_heads(run, settings, options)
@@ -98,14 +98,14 @@ def _check_heads(run: Run, settings: TransformerSettings, options: AttentionOpti
     for layer, head in options.heads:
         if not (1 <= layer <= layers and 1 <= head <= heads):
             raise UsageError(
-                f"--heads {layer}.{head}: {run.folder} has {layers} layers of {heads} heads; write layer.head, "
+                f"--heads {layer}.{head}: {run.directory} has {layers} layers of {heads} heads; write layer.head, "
                 f"1.1 to {layers}.{heads}"
             )
     widest = options.widest or 0
     if widest > layers * heads:
-        raise UsageError(f"--auto {widest}: {run.folder} has {layers * heads} heads; give at most that")
-    if max(len(options.heads), widest) > MOST_HEADS:
-        raise UsageError(f"Figure 6 has room for {MOST_HEADS} heads; select fewer with --heads or --auto")
+        raise UsageError(f"--auto {widest}: {run.directory} has {layers * heads} heads; give at most that")
+    if max(len(options.heads), widest) > MAX_HEADS:
+        raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with --heads or --auto")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Measurement:
         """Measure the attention."""
         opened, text, settings, options = self.opened, self.text, self.settings, self.options
         reporter.say(
-            f"measuring attention on {self.positions:,} tokens of {text.title} with {opened.run.folder} "
+            f"measuring attention on {self.positions:,} tokens of {text.title} with {opened.run.directory} "
             f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
             f"M = {settings.mem_len}"
         )
@@ -179,7 +179,7 @@ def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
     lengths = {"mem_len": options.mem_len, "seg_len": options.seg_len}
     changes = {key: value for key, value in lengths.items() if value is not None}
     settings = run.settings.evaluation_settings(batch_size=1, **changes)
-    run.settings.check_memory(settings.mem_len, run=run.folder, instead="give --mem-len 0")
+    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give --mem-len 0")
     return settings
 
 

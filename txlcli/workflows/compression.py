@@ -29,13 +29,13 @@ from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.system.input_files import MOST_TEXT, read_bytes
+from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation import adapted, texts
 from txlcli.workflows.evaluation.options import AdaptationSearch
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.workspace import Workspace
 
-BYTES_PER_LANE, MOST_LANES = 1 << 13, 64
+BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def compress(
         size = compressed_file.write(target, header, digests, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
     return {
-        "run": str(opened.run.folder),
+        "run": str(opened.run.directory),
         "file": str(source),
         "compressed": str(target),
         "bytes": len(data),
@@ -174,7 +174,7 @@ def decompress(
     with errors_of_writing(target), replacing(target) as draft:
         draft.write_bytes(data)
     return {
-        "run": str(opened.run.folder),
+        "run": str(opened.run.directory),
         "file": str(target),
         "compressed": str(source),
         "bytes": len(data),
@@ -197,7 +197,7 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
 
 def _read(source: Path) -> bytes:
     try:
-        return read_bytes(source, MOST_TEXT)
+        return read_bytes(source, MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
 
@@ -262,15 +262,15 @@ def _settings(opened: OpenRun, size: int, options: CompressionOptions) -> EvalSe
         UsageError: the model cannot use this memory, or the lanes are too many.
     """
     run, lanes = opened.run, options.lanes
-    if lanes is not None and lanes > compressed_file.MOST_LANES:
-        raise UsageError(f"--lanes {lanes}: give at most {compressed_file.MOST_LANES}")
+    if lanes is not None and lanes > compressed_file.MAX_LANES:
+        raise UsageError(f"--lanes {lanes}: give at most {compressed_file.MAX_LANES}")
     if lanes is None:
-        lanes = max(1, min(MOST_LANES, size // BYTES_PER_LANE))
+        lanes = max(1, min(MAX_LANES, size // BYTES_PER_LANE))
     changes = {"batch_size": min(lanes, max(1, size))}
     if options.mem_len is not None:
         changes["mem_len"] = options.mem_len
     settings = run.settings.evaluation_settings(**changes)
-    run.settings.check_memory(settings.mem_len, run=run.folder, instead="give --mem-len 0")
+    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give --mem-len 0")
     return settings
 
 
@@ -301,7 +301,8 @@ def _searched(
     """
     if opened.run.settings.model.absolute_positions:
         raise UsageError(
-            f"--dynamic: {opened.run.folder} has absolute positions, which are lost token by token; leave out --dynamic"
+            f"--dynamic: {opened.run.directory} has absolute positions, which are lost token by token; leave out "
+            "--dynamic"
         )
     search = options.search
     positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
@@ -351,8 +352,8 @@ def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> 
     for name, value in _digests(opened).items():
         if packed.digests[name] != value:
             raise CompressedFileError(
-                f"{source}: compressed with other {name} than those of {opened.run.folder}; name the run and keep the "
-                "checkpoint that compressed it"
+                f"{source}: compressed with other {name} than those of {opened.run.directory}; name the run and keep "
+                "the checkpoint that compressed it"
             )
     for name, value in _conditions(packed.header["threads"]).items():
         if packed.header[name] != value:

@@ -121,7 +121,7 @@ class Generation:
             ids = list(tokens)
             samples.append({"text": "".join(self.spell(ids)), "tokens": ids})
         result: dict[str, Any] = {
-            "run": str(self.opened.run.folder),
+            "run": str(self.opened.run.directory),
             "context": "".join(self.spell(self.context.tokens)),
             "samples": samples,
         }
@@ -214,7 +214,7 @@ def prepare_generation(run_name: str | None, options: GenerationOptions, workspa
         context = encode_prompt(opened, options.prompt, workspace.reporter)
     else:
         context = _split_context(opened, options, workspace)
-    workspace.reporter.say(f"generating with {opened.run.folder}, after {context.title}")
+    workspace.reporter.say(f"generating with {opened.run.directory}, after {context.title}")
     return Generation(opened, context, options)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from txlcli import __version__
 from txlcli.data.token_store import stores_in
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.system import processors
 from txlcli.workflows.workspace import Workspace
 
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "numpy", "h5py", "sentencepiece", "safetensors", "pyarrow",
 
 
 def describe(workspace: Workspace) -> dict[str, Any]:
-    """Return what a report of a problem needs, and what is in the folders of a workspace."""
+    """Return what a report of a problem needs, and what is in the directories of a workspace."""
     return {
         "txl": __version__,
         "python": platform.python_version(),
@@ -37,7 +37,7 @@ def describe(workspace: Workspace) -> dict[str, Any]:
         "data_dir": str(workspace.data_dir),
         "stores": [path.stem for path in stores_in(workspace.data_dir)],
         "runs_dir": str(workspace.runs_dir),
-        "runs": run_folder.names(workspace.runs_dir),
+        "runs": run_directory.names(workspace.runs_dir),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("TXL_")},
     }
 

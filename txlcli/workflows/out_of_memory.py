@@ -9,7 +9,7 @@ from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
-MOST_SHOWN = 2
+MAX_SHOWN = 2
 """Largest number of suggestions."""
 
 
@@ -32,7 +32,7 @@ def explained(explain: Callable[[str], TxlError]) -> Iterator[None]:
 def advice(
     subject: str, needed: int, available: int | None, ways: Iterable[Iterable[tuple[str, int]]], *, otherwise: str
 ) -> str:
-    """Return what is needed, of how much, and the next step: options that fit, of at most MOST_SHOWN ways.
+    """Return what is needed, of how much, and the next step: options that fit, of at most MAX_SHOWN ways.
 
     Args:
         subject: what needs the memory.
@@ -44,7 +44,7 @@ def advice(
     """
     most = USABLE * min(available or needed, needed)
     of_ways = (next(((options, size) for options, size in way if size <= most), None) for way in ways)
-    fitting = itertools.islice(filter(None, of_ways), MOST_SHOWN)
+    fitting = itertools.islice(filter(None, of_ways), MAX_SHOWN)
     named = [f"{options} (about {format_size(size)})" for options, size in fitting]
     needs = f"{subject} needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
     return f"{needs}; try {', or '.join(named)}" if named else f"{needs}, and {otherwise}"

@@ -28,7 +28,7 @@ from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
@@ -105,12 +105,14 @@ def _open_subject(
     """Return title, settings and model of a run or a recipe."""
     runs_dir = workspace.runs_dir
     if subject is None:
-        subject = str(run_folder.find(None, runs_dir).folder) if run_folder.any_run(runs_dir) else DEFAULT_RECIPE
-    if run_folder.is_run(subject, runs_dir):
+        subject = (
+            str(run_directory.find(None, runs_dir).directory) if run_directory.any_run(runs_dir) else DEFAULT_RECIPE
+        )
+    if run_directory.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
         opened = workspace.open_run(subject)
-        return f"run {opened.run.folder}", opened.run.settings, opened.model
+        return f"run {opened.run.directory}", opened.run.settings, opened.model
     settings = recipe.load(subject, overrides)
     vocab_size = settings.published.vocab_size
     if vocab_size is None:

@@ -11,8 +11,8 @@ from txlcli.data.context_file import ContextFile
 from txlcli.data.sealed_hdf5 import verify_seal
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
-from txlcli.runs import history, loading, run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import history, loading, run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.recl.measure import LOSSES
 
 FileState = Literal["intact", "readable", "damaged"]
@@ -49,33 +49,33 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
     """Check all files of a run, or of all runs and of `txl recl`.
 
     Raises:
-        RunError, UnknownNameError: see `run_folder.find`.
+        RunError, UnknownNameError: see `run_directory.find`.
     """
     if run_name is not None:
-        return list(_verify_run(run_folder.find_folder(run_name, runs_dir)))
-    folders = sorted(run_folder.newest_first(runs_dir))
-    checks = [check for folder in folders for check in _verify_run(folder)]
-    if not folders:
-        run_folder.find_folder(None, runs_dir)
+        return list(_verify_run(run_directory.find_directory(run_name, runs_dir)))
+    directories = sorted(run_directory.newest_first(runs_dir))
+    checks = [check for directory in directories for check in _verify_run(directory)]
+    if not directories:
+        run_directory.find_directory(None, runs_dir)
     losses = runs_dir / LOSSES
     if losses.is_file():
         checks.append(_checked(losses, lambda: ContextFile(losses).path == losses and verify_seal(losses)))
     return checks
 
 
-def _verify_run(folder: Path) -> Iterator[FileCheck]:
-    card = _checked(folder / run_folder.CARD, lambda: run_folder.open_run(folder).has_checksum)
+def _verify_run(directory: Path) -> Iterator[FileCheck]:
+    card = _checked(directory / run_directory.CARD, lambda: run_directory.open_run(directory).has_checksum)
     yield card
     run = None
     if card.state != "damaged":
-        run = run_folder.open_run(folder)
-        yield _checked(folder / run_folder.VOCAB, lambda: loading.read_vocabulary(run) is not None)
-        for name, read in ((run_folder.METRICS, history.read_reports), (run_folder.EVALS, history.read_evals)):
-            if (folder / name).exists():
-                yield _checked(folder / name, partial(_is_read, read, run))
-    for name in (run_folder.BEST, run_folder.LAST):
-        if (folder / name).exists():
-            yield _checked(folder / name, partial(_is_verified, folder / name, run))
+        run = run_directory.open_run(directory)
+        yield _checked(directory / run_directory.VOCAB, lambda: loading.read_vocabulary(run) is not None)
+        for name, read in ((run_directory.METRICS, history.read_reports), (run_directory.EVALS, history.read_evals)):
+            if (directory / name).exists():
+                yield _checked(directory / name, partial(_is_read, read, run))
+    for name in (run_directory.BEST, run_directory.LAST):
+        if (directory / name).exists():
+            yield _checked(directory / name, partial(_is_verified, directory / name, run))
 
 
 def _is_read(read: Callable[[Run], object], run: Run) -> bool:

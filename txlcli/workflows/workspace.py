@@ -1,4 +1,4 @@
-"""The folders, the device and the reporter that workflows share."""
+"""The directories, the device and the reporter that workflows share."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +11,12 @@ from txlcli.workflows.reporter import Reporter, SilentReporter
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Folders, device and reporter of a workflow."""
+    """Directories, device and reporter of a workflow."""
 
     data_dir: Path
-    """Folder of the token stores."""
+    """Directory of the token stores."""
     runs_dir: Path
-    """Folder of the runs."""
+    """Directory of the runs."""
     device: str = "auto"
     """auto, cpu or cuda."""
     precision: str | None = None

@@ -163,9 +163,9 @@ def evaluation(case, method):
 
 def _started_on_a_cpu(case, settings, *, steps):
     """Return the checkpoint of a run."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         training = start(settings, build(case, settings, torch.device("cpu")))
-        training.folder = Path(folder)
+        training.directory = Path(directory)
         for _ in range(steps):
             training.update()
         training.save_last()

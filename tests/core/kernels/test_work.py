@@ -47,7 +47,7 @@ def training(*, min_queries=L, **changed):
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = one_lane_model(min_queries=min_queries)
-    started = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    started = Training(model, settings, segments, valid=None, directory=Path(), identity={})
     for _ in range(3):
         started.update()
     return started

@@ -249,11 +249,11 @@ def test_bf16_is_close_and_the_state_stays_in_fp32(case):
     assert {tensor.dtype for tensor in memory} == {torch.float32}
 
 
-def rnn_training(folder, arch, *, model=None, **changed):
+def rnn_training(directory, arch, *, model=None, **changed):
     """With dropout everywhere, in two parts, across the end of the first epoch (step 3)."""
     if model is None:
         model = new_model(rnn_settings(arch, dropout=0.3, word_dropout=0.1), V, seed=1111, device=torch.device("cpu"))
-    return new_training(folder, model=model, **{"mem_len": 0, "accumulate": 2, "max_steps": 6, **changed})
+    return new_training(directory, model=model, **{"mem_len": 0, "accumulate": 2, "max_steps": 6, **changed})
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])

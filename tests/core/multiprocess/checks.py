@@ -19,9 +19,9 @@ WORLD = join(CPU)
 MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabulary is too large to train on a CPU
 
 
-def trained(folder, **changed):
+def trained(directory, **changed):
     """Train six steps with validations in all processes; return reports and weights."""
-    training = _training(folder, **changed)
+    training = _training(directory, **changed)
     reports = _run(training)
     return {
         "losses": [report.loss_nats for report in steps_of(reports)],
@@ -31,20 +31,22 @@ def trained(folder, **changed):
     }
 
 
-def stopped_and_resumed(folder, steps, then=None, **changed):
+def stopped_and_resumed(directory, steps, then=None, **changed):
     """Train as `trained` does, with a stop and a resumed run, which may have other settings (`then`)."""
-    first = _training(folder, **changed)
+    first = _training(directory, **changed)
     _run(first, until=steps)
     saved = checkpoint.load(first.last_path)
-    second = _training(folder, weights=saved.group("model"), **changed | (then or {}))
+    second = _training(directory, weights=saved.group("model"), **changed | (then or {}))
     second.restore(saved)
     reports = _run(second)
     return {"losses": [report.loss_nats for report in steps_of(reports)], "weights": _flat_weights(second).tolist()}
 
 
-def validated(folder, **changed):
+def validated(directory, **changed):
     """Validate an average that differs from the weights, after a step that changes neither; return the result."""
-    training = _training(folder, max_steps=1, valid_every=1, optimizer="sgd", lr=1e-30, average_decay=0.99, **changed)
+    training = _training(
+        directory, max_steps=1, valid_every=1, optimizer="sgd", lr=1e-30, average_decay=0.99, **changed
+    )
     before = _flat_weights(training)
     torch.manual_seed(23)
     of_names = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
@@ -68,9 +70,9 @@ class UnreadableTokens(list):
         raise StoreError("the valid split cannot be read")
 
 
-def failed_validation(folder, **changed):
+def failed_validation(directory, **changed):
     """Let a validation of averaged weights fail; return its error and how much the weights changed, by process."""
-    training = _training(folder, average_decay=0.99, **changed)
+    training = _training(directory, average_decay=0.99, **changed)
     split = training.valid
     training.valid = ValidSplit(UnreadableTokens(split.inputs), split.targets)
     if training.average.weights or WORLD.is_rank_zero:
@@ -90,9 +92,9 @@ def failed_validation(folder, **changed):
     return of_all
 
 
-def stopped_in_validation(folder, calls, **changed):
+def stopped_in_validation(directory, calls, **changed):
     """Stop at the given call of `should_stop`; return reports and whether the validation is still due."""
-    training, left = _training(folder, max_steps=1, valid_every=1, **changed), [calls]
+    training, left = _training(directory, max_steps=1, valid_every=1, **changed), [calls]
 
     def should_stop():
         left[0] -= 1
@@ -109,15 +111,15 @@ def stopped_in_validation(folder, calls, **changed):
     }
 
 
-def saved_after(folder, steps, **changed):
+def saved_after(directory, steps, **changed):
     """Save a checkpoint and return the names of its tensors."""
-    _run(_training(folder, **changed), until=steps)
-    return sorted(checkpoint.load(Path(folder) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
+    _run(_training(directory, **changed), until=steps)
+    return sorted(checkpoint.load(Path(directory) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
 
 
-def state_bytes(folder, **changed):
+def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
-    training = _training(folder, **changed)
+    training = _training(directory, **changed)
     _run(training, until=1)
     optimizer = training.optimizer_step.optimizer
     state = getattr(optimizer, "optim", optimizer).state
@@ -149,9 +151,9 @@ def training_of_case(case, world, **changed):
     return start(settings, build(case, settings, CPU), world=world)
 
 
-def masks(folder):
+def masks(directory):
     """Return the largest differences of random numbers and of weights between processes."""
-    training = _training(folder, dropout=0.5)
+    training = _training(directory, dropout=0.5)
     return {"difference": _difference(torch.rand(5)), "weights_difference": _difference_of_weights(training)}
 
 
@@ -168,9 +170,9 @@ def agreement(facts):
     return {"messages": [message for message, _ in of_all], "exit_codes": [code for _, code in of_all]}
 
 
-def non_finite_loss(folder, **changed):
+def non_finite_loss(directory, **changed):
     """End all processes, rank 0 with an error; return its message."""
-    training = _training(folder, lr=1e30, **changed)
+    training = _training(directory, lr=1e30, **changed)
     try:
         _run(training)
     except TrainingError as error:
@@ -178,14 +180,14 @@ def non_finite_loss(folder, **changed):
     return ""
 
 
-def _training(folder, weights=None, **changed):
+def _training(directory, weights=None, **changed):
     """Return a training with these weights, or other initial ones in each process, which those of rank 0 replace."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
     shape = {key: settings.pop(key) for key in ("cutoffs", "div_val") if key in settings}
     model = new_model_of(seed=1 + WORLD.rank, dropout=settings.pop("dropout", 0.0), **shape)
     if weights:
         model.load_state_dict(weights)
-    return new_training(Path(folder), model=model, world=WORLD, **settings)
+    return new_training(Path(directory), model=model, world=WORLD, **settings)
 
 
 def new_model_of(*, seed, dropout=0.0, cutoffs=(), **shape):

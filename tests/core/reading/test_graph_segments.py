@@ -8,7 +8,7 @@ import torch
 
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
-from txlcli.core.reading.graph_segments import MOST_PHASES
+from txlcli.core.reading.graph_segments import MAX_PHASES
 
 B, L = 2, 5
 POSITIONS = {
@@ -129,13 +129,13 @@ def test_observed_layers_are_read_without_graphs():
     assert captures.captured == 0
 
 
-@pytest.mark.parametrize(("mem_len", "capacity"), [(7, 12), (48, 63), (4 * L * MOST_PHASES, 5 * L * MOST_PHASES)])
+@pytest.mark.parametrize(("mem_len", "capacity"), [(7, 12), (48, 63), (4 * L * MAX_PHASES, 5 * L * MAX_PHASES)])
 def test_the_slack_of_the_buffer_is_a_multiple_of_a_segment(mem_len, capacity):
     how = {"batch_size": 1, "seg_len": L, "mem_len": mem_len}
     assert make_decoder(small_model(), replay_segments=True, **how).capacity == capacity
 
 
 def test_with_too_many_phases_nothing_is_captured():
-    mem_len = 4 * L * MOST_PHASES + 4
-    _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MOST_PHASES + 1) * L, mem_len=mem_len)
+    mem_len = 4 * L * MAX_PHASES + 4
+    _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MAX_PHASES + 1) * L, mem_len=mem_len)
     assert captures.captured == 0

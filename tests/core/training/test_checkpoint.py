@@ -88,7 +88,7 @@ def test_a_checkpoint_replaces_the_older_one_and_leaves_no_other_file(path):
     assert [file.name for file in path.parent.iterdir()] == ["last.safetensors"]
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_a_missing_directory_is_named(tmp_path):
     path = tmp_path / "gone" / "last.safetensors"
     with pytest.raises(RunError) as caught:
         checkpoint.save(path, Checkpoint(TENSORS, STATE))
@@ -291,8 +291,8 @@ def test_a_state_with_values_of_another_type_is_refused(path, changes, message):
     assert refusal(path).startswith(f"damaged checkpoint ({message})")
 
 
-def test_a_checkpoint_in_a_folder_whose_name_is_not_utf_8_is_read(tmp_path):
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    folder.mkdir()
-    checkpoint.save(folder / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": 1}))
-    assert checkpoint.load(folder / "last.safetensors").state["step"] == 1
+def test_a_checkpoint_in_a_directory_whose_name_is_not_utf_8_is_read(tmp_path):
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    directory.mkdir()
+    checkpoint.save(directory / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": 1}))
+    assert checkpoint.load(directory / "last.safetensors").state["step"] == 1

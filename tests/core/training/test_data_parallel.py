@@ -55,9 +55,9 @@ class TwoProcesses:
     that are left to `pytest -m slow`.
     """
 
-    def __init__(self, run_checks, folder):
+    def __init__(self, run_checks, directory):
         self._run_checks, self._results = run_checks, {}
-        self._groups = [{name: rest for name, *rest in checks(folder)} for checks in (sampled_checks, other_checks)]
+        self._groups = [{name: rest for name, *rest in checks(directory)} for checks in (sampled_checks, other_checks)]
 
     def __getitem__(self, name):
         if name not in self._results:
@@ -69,54 +69,58 @@ class TwoProcesses:
         """Return a checkpoint of the training of a check."""
         assert self[name]
         _, arguments = next(group[name] for group in self._groups if name in group)
-        return checkpoint.load(Path(arguments["folder"]) / file)
+        return checkpoint.load(Path(arguments["directory"]) / file)
 
 
-def sampled_checks(folder):
+def sampled_checks(directory):
     plain, dropped = {"optimizer": "sgd", "lr": 0.5}, {"dropout": 0.3}
     rest, zero, fsdp = {"steps": 4, **dropped}, {"parallel": "zero"}, {"parallel": "fsdp"}
     models = MODELS[::2]
-    yield "steps", "trained", {"folder": str(folder / "steps"), **plain}
-    yield "parts", "trained", {"folder": str(folder / "parts"), **plain, "accumulate": 3}
-    yield "uneven", "trained", {"folder": str(folder / "uneven"), "batch_size": UNEVEN, **plain}
-    yield "whole", "trained", {"folder": str(folder / "whole"), **dropped}
-    yield "resumed", "stopped_and_resumed", {"folder": str(folder / "resumed"), **rest}
-    yield "names", "saved_after", {"folder": str(folder / "saved"), "steps": 4, "accumulate": 3, **plain}
-    yield "muon", "trained", {"folder": str(folder / "muon"), "optimizer": "muon", "accumulate": 3}
+    yield "steps", "trained", {"directory": str(directory / "steps"), **plain}
+    yield "parts", "trained", {"directory": str(directory / "parts"), **plain, "accumulate": 3}
+    yield "uneven", "trained", {"directory": str(directory / "uneven"), "batch_size": UNEVEN, **plain}
+    yield "whole", "trained", {"directory": str(directory / "whole"), **dropped}
+    yield "resumed", "stopped_and_resumed", {"directory": str(directory / "resumed"), **rest}
+    yield "names", "saved_after", {"directory": str(directory / "saved"), "steps": 4, "accumulate": 3, **plain}
+    yield "muon", "trained", {"directory": str(directory / "muon"), "optimizer": "muon", "accumulate": 3}
     yield "models", "updates_of_models", {"cases": models}
-    yield "masks", "masks", {"folder": str(folder / "masks")}
+    yield "masks", "masks", {"directory": str(directory / "masks")}
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
     yield "missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}
     yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
-    yield "not finite", "non_finite_loss", {"folder": str(folder / "not-finite")}
-    yield from comparisons_with_zero(folder, list(ZERO)[::2])
-    yield "zero resumed", "stopped_and_resumed", {"folder": str(folder / "zero resumed"), **rest, **zero}
-    yield "zero not finite", "non_finite_loss", {"folder": str(folder / "zero not-finite"), **zero}
-    yield "zero state", "state_bytes", {"folder": str(folder / "zero state"), **zero}
-    yield from comparisons_with_fsdp(folder, list(FSDP)[::2])
-    yield "fsdp whole", "trained", {"folder": str(folder / "fsdp whole"), **dropped, **fsdp}
-    yield "fsdp resumed", "stopped_and_resumed", {"folder": str(folder / "fsdp resumed"), **rest, **fsdp}
-    yield "fsdp saved", "saved_after", {"folder": str(folder / "fsdp saved"), "steps": 4, **plain, **fsdp}
+    yield "not finite", "non_finite_loss", {"directory": str(directory / "not-finite")}
+    yield from comparisons_with_zero(directory, list(ZERO)[::2])
+    yield "zero resumed", "stopped_and_resumed", {"directory": str(directory / "zero resumed"), **rest, **zero}
+    yield "zero not finite", "non_finite_loss", {"directory": str(directory / "zero not-finite"), **zero}
+    yield "zero state", "state_bytes", {"directory": str(directory / "zero state"), **zero}
+    yield from comparisons_with_fsdp(directory, list(FSDP)[::2])
+    yield "fsdp whole", "trained", {"directory": str(directory / "fsdp whole"), **dropped, **fsdp}
+    yield "fsdp resumed", "stopped_and_resumed", {"directory": str(directory / "fsdp resumed"), **rest, **fsdp}
+    yield "fsdp saved", "saved_after", {"directory": str(directory / "fsdp saved"), "steps": 4, **plain, **fsdp}
     yield "models of fsdp", "updates_of_models", {"cases": [name for name in models if name in FSDP_MODELS], **fsdp}
-    yield "fsdp not finite", "non_finite_loss", {"folder": str(folder / "fsdp not-finite"), **fsdp}
-    yield "fsdp state", "state_bytes", {"folder": str(folder / "fsdp state"), **fsdp}
+    yield "fsdp not finite", "non_finite_loss", {"directory": str(directory / "fsdp not-finite"), **fsdp}
+    yield "fsdp state", "state_bytes", {"directory": str(directory / "fsdp state"), **fsdp}
 
 
-def other_checks(folder):
+def other_checks(directory):
     rest, zero, fsdp = {"steps": 4, "dropout": 0.3}, {"parallel": "zero"}, {"parallel": "fsdp"}
     models = MODELS[1::2]
     yield "other models", "updates_of_models", {"cases": models}
-    yield from comparisons_with_zero(folder, list(ZERO)[1::2])
+    yield from comparisons_with_zero(directory, list(ZERO)[1::2])
     yield (
         "zero, then ddp",
         "stopped_and_resumed",
-        {"folder": str(folder / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
+        {"directory": str(directory / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
     )
-    yield "ddp, then zero", "stopped_and_resumed", {"folder": str(folder / "b"), **rest, "then": zero}
-    yield "zero state of muon", "state_bytes", {"folder": str(folder / "state of muon"), **zero, "optimizer": "muon"}
-    yield from comparisons_with_fsdp(folder, list(FSDP)[1::2])
-    yield "fsdp, then zero", "stopped_and_resumed", {"folder": str(folder / "c"), **rest, **fsdp, "then": zero}
-    yield "ddp, then fsdp", "stopped_and_resumed", {"folder": str(folder / "d"), **rest, "then": fsdp}
+    yield "ddp, then zero", "stopped_and_resumed", {"directory": str(directory / "b"), **rest, "then": zero}
+    yield (
+        "zero state of muon",
+        "state_bytes",
+        {"directory": str(directory / "state of muon"), **zero, "optimizer": "muon"},
+    )
+    yield from comparisons_with_fsdp(directory, list(FSDP)[1::2])
+    yield "fsdp, then zero", "stopped_and_resumed", {"directory": str(directory / "c"), **rest, **fsdp, "then": zero}
+    yield "ddp, then fsdp", "stopped_and_resumed", {"directory": str(directory / "d"), **rest, "then": fsdp}
     yield (
         "other models of fsdp",
         "updates_of_models",
@@ -124,16 +128,24 @@ def other_checks(folder):
     )
 
 
-def comparisons_with_zero(folder, names):
+def comparisons_with_zero(directory, names):
     for name in names:
-        yield f"ddp {name}", "trained", {"folder": str(folder / f"ddp {name}"), **ZERO[name]}
-        yield f"zero {name}", "trained", {"folder": str(folder / f"zero {name}"), "parallel": "zero", **ZERO[name]}
+        yield f"ddp {name}", "trained", {"directory": str(directory / f"ddp {name}"), **ZERO[name]}
+        yield (
+            f"zero {name}",
+            "trained",
+            {"directory": str(directory / f"zero {name}"), "parallel": "zero", **ZERO[name]},
+        )
 
 
-def comparisons_with_fsdp(folder, names):
+def comparisons_with_fsdp(directory, names):
     for name in names:
-        yield f"ddp like {name}", "trained", {"folder": str(folder / f"ddp like {name}"), **FSDP[name]}
-        yield f"fsdp {name}", "trained", {"folder": str(folder / f"fsdp {name}"), "parallel": "fsdp", **FSDP[name]}
+        yield f"ddp like {name}", "trained", {"directory": str(directory / f"ddp like {name}"), **FSDP[name]}
+        yield (
+            f"fsdp {name}",
+            "trained",
+            {"directory": str(directory / f"fsdp {name}"), "parallel": "fsdp", **FSDP[name]},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +196,10 @@ FSDP_MODELS = [
 ]
 
 
-def alone(folder, **changed):
+def alone(directory, **changed):
     """Return the same training in one process."""
     settings = {"max_steps": 6, "valid_every": 3, "average": "exponential", **changed}
-    return new_training(folder, model=new_model_of(seed=1), **settings)
+    return new_training(directory, model=new_model_of(seed=1), **settings)
 
 
 def flat(training):
@@ -212,16 +224,18 @@ def one_validation(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path, one_validation, processes):
-    modes = {mode: {"folder": str(tmp_path / mode), "parallel": mode, **VALIDATED} for mode in ("ddp", "zero", "fsdp")}
-    few = {"folder": str(tmp_path / "few"), **VALIDATED, "valid_batch_size": 1}
-    few_divided = {**few, "folder": str(tmp_path / "few divided"), "parallel": "fsdp"}
+    modes = {
+        mode: {"directory": str(tmp_path / mode), "parallel": mode, **VALIDATED} for mode in ("ddp", "zero", "fsdp")
+    }
+    few = {"directory": str(tmp_path / "few"), **VALIDATED, "valid_batch_size": 1}
+    few_divided = {**few, "directory": str(tmp_path / "few divided"), "parallel": "fsdp"}
     found = run_checks(
         processes,
         *((mode, "validated", arguments) for mode, arguments in modes.items()),
         ("fewer lanes", "validated", few),
         ("fewer lanes of fsdp", "validated", few_divided),
-        ("stopped", "stopped_in_validation", {"folder": str(tmp_path / "stopped"), "calls": 3, **VALIDATED}),
-        ("failed", "failed_validation", {"folder": str(tmp_path / "failed"), **VALIDATED}),
+        ("stopped", "stopped_in_validation", {"directory": str(tmp_path / "stopped"), "calls": 3, **VALIDATED}),
+        ("failed", "failed_validation", {"directory": str(tmp_path / "failed"), **VALIDATED}),
     )
     for mode in modes:
         assert found[mode]["losses"] == pytest.approx(one_validation["losses"], rel=0, abs=1e-6)
@@ -245,7 +259,7 @@ def test_lanes_that_do_not_divide_evenly_have_equal_weights(two, tmp_path):
 
 @pytest.mark.slow
 def test_lanes_that_do_not_divide_among_four_have_equal_weights(run_checks, tmp_path):
-    found = run_checks(4, ("steps", "trained", {"folder": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
+    found = run_checks(4, ("steps", "trained", {"directory": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
     training = alone(tmp_path / "one", optimizer="sgd", lr=0.5)
     reports = steps_of(run(training))
     assert LANES % 4
@@ -328,7 +342,7 @@ def test_the_state_of_a_process_is_the_part_that_is_forecast(two, optimizer):
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_50_steps_of_two_processes_have_the_losses_of_one(run_checks, tmp_path, mode, name):
     expected = [report.loss_nats for report in run(alone(tmp_path, **LONG[name]))]
-    settings = {"folder": str(tmp_path / "divided"), "parallel": mode, **LONG[name]}
+    settings = {"directory": str(tmp_path / "divided"), "parallel": mode, **LONG[name]}
     found = run_checks(2, ("divided", "trained", settings))["divided"]
     assert [loss for _, _, loss in found["reports"]] == pytest.approx(expected, rel=RELATIVE[name])
     assert found["difference"] == 0

@@ -47,7 +47,7 @@ COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L
 
 
 def new_training(
-    folder,
+    directory,
     *,
     cls=Training,
     ids=None,
@@ -62,7 +62,7 @@ def new_training(
 ):
     """Return a new training on a text that fills the lanes exactly."""
     settings = train_settings(**changed)
-    folder.mkdir(exist_ok=True, parents=True)
+    directory.mkdir(exist_ok=True, parents=True)
     if ids is None:
         ids = draw_split(LANES * LANE_LEN + 1, seed=5)
     if model is None:
@@ -77,7 +77,7 @@ def new_training(
         roll=settings.roll_lanes,
     )
     split = ValidSplit.of(draw_split(31, seed=6), None) if valid else None
-    return cls(model, settings, segments, split, folder, {"recipe": "tiny"}, world, saver=saver)
+    return cls(model, settings, segments, split, directory, {"recipe": "tiny"}, world, saver=saver)
 
 
 def run(training, *, report_every=1, until=math.inf):
@@ -490,11 +490,11 @@ class BadLosses(TransformerXL):
         return objective, loss * (math.nan if self.passes in self.bad_passes else 1.0), memory
 
 
-def skipping(folder, what, steps, **changed):
+def skipping(directory, what, steps, **changed):
     """Return a training without dropout whose loss or gradient is not finite at these steps."""
     torch.manual_seed(TrainSettings.seed)
     model = BadLosses(model_settings(), V)
-    training = new_training(folder, model=model, valid=False, max_steps=6, **changed)
+    training = new_training(directory, model=model, valid=False, max_steps=6, **changed)
     if what == "loss":
         model.bad_passes = steps
     else:

@@ -48,17 +48,17 @@ SETTINGS = {
 }
 
 
-def fresh(folder, **changed):
+def fresh(directory, **changed):
     """Return a training with dropout and two micro-batches, across the end of the first epoch (step 3)."""
-    return new_training(folder, **{"dropout": 0.3, "accumulate": 2, "max_steps": 6, **changed})
+    return new_training(directory, **{"dropout": 0.3, "accumulate": 2, "max_steps": 6, **changed})
 
 
-def resumed(folder, **changed):
+def resumed(directory, **changed):
     """Resume as a new process: it has only the file, other weights and another state of the random generator."""
-    saved = checkpoint.load(folder / "last.safetensors")
-    initial = fresh(folder, **changed)
-    model = checkpoint.build_model(initial.model.settings, V, saved, folder)
-    training = fresh(folder, model=model, **changed)
+    saved = checkpoint.load(directory / "last.safetensors")
+    initial = fresh(directory, **changed)
+    model = checkpoint.build_model(initial.model.settings, V, saved, directory)
+    training = fresh(directory, model=model, **changed)
     torch.manual_seed(999)
     training.restore(saved)
     return training
@@ -70,8 +70,8 @@ def timeless(reports):
     return [{k: v for k, v in dataclasses.asdict(report).items() if k not in clocks} for report in reports]
 
 
-def assert_same_file(folder, other, name="last.safetensors"):
-    one, two = (checkpoint.load(path / name) for path in (folder, other))
+def assert_same_file(directory, other, name="last.safetensors"):
+    one, two = (checkpoint.load(path / name) for path in (directory, other))
     assert one.state == two.state
     assert one.tensors.keys() == two.tensors.keys()
     for key, tensor in one.tensors.items():
@@ -125,9 +125,9 @@ def test_dropout_resumes_with_its_random_generator(tmp_path):
     assert run(training)[0].loss_nats != whole[2].loss_nats
 
 
-def crash(folder, step, **changed):
+def crash(directory, step, **changed):
     """Train to a step and end without a stop, so that nothing is saved after the last validation."""
-    for report in fresh(folder, **changed).run(report_every=1, should_stop=lambda: False):
+    for report in fresh(directory, **changed).run(report_every=1, should_stop=lambda: False):
         if report.step == step:
             return
 

@@ -1,4 +1,4 @@
-"""The folder of a report: which folders are accepted, and what a killed process left in them."""
+"""The directory of a report: which directories are accepted, and what a killed process left in them."""
 
 import json
 
@@ -8,12 +8,12 @@ from txlcli.errors import UsageError
 from txlcli.workflows.reproduction.reproduce import reproduce
 
 
-def begin(folder):
-    return reproduce([], folder, "tiny", lambda: None, lambda sections: {"report.md": "empty"})
+def begin(directory):
+    return reproduce([], directory, "tiny", lambda: None, lambda sections: {"report.md": "empty"})
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])
-def test_a_folder_that_a_killed_process_began_is_used(tmp_path, left):
+def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     for name in left:
         (tmp_path / name).touch()
     assert begin(tmp_path) == []
@@ -21,7 +21,7 @@ def test_a_folder_that_a_killed_process_began_is_used(tmp_path, left):
     assert not list(tmp_path.glob(".*.new"))
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path):
+def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "text.txt").touch()
     with pytest.raises(UsageError, match="exists and is not a reproduction; give another --out"):
         begin(tmp_path)

@@ -16,8 +16,8 @@ class FakeRunner:
     scale = PAPER
     seeds = (1, 2)
 
-    def __init__(self, numbers, folder=None, loss_at_300=0.0):
-        self.numbers, self.folder, self.loss_at_300 = numbers, folder, loss_at_300
+    def __init__(self, numbers, directory=None, loss_at_300=0.0):
+        self.numbers, self.directory, self.loss_at_300 = numbers, directory, loss_at_300
         self.plotted = []
         self.plots = Plots(curves=self._plot, recl_gains=None, recl_perplexities=None, attention=None)
 
@@ -32,7 +32,7 @@ class FakeRunner:
 
         class Run:
             name, parameters = key, 1234
-            folder = f"runs/{key}"
+            directory = f"runs/{key}"
             settings = settings_
 
         Run.seed = seed

@@ -1,4 +1,4 @@
-"""Starting a training: which folder the run gets, and what is left of a run without a checkpoint."""
+"""Starting a training: which directory the run gets, and what is left of a run without a checkpoint."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from filelock import FileLock, Timeout
 
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
@@ -15,14 +15,14 @@ from txlcli.workflows.workspace import Workspace
 
 @pytest.fixture
 def new_run(here):
-    """Return a run "tiny" whose folder does not exist yet."""
-    run = run_folder.open_run(here / "runs/byte")
-    return dataclasses.replace(run, folder=here / "runs/tiny", recipe_name="tiny")
+    """Return a run "tiny" whose directory does not exist yet."""
+    run = run_directory.open_run(here / "runs/byte")
+    return dataclasses.replace(run, directory=here / "runs/tiny", recipe_name="tiny")
 
 
-def test_trainings_that_start_together_get_different_folders(here):
+def test_trainings_that_start_together_get_different_directories(here):
     class Rival(RecordingReporter):
-        """Creates the folder of the run before the training does; the next folder is only locked."""
+        """Creates the directory of the run before the training does; the next directory is only locked."""
 
         def say(self, message):
             super().say(message)
@@ -41,20 +41,20 @@ def test_trainings_that_start_together_get_different_folders(here):
     done("train", "--resume", "tiny-3")
 
 
-def test_the_search_for_a_folder_ends_if_every_folder_is_locked(here, new_run):
+def test_the_search_for_a_directory_ends_if_every_directory_is_locked(here, new_run):
     locks = [FileLock(here / "runs/.locks" / name) for name in ("tiny", "tiny-2", "tiny-3", "tiny-4")]
     for lock in locks:
         lock.acquire()
     reporter = RecordingReporter()
     with pytest.raises(BusyError, match=r"runs/tiny-2 is being written by another process"):
-        start.claim_run_folder(new_run, is_required=False, reporter=reporter, most_taken=2).__enter__()
+        start.claim_run_directory(new_run, is_required=False, reporter=reporter, max_taken=2).__enter__()
     with pytest.raises(BusyError, match=r"runs/tiny is being written by another process"):
-        start.claim_run_folder(new_run, is_required=True, reporter=reporter).__enter__()
+        start.claim_run_directory(new_run, is_required=True, reporter=reporter).__enter__()
 
 
-def test_a_folder_is_locked_before_it_is_made(here, new_run):
-    with start.claim_run_folder(new_run, is_required=True, reporter=RecordingReporter()) as run:
-        assert not run.folder.exists()
+def test_a_directory_is_locked_before_it_is_made(here, new_run):
+    with start.claim_run_directory(new_run, is_required=True, reporter=RecordingReporter()) as run:
+        assert not run.directory.exists()
         with pytest.raises(Timeout):
             FileLock("runs/.locks/tiny").acquire(blocking=False)
 

@@ -110,7 +110,7 @@ def test_a_missing_package_is_refused_before_anything_is_written(here, monkeypat
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 
 
-def test_a_folder_of_results_is_not_the_package(here, monkeypatch):
+def test_a_directory_of_results_is_not_the_package(here, monkeypatch):
     (here / "some_tracker").mkdir()
     monkeypatch.syspath_prepend(str(here))
     assert not trackers._is_installed("some_tracker")

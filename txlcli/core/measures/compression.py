@@ -31,7 +31,7 @@ Probabilities = NDArray[np.float64]
 Words = NDArray[np.uint32]
 PROBED_STEPS = 32
 """Steps of `Predictor.probe`."""
-MOST_BYTES_OF_A_SYMBOL = 4
+MAX_BYTES_OF_A_SYMBOL = 4
 """Bytes of the longest symbol, a character in UTF-8."""
 FIRST_ESCAPES = 0.02
 """Escapes that are counted before the first symbol: an escape begins with this probability."""
@@ -233,7 +233,7 @@ class _Escapes:
 
     def __init__(self) -> None:
         self._symbols, self._escapes = 1.0, FIRST_ESCAPES
-        self._lengths = np.ones((1, MOST_BYTES_OF_A_SYMBOL))
+        self._lengths = np.ones((1, MAX_BYTES_OF_A_SYMBOL))
         self._bytes = np.ones((1, 256))
 
     def extend(self, probabilities: Probabilities) -> Probabilities:

@@ -274,7 +274,7 @@ def time_training(
     length = settings.batch_size * settings.seg_len * (steps + 1) + 1
     ids = _random_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
-    training = Training(model, settings, segments, valid=None, folder=Path(), identity={})
+    training = Training(model, settings, segments, valid=None, directory=Path(), identity={})
     for _ in range(-(-settings.mem_len // settings.seg_len)):
         training.update()
     tokens = settings.batch_size * settings.seg_len

@@ -24,7 +24,7 @@ from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
-from txlcli.core.reading.graph_segments import MOST_PHASES, SegmentGraphs
+from txlcli.core.reading.graph_segments import MAX_PHASES, SegmentGraphs
 from txlcli.core.reading.graph_step import GraphStep
 from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
 from txlcli.core.reading.reader import Reader
@@ -101,7 +101,7 @@ class Decoder(Reader):
         phases = math.ceil(slack / seg_len)
         # FlexAttention caches its masks outside a graph and may free them.
         can_replay = enabled and backend not in ("reference", "flex") if replay_segments is None else replay_segments
-        self._replay_segments = can_replay and phases <= MOST_PHASES
+        self._replay_segments = can_replay and phases <= MAX_PHASES
         if self._replay_segments:
             slack = phases * seg_len
         self._range = BufferRange(self.mem_len + slack)

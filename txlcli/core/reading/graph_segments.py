@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 
-MOST_PHASES = 16
+MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 
 

@@ -37,7 +37,7 @@ WEIGHT_DTYPES = {torch.float32, torch.float64}
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of a memory of numbers: that of the weights, or of the precision in which the run was trained."""
 
-MOST_DETAILS = 300
+MAX_DETAILS = 300
 """Characters of PyTorch's error about weights, which lists every one of them."""
 
 
@@ -88,7 +88,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and replace an older one.
 
     Raises:
-        RunError: the disk is full or the folder cannot be written; the older checkpoint is not changed.
+        RunError: the disk is full or the directory cannot be written; the older checkpoint is not changed.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     metadata = write_header(checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()})
@@ -237,7 +237,7 @@ def build_model(
         _check_dtypes({name: tensors[name] for name in tensors.keys() & expected.keys()}, expected)
         model.load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError) as error:
-        details = shortened(" ".join(str(error).split()), MOST_DETAILS)
+        details = shortened(" ".join(str(error).split()), MAX_DETAILS)
         raise RunError(
             f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
         ) from error

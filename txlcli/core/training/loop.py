@@ -40,7 +40,7 @@ class Training(TrainingState):
         settings: the recipe's [train] section.
         segments: of the training split.
         valid: the validation split, None if the store has none; in all processes.
-        folder: receives `last.safetensors` and `best.safetensors`.
+        directory: receives `last.safetensors` and `best.safetensors`.
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
         device: to train on; that of the model by default.
@@ -62,7 +62,7 @@ class Training(TrainingState):
         settings: TrainSettings,
         segments: TrainingSegments,
         valid: ValidSplit | None,
-        folder: Path,
+        directory: Path,
         identity: dict[str, Any],
         world: World = SINGLE_PROCESS,
         *,
@@ -70,7 +70,7 @@ class Training(TrainingState):
         capture_graph: CaptureGraph = capture_step,
         saver: Saver | None = None,
     ) -> None:
-        super().__init__(model, settings, segments, folder, identity, world, device=device)
+        super().__init__(model, settings, segments, directory, identity, world, device=device)
         self.valid = valid
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"

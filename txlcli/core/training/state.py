@@ -33,7 +33,7 @@ class TrainingState:
         model: on its device.
         settings: the recipe's [train] section.
         segments: of the training split.
-        folder: holds `last.safetensors` and `best.safetensors`.
+        directory: holds `last.safetensors` and `best.safetensors`.
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
         device: to train on; that of the model by default.
@@ -47,14 +47,14 @@ class TrainingState:
         model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
-        folder: Path,
+        directory: Path,
         identity: dict[str, Any],
         world: World = SINGLE_PROCESS,
         *,
         device: torch.device | None = None,
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
-        self.folder, self.identity, self.world = folder, identity, world
+        self.directory, self.identity, self.world = directory, identity, world
         self.parallel = make_parallel(model, settings, world, device or model.device)
         self.device = model.device
         self._all_parts = micro_batches(settings, world.size)
@@ -84,12 +84,12 @@ class TrainingState:
     @property
     def last_path(self) -> Path:
         """Checkpoint that a run resumes from."""
-        return self.folder / "last.safetensors"
+        return self.directory / "last.safetensors"
 
     @property
     def best_path(self) -> Path:
         """Checkpoint with the weights of the lowest validation loss."""
-        return self.folder / "best.safetensors"
+        return self.directory / "best.safetensors"
 
     @property
     def epoch(self) -> float:

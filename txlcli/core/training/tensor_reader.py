@@ -20,7 +20,7 @@ from txlcli.system.tensor_files import StoredTensor, read_safetensors_header
 
 BLOCK = 1 << 20
 """Bytes that are read at a time."""
-MOST_THREADS = 4
+MAX_THREADS = 4
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -73,7 +73,7 @@ def read_tensors(
         _read_tensor(file.fileno(), stored[name].offset, name, tensors[name], expected)
 
     largest_first = sorted(tensors, key=lambda name: -stored[name].size)
-    with ThreadPoolExecutor(min(MOST_THREADS, processors.available())) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, processors.available())) as pool:
         for _ in pool.map(read, largest_first):
             pass
     return tensors

@@ -18,7 +18,7 @@ from txlcli.core.training.divided_scoring import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import protocols, record, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
@@ -91,7 +91,7 @@ def evaluate(run_name: str | None, options: EvalOptions, workspace: Workspace) -
         DisagreementError: another process has failed, or evaluates something else.
         TrainingError: another process is gone.
     """
-    run = run_folder.find(run_name, workspace.runs_dir)
+    run = run_directory.find(run_name, workspace.runs_dir)
     world = data_parallel.join(
         pick_device(workspace.device), rank_timeout_s=run.settings.train.rank_timeout, say=workspace.reporter.say
     )
@@ -141,7 +141,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> tup
         check_attention(options.attention, opened.model.device, d_head=opened.run.settings.model.head_width)
         opened.model.set_attention_backend(options.attention)
     run = opened.run
-    reporter.say(f"evaluating {run.folder} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
+    reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())
     if options.text is not None:
         text = texts.encode_text(opened, options.text, options.positions, reporter)
@@ -181,7 +181,7 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
 
 def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Refuse options that do not fit the model or its precision."""
-    settings, folder = opened.run.settings, opened.run.folder
+    settings, directory = opened.run.settings, opened.run.directory
     of_attention: dict[str, object] = {
         "--max-distance": options.max_distance,
         options.same_length_option: options.same_length,
@@ -193,20 +193,22 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     if settings.model.recurrent_state and (option := first_option(of_memory)):
         without = "" if settings.model.has_attention else " and no attention"
         raise UsageError(
-            f'{folder} has a recurrent state (arch = "{settings.model.arch}"){without}; leave out {option}'
+            f'{directory} has a recurrent state (arch = "{settings.model.arch}"){without}; leave out {option}'
         )
     if settings.model.recurrent_state and not settings.model.has_attention and (option := first_option(of_attention)):
         raise UsageError(
-            f'{folder} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
+            f'{directory} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
         )
     if not settings.model.has_attention and (option := first_option(of_attention)):
-        raise UsageError(f'{folder} has no attention (arch = "{settings.model.arch}"); leave out {option}')
+        raise UsageError(f'{directory} has no attention (arch = "{settings.model.arch}"); leave out {option}')
     if options.same_length and not settings.model.keys_are_tokens:
-        raise UsageError(f'{folder}: arch = "{settings.model.arch}" sees all of its memory; leave out --same-length')
+        raise UsageError(f'{directory}: arch = "{settings.model.arch}" sees all of its memory; leave out --same-length')
     if options.max_distance is not None and not settings.model.limits_distance:
-        raise UsageError(f"{folder}: its encoding of positions has no such limit; leave out --max-distance")
-    settings.check_memory(max(options.mem_lens, default=0), run=folder, instead="give --attn-len instead of --mem-len")
-    settings.check_attn_lens(options.windows, subject=folder)
+        raise UsageError(f"{directory}: its encoding of positions has no such limit; leave out --max-distance")
+    settings.check_memory(
+        max(options.mem_lens, default=0), run=directory, instead="give --attn-len instead of --mem-len"
+    )
+    settings.check_attn_lens(options.windows, subject=directory)
     if options.protocols:
         protocols.check(opened, options)
     if options.dynamic and opened.precision == "fp16":

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import AttentionBackend, EvalSettings
 from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
@@ -96,8 +96,8 @@ class EvalOptions:
         if self.split is not None and self.split not in SPLITS:
             raise UnknownNameError("split", self.split, SPLITS)
         for name, count in (("seg-len", self.seg_len), ("batch-size", self.batch_size), ("stride", self.stride)):
-            if count is not None and count > MOST_COUNT:
-                raise UsageError(f"--{name} {count}: give at most {MOST_COUNT}")
+            if count is not None and count > MAX_COUNT:
+                raise UsageError(f"--{name} {count}: give at most {MAX_COUNT}")
         for name in self.protocols:
             if name not in PROTOCOLS:
                 raise UnknownNameError("protocol", name, PROTOCOLS)

@@ -21,7 +21,7 @@ def lacking(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
     settings = opened.run.settings
     if RECURRENCE not in options.protocols or settings.model.recurrent_state or _mem_lens(settings.eval, options):
         return {}
-    reason = f"{opened.run.folder} was trained without memory"
+    reason = f"{opened.run.directory} was trained without memory"
     if settings.supports_memory:
         return {RECURRENCE: f"{reason}; --mem-len M evaluates it with one"}
     return {RECURRENCE: f"{reason} and with absolute positions"}
@@ -39,7 +39,7 @@ def check(opened: OpenRun, options: EvalOptions) -> None:
         name, reason = next(iter(missing.items()))
         raise UsageError(f"--protocols {name}: {reason}; or leave {name} out")
     windows = window_lens(opened.run.settings, options)
-    opened.run.settings.check_attn_lens(windows, subject=opened.run.folder)
+    opened.run.settings.check_attn_lens(windows, subject=opened.run.directory)
     if options.stride is not None and options.stride > min(windows):
         raise UsageError(f"--stride {options.stride} exceeds the window length {min(windows)}; give at most that")
 

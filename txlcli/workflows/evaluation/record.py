@@ -8,7 +8,7 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.reading.scoring import Scores, attention_span_in
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.workflows.evaluation.texts import Scoring
 
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
     opened, text, settings = scoring.opened, scoring.text, scoring.settings
     if metrics.finite(scores.total_nats) is None:
         advice = non_finite_advice(opened.precision, next_step)
-        raise TrainingError(f"{opened.run.folder}: the loss of {text.title} is not finite; {advice}")
+        raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
     fewest, most = None, None
     if not opened.run.settings.model.recurrent_state:
         fewest, most = attention_span_in(opened.model, settings, len(text.targets))
@@ -78,7 +78,7 @@ def make_result(scoring: Scoring, rows: list[Row], search: dict[str, Any] | None
     in_segments = not all("stride" in row for row in rows)  # otherwise in windows, each of its own length
     best = min(rows, key=lambda row: row["loss_nats"])
     return {
-        "run": str(opened.run.folder),
+        "run": str(opened.run.directory),
         "step": opened.checkpoint.state["step"],
         "text": text.title,
         "unit": text.unit,
@@ -138,5 +138,5 @@ def record(scoring: Scoring, result: dict[str, Any]) -> None:
     try:
         history.record(opened.run, rows)
     except OSError as error:
-        path = opened.run.folder / run_folder.EVALS
+        path = opened.run.directory / run_directory.EVALS
         scoring.reporter.say(f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable")

@@ -29,7 +29,9 @@ def search(
     reporter = workspace.reporter
     with_memory = option == "--mem-len"
     if with_memory and train.mem_len == 0:
-        raise UsageError(f"{opened.run.folder} was trained without memory; give --attn-len auto instead of --mem-len")
+        raise UsageError(
+            f"{opened.run.directory} was trained without memory; give --attn-len auto instead of --mem-len"
+        )
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
     step = max(stride, (train.mem_len if with_memory else train.seg_len) // STEPS)
     if options.text is not None:

@@ -18,7 +18,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation.options import UserText
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -89,8 +89,8 @@ def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> Non
     store = opened.store(workspace.data_dir)
     if opened.trained_on_another(store):
         workspace.reporter.say(
-            f"{store.path} was prepared again: its train split is not the one {opened.run.folder} was trained on, and "
-            f"its {split} split may contain training data of that run"
+            f"{store.path} was prepared again: its train split is not the one {opened.run.directory} was trained on, "
+            f"and its {split} split may contain training data of that run"
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes a run as a folder that Hugging Face's TransfoXL reads."""
+"""Writes a run as a directory that Hugging Face's TransfoXL reads."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from txlcli.exchange import huggingface, vocabularies
 from txlcli.exchange.conversion import to_hugging_face
 from txlcli.runs import loading
 from txlcli.system.atomic_files import replacing
-from txlcli.workflows.exchange import export_folder
+from txlcli.workflows.exchange import export_directory
 
 FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
 EMPTY_START = (
@@ -23,25 +23,25 @@ EMPTY_START = (
 )
 
 
-def export_run(run_name: str, folder: Path, *, runs_dir: Path, force: bool) -> dict[str, Any]:
-    """Write a run as a Hugging Face folder, and return what was written.
+def export_run(run_name: str, directory: Path, *, runs_dir: Path, force: bool) -> dict[str, Any]:
+    """Write a run as a Hugging Face directory, and return what was written.
 
     Raises:
         RunError: Hugging Face's TransfoXL has no such model.
-        ExportError: the folder is in use, or cannot be written.
-        BusyError: another process writes the folder.
+        ExportError: the directory is in use, or cannot be written.
+        BusyError: another process writes the directory.
     """
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     run, model = opened.run, opened.model
     config = huggingface.config_of(
         model.settings, run.settings.evaluation_settings(), model.vocab_size, opened.vocab.boundary
     )
-    export_folder.check_free(folder, FILES, force=force)
+    export_directory.check_free(directory, FILES, force=force)
     return {
-        "run": str(run.folder),
-        "folder": str(folder),
-        "files": export_folder.fill(
-            folder, FILES, lambda draft: _write(opened.transformer, opened.vocab, config, draft), force=force
+        "run": str(run.directory),
+        "folder": str(directory),
+        "files": export_directory.fill(
+            directory, FILES, lambda draft: _write(opened.transformer, opened.vocab, config, draft), force=force
         ),
         "parameters": run.parameters,
         "notes": [] if model.memory_starts_full else [EMPTY_START],

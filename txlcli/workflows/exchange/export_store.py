@@ -13,7 +13,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import token_files
 from txlcli.exchange.token_files import BIN, BLOCK, IDX, VOCABULARY
-from txlcli.workflows.exchange import export_folder
+from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.preparation.planning import PARQUET, PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reporter import Reporter, SilentReporter
@@ -29,31 +29,31 @@ NAMES: dict[Format, dict[str, str]] = {
 
 
 def export_store(
-    store: TokenStore, folder: Path, format: Format, *, force: bool, reporter: Reporter | None = None
+    store: TokenStore, directory: Path, format: Format, *, force: bool, reporter: Reporter | None = None
 ) -> dict[str, Any]:
     """Write the splits and the vocabulary of a store, and return what was written.
 
     Raises:
         StoreError: the store is damaged.
-        ExportError: the folder is in use or cannot be written, or the format cannot hold so many ids.
-        BusyError: another process writes the folder.
+        ExportError: the directory is in use or cannot be written, or the format cannot hold so many ids.
+        BusyError: another process writes the directory.
         VocabularyError: the ids have no text, or their text would not give the same ids again.
     """
     files = _possible_files(format)
-    export_folder.check_free(folder, files, force=force)
+    export_directory.check_free(directory, files, force=force)
     reporter = reporter or SilentReporter()
     total = sum(info.tokens for info in store.splits.values())
 
     def write(draft: Path) -> None:
-        with reporter.progress(f"writing {folder}", total, "tokens") as step:
+        with reporter.progress(f"writing {directory}", total, "tokens") as step:
             _write(store, draft, format, step.advance)
         if format == "parquet":
             _check_text(store, draft, reporter)
 
-    written = export_folder.fill(folder, files, write, force=force)
+    written = export_directory.fill(directory, files, write, force=force)
     return {
         "store": str(store.path),
-        "folder": str(folder),
+        "folder": str(directory),
         "format": format,
         "files": written,
         "dtype": None if format == "parquet" else token_files.dtype_of(format, store.vocab.size),
@@ -101,9 +101,9 @@ def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:
         VocabularyError: it does not, for example if unknown characters are written.
     """
     reason = "other ids"
-    with TemporaryDirectory(prefix=".check-", dir=draft) as folder:
+    with TemporaryDirectory(prefix=".check-", dir=draft) as directory:
         try:
-            again = prepare(str(draft), Path(folder), PrepareOptions(name="again"), reporter=reporter)
+            again = prepare(str(draft), Path(directory), PrepareOptions(name="again"), reporter=reporter)
             if all(again.digest(split) == info.sha256 for split, info in store.splits.items()):
                 return
         except (CorpusInputError, VocabularyError) as error:

@@ -18,7 +18,7 @@ from lm_eval.api.model import LM
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from txlcli.config.ranges import MOST_COUNT
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
@@ -34,7 +34,7 @@ ARGUMENTS = ("run", "runs_dir", "precision", "device", *LEAST)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the largest number of generated tokens, the first one given counts."""
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS)
-MOST_GENERATED = 256
+MAX_GENERATED = 256
 """Largest number of generated tokens if a task names none, as in other models of the harness."""
 SEED = 1111
 
@@ -43,8 +43,8 @@ class HarnessModel(LM):
     """A run, as lm-evaluation-harness uses it.
 
     Args:
-        run: name or folder of the run; None is the most recent one.
-        runs_dir: folder of the runs.
+        run: name or directory of the run; None is the most recent one.
+        runs_dir: directory of the runs.
         precision: of matrix products; None is that of training.
         device: cpu, or cuda, which is the CPU on a machine without a GPU.
         counts: `mem_len` and `seg_len`, M and L, by default those of the recipe; `attn_len`, disjoint windows
@@ -88,7 +88,7 @@ class HarnessModel(LM):
         opened, settings = self._opened, self._settings
         lengths = {"attn_len": self._attn_len} if self._attn_len else {"mem_len": settings.mem_len}
         return {
-            "model_run": str(opened.run.folder),
+            "model_run": str(opened.run.directory),
             "model_step": opened.checkpoint.state["step"],
             "model_num_parameters": opened.run.parameters,
             "model_precision": opened.precision,
@@ -198,13 +198,13 @@ class HarnessModel(LM):
 def _settings(opened: OpenRun, changes: Mapping[str, int | None], window: int | None) -> EvalSettings:
     """Return the run's evaluation settings with the given changes."""
     given = {key: value for key, value in changes.items() if value is not None}
-    settings, folder = opened.run.settings, opened.run.folder
+    settings, directory = opened.run.settings, opened.run.directory
     if window is not None and (option := next((key for key in ("mem_len", "seg_len") if key in given), None)):
         raise UsageError(f"attn_len reads windows without memory; {option} has no effect there, leave it out")
     if "mem_len" in given and settings.model.recurrent_state:
-        raise UsageError(f"{folder} has a recurrent state, which is its memory; leave out mem_len")
-    settings.check_memory(given.get("mem_len", 0), run=folder, instead="give attn_len instead of mem_len")
-    settings.check_attn_lens([window or 0], subject=folder)
+        raise UsageError(f"{directory} has a recurrent state, which is its memory; leave out mem_len")
+    settings.check_memory(given.get("mem_len", 0), run=directory, instead="give attn_len instead of mem_len")
+    settings.check_attn_lens([window or 0], subject=directory)
     return settings.evaluation_settings(**given)
 
 
@@ -224,8 +224,8 @@ def _count(name: str, value: object, *, least: int = 1) -> int | None:
     if value is None:
         return None
     text = str(value)
-    if not text.isdecimal() or not least <= int(text) <= MOST_COUNT:
-        raise UsageError(f"{name}={text}: give a whole number from {least} to {MOST_COUNT}")
+    if not text.isdecimal() or not least <= int(text) <= MAX_COUNT:
+        raise UsageError(f"{name}={text}: give a whole number from {least} to {MAX_COUNT}")
     return int(text)
 
 
@@ -255,7 +255,7 @@ def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else list(until)
     given = [name for name in LENGTHS if options.get(name) is not None]
-    max_tokens = (_count(given[0], options[given[0]]) if given else None) or MOST_GENERATED
+    max_tokens = (_count(given[0], options[given[0]]) if given else None) or MAX_GENERATED
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):
         return stops, max_tokens, Sampling(greedy=True)

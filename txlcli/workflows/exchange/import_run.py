@@ -17,8 +17,8 @@ from txlcli.errors import RecipeError, RunError, StoreError, UsageError, Vocabul
 from txlcli.exchange import conversion, huggingface, vocabularies, weights
 from txlcli.exchange.weights import System
 from txlcli.paper import metrics
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.exchange.options import ImportOptions, check_options, run_name
 from txlcli.workflows.workspace import Workspace
@@ -34,14 +34,14 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     """Make a run of weights that another system trained, and return what was imported.
 
     Raises:
-        RunError: the weights are missing, damaged, or of another model; the run's folder is taken.
+        RunError: the weights are missing, damaged, or of another model; the run's directory is taken.
         UsageError: an option is wrong or missing.
         VocabularyError: no vocabulary, or not the one of the weights.
     """
     source, data_dir = options.source, workspace.data_dir
     check_options(options)
-    folder = workspace.runs_dir / (options.name or run_name(source))
-    run_folder.check_free(folder, force=options.force, instead="choose another --name")
+    directory = workspace.runs_dir / (options.name or run_name(source))
+    run_directory.check_free(directory, force=options.force, instead="choose another --name")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
     settings = _settings(options)
     imported = weights.plain_names(weights.read(path), path)
@@ -51,13 +51,13 @@ def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
     if source.is_dir():
         config = source / huggingface.CONFIG
         _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
-    store = token_store.path.stem if token_store else _free_store(folder.name, data_dir)
+    store = token_store.path.stem if token_store else _free_store(directory.name, data_dir)
     table = recipe.to_table(settings)
     settings = recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
     tensors = _converted(system, imported, settings, vocab.size, path)
     run = Run(
-        folder=folder,
-        recipe_name=recipe.read_text(options.recipe_source)[0] if options.recipe_source else folder.name,
+        directory=directory,
+        recipe_name=recipe.read_text(options.recipe_source)[0] if options.recipe_source else directory.name,
         settings=settings,
         vocab_fingerprint=vocab.fingerprint,
         vocab_size=vocab.size,
@@ -78,7 +78,7 @@ def _check_attention(system: System, imported: Mapping[str, Tensor], path: Path)
 
 
 def _settings(options: ImportOptions) -> Settings:
-    """Return the settings: the model from a folder's configuration and the rest from the recipe, or all from it."""
+    """Return the settings: the model from a directory's configuration and the rest from the recipe, or all from it."""
     source, recipe_source = options.source, options.recipe_source
     if not source.is_dir():
         assert recipe_source is not None  # check_options
@@ -144,7 +144,7 @@ def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | No
 
 
 def _free_store(name: str, data_dir: Path) -> str:
-    """Return a name that no store in the data folder has."""
+    """Return a name that no store in the data directory has."""
     free, number = name, 2
     while (data_dir / f"{free}.h5").exists():
         free, number = f"{name}-{number}", number + 1
@@ -189,14 +189,14 @@ def _write(run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, 
         "step": 0,
         "imported_from": source.name,
     }
-    with run_folder.locked(run.folder):
-        run_folder.create(run, vocab.to_json(), force=force)
+    with run_directory.locked(run.directory):
+        run_directory.create(run, vocab.to_json(), force=force)
         try:
-            checkpoint.save(run.folder / run_folder.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+            checkpoint.save(run.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
         except BaseException:
-            run_folder.restore_replaced(run)
+            run_directory.restore_replaced(run)
             raise
-        run_folder.delete_replaced(run)
+        run_directory.delete_replaced(run)
 
 
 def _result(
@@ -206,10 +206,10 @@ def _result(
     boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))
     prepare = None
     if token_store is None:
-        words = ["prepare", "CORPUS", "--vocab", str(run.folder / run_folder.VOCAB), "--name", store]
+        words = ["prepare", "CORPUS", "--vocab", str(run.directory / run_directory.VOCAB), "--name", store]
         prepare = command_line(*words, data_dir=data_dir)
     return {
-        "run": str(run.folder),
+        "run": str(run.directory),
         "source": str(source),
         "system": SYSTEMS[system],
         "parameters": run.parameters,
@@ -221,5 +221,5 @@ def _result(
         "norm": getattr(run.settings.model, "norm", None),
         "cutoffs": list(run.settings.model.cutoffs),
         "settings_from": "its configuration" if source.is_dir() else f"the recipe {run.recipe_name}",
-        "next": prepare or command_line("eval", str(run.folder), data_dir=data_dir),
+        "next": prepare or command_line("eval", str(run.directory), data_dir=data_dir),
     }

@@ -8,7 +8,7 @@ from txlcli.config import recipe
 from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.errors import RunError, UsageError
 from txlcli.exchange import huggingface
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
 
@@ -18,7 +18,7 @@ class ImportOptions:
     """Options of an import."""
 
     source: Path
-    """Hugging Face folder, or a file of weights."""
+    """Hugging Face directory, or a file of weights."""
     recipe_source: str | None = None
     """Recipe with the settings that the source does not contain."""
     vocab: Path | None = None
@@ -37,13 +37,13 @@ def check_options(options: ImportOptions) -> None:
     """Check what can be checked without PyTorch.
 
     Raises:
-        RunError: the source is missing, a run already, or a folder without weights or configuration.
+        RunError: the source is missing, a run already, or a directory without weights or configuration.
         UsageError: an option is wrong, or the recipe is missing.
     """
     source = options.source
     if not check_regular(source).exists():
         raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
-    if (source / run_folder.CARD).is_file():
+    if (source / run_directory.CARD).is_file():
         raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
     if options.name is not None and not re.fullmatch(PLAIN_NAME, options.name):
         raise UsageError(f'--name "{options.name}" is not a plain name; use letters, digits, ".", "-" and "_"')

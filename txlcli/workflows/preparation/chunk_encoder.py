@@ -14,7 +14,7 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import Chunk, Part, read_chunk
 
 _ALL_CHARACTERS = 0x110000
-MOST_BYTES_OF_A_STRING = 2**31 - 1  # for Arrow; longer ones take more memory
+MAX_BYTES_OF_A_STRING = 2**31 - 1  # for Arrow; longer ones take more memory
 SEARCHED_HEAD = 1 << 16  # bytes at the beginning of a chunk that contain nearly all of its byte values
 
 
@@ -177,7 +177,7 @@ def _number_words(text: str) -> Numbered:
     data = text.strip().encode()  # Arrow finds an empty word before a blank at the beginning
     if not data:
         return [], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-    kind = arrow.string() if len(data) <= MOST_BYTES_OF_A_STRING else arrow.large_string()
+    kind = arrow.string() if len(data) <= MAX_BYTES_OF_A_STRING else arrow.large_string()
     words = compute.utf8_split_whitespace(arrow.array([data], kind)).values.dictionary_encode()
     seen = words.dictionary
     ids = words.indices.to_numpy()

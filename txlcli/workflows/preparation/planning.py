@@ -12,7 +12,7 @@ from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.corpora.download import Patience
 from txlcli.corpora.locate import text_files
-from txlcli.data.vocabulary import MOST_IDS, TokenizerName, Vocab
+from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.exchange import token_files, vocabularies
 from txlcli.exchange.token_files import TokenFiles
@@ -55,7 +55,7 @@ class Plan:
 
     corpus: Corpus
     source: Path | None
-    """The file, folder or archive to read; None if the corpus is downloaded."""
+    """The file, directory or archive to read; None if the corpus is downloaded."""
     store: Path
     tokenizer: TokenizerName
     own_convention: bool
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def downloads(self) -> Path:
-        """Folder that keeps the original files."""
+        """Directory that keeps the original files."""
         return self.store.parent / "downloads" / self.corpus.name
 
 
@@ -208,8 +208,8 @@ def _refuse_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None
         raise UsageError("--split has no effect here: the names of the token files state the splits; leave it out")
     if unused is not None:
         raise UsageError(f"{unused} has no effect here: the ids of a token file are kept; leave it out")
-    if options.vocab_size is not None and options.vocab_size > MOST_IDS:
-        raise UsageError(f"--vocab-size {options.vocab_size} is too large for ids; give at most {MOST_IDS}")
+    if options.vocab_size is not None and options.vocab_size > MAX_IDS:
+        raise UsageError(f"--vocab-size {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
 
 
 def _given_vocabulary(options: PrepareOptions, file: Path | None) -> Vocab | None:

@@ -18,8 +18,8 @@ from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenS
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
-from txlcli.system.input_files import MOST_VOCABULARY
-from txlcli.system.locks import exclusive, remove_abandoned, temporary_folder
+from txlcli.system.input_files import MAX_VOCABULARY
+from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChunk, Job, decode
 from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_into_chunks, read_chunk
@@ -30,8 +30,8 @@ from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
-WORK_FOLDER = ".preparing-"
-"""Beginning of the name of a temporary folder in the data folder."""
+WORK_DIRECTORY = ".preparing-"
+"""Beginning of the name of a temporary directory in the data directory."""
 CHUNKS_NUMBERED_TOGETHER = 4
 """Numbering the symbols of a chunk also reads all symbols of the chunks before; a group of chunks needs that once."""
 UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
@@ -50,7 +50,7 @@ class WorkSizes:
     """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
     bpe_sample: int = 64 << 20
     """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
-    vocabulary: int = MOST_VOCABULARY
+    vocabulary: int = MAX_VOCABULARY
     """Largest vocabulary, as JSON; a store of a larger one could not be read."""
 
 
@@ -76,7 +76,7 @@ def prepare(
 
 def clean(data_dir: Path) -> None:
     """Remove what killed preparations left; one that was killed at its end has left a store, and is not repeated."""
-    remove_abandoned(data_dir, WORK_FOLDER)
+    remove_abandoned(data_dir, WORK_DIRECTORY)
 
 
 def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> TokenStore:
@@ -87,10 +87,10 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
         StoreError: the store cannot be written.
         UsageError: a file of the text is a pipe, a socket or a device.
     """
-    folder = plan.store.parent
+    directory = plan.store.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _only_process(plan), temporary_folder(folder, WORK_FOLDER) as work:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
             if plan.tokens is not None:
                 return write_store(plan, plan.tokens, work, reporter)
             return _Preparation(plan, work, reporter, sizes or WorkSizes()).run()
@@ -100,8 +100,8 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
     except OSError as error:
-        where = Path(error.filename) if isinstance(error.filename, str) else folder
-        in_data_dir = folder in (where, *where.parents)
+        where = Path(error.filename) if isinstance(error.filename, str) else directory
+        in_data_dir = directory in (where, *where.parents)
         hint = ", or free some space or give another --data-dir" if in_data_dir else " and its permissions"
         raise StoreError(f"{where}: {error.strerror or error}; check the path{hint}") from error
 

@@ -24,9 +24,9 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
         CorpusError: the source cannot be downloaded, unpacked or read, or a downloaded file is not the original.
     """
     if plan.source is None:
-        folder = _download(plan, work, reporter)
-        _refuse_altered(plan, folder)
-        return plan.corpus.read(folder, plan.read), ()
+        directory = _download(plan, work, reporter)
+        _refuse_altered(plan, directory)
+        return plan.corpus.read(directory, plan.read), ()
     if plan.parquet:
         return _read_parquet(plan, plan.source, work / "text", reporter)
     source = plan.source
@@ -39,7 +39,7 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
 
 
 def _files_beside(plan: Plan, source: Path) -> list[str]:
-    """Return the names of the files in a folder that are neither its Parquet files nor its vocabulary."""
+    """Return the names of the files in a directory that are neither its Parquet files nor its vocabulary."""
     if not source.is_dir():
         return []
     used = {*(text.path for text in plan.parquet), plan.vocab_file}
@@ -55,11 +55,11 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
     """
     from txlcli.exchange import parquet_text
 
-    folder = source if source.is_dir() else source.parent
+    directory = source if source.is_dir() else source.parent
     size = missing = 0
     with reporter.progress("reading Parquet files", len(plan.parquet), "files") as step:
         for text in plan.parquet:
-            target = work / text.path.relative_to(folder)
+            target = work / text.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             bytes_of_file, missing_of_file = parquet_text.extract(text, target, only_utf8=plan.tokenizer != "byte")
             size, missing = size + bytes_of_file, missing + missing_of_file
@@ -92,7 +92,7 @@ def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:
     return work
 
 
-def _refuse_altered(plan: Plan, folder: Path) -> None:
+def _refuse_altered(plan: Plan, directory: Path) -> None:
     """Refuse unpacked files that are not the original ones.
 
     Parquet files whose rows are the lines of such a file are removed; otherwise they would not be fetched again.
@@ -100,7 +100,7 @@ def _refuse_altered(plan: Plan, folder: Path) -> None:
     Raises:
         CorpusError: there are such files.
     """
-    faults = _altered_files(folder, plan.corpus)
+    faults = _altered_files(directory, plan.corpus)
     if not faults:
         return
     wrong = "; ".join(f"{path}: {fault}" for path, fault in faults)
@@ -127,10 +127,10 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list
     Raises:
         CorpusError: the mirror failed, too; the message has all errors.
     """
-    folder = plan.downloads
-    has_mirror = download.mirror and all(is_complete(file, folder) for file in download.mirror)
-    if has_mirror and not is_complete(download, folder):
-        return [folder / file.file for file in download.mirror]
+    directory = plan.downloads
+    has_mirror = download.mirror and all(is_complete(file, directory) for file in download.mirror)
+    if has_mirror and not is_complete(download, directory):
+        return [directory / file.file for file in download.mirror]
     try:
         return [_fetch(plan, download, reporter)]
     except CorpusError as error:
@@ -151,9 +151,9 @@ def _fetch(plan: Plan, download: Download, reporter: Reporter) -> Path:
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
-    """Return the published files in a folder that has no unpacked text, or a source that is such a file; else [].
+    """Return the published files in a directory that has no unpacked text, or a source that is such a file; else [].
 
-    Files of a mirror are used in its order, and only if the folder lacks the file that they replace.
+    Files of a mirror are used in its order, and only if the directory lacks the file that they replace.
     """
     if not corpus.downloads:
         return []

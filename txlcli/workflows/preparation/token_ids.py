@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import SPLITS
 from txlcli.corpora.locate import missing_note
 from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, writing
-from txlcli.data.vocabulary import MOST_IDS, Vocab
+from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.exchange import token_files
 from txlcli.exchange.token_files import TokenFiles, TokenPart
@@ -67,7 +67,7 @@ class _Counted:
     """
 
     def __init__(self, parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> None:
-        limit = plan.vocab.size if plan.vocab else plan.vocab_size or MOST_IDS
+        limit = plan.vocab.size if plan.vocab else plan.vocab_size or MAX_IDS
         self.counts = np.zeros(1, dtype=np.int64)
         self._sha256 = hashlib.sha256()
         for part in parts:

@@ -10,7 +10,7 @@ from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
 from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
-from txlcli.system.input_files import MOST_VOCABULARY, read_text
+from txlcli.system.input_files import MAX_VOCABULARY, read_text
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.symbol_counts import SymbolCounts
 
@@ -107,7 +107,7 @@ def _missing_unknown(rule: VocabularyRule, symbols: list[str], present: Iterable
 def read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     """Read the symbols of a vocabulary file: the first field of each line, without duplicates."""
     try:
-        lines = read_text(path, MOST_VOCABULARY).split("\n")
+        lines = read_text(path, MAX_VOCABULARY).split("\n")
         symbols = list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
     except UnicodeDecodeError as error:
         raise CorpusInputError(f"{path}: byte {error.start:,} is not valid UTF-8; fetch the file again") from error

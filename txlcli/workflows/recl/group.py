@@ -8,8 +8,8 @@ import txlcli
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.errors import RunError, UsageError, VocabularyError
-from txlcli.runs import history, run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import history, run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.workspace import Workspace
@@ -60,7 +60,7 @@ def open_group(
         RunError: a run is not finished, unless `unfinished`.
         RunError, UnknownNameError, StoreError: see `loading.open_run`, `OpenRun.store`.
     """
-    group = run_folder.find_each(run_names, workspace.runs_dir)
+    group = run_directory.find_each(run_names, workspace.runs_dir)
     _check_comparable(group)
     for run in () if unfinished else group:
         history.check_finished(run)
@@ -85,16 +85,16 @@ def _check_comparable(group: Sequence[Run]) -> None:
     first, *others = group
     for run in group:
         if not run.best_or_last.is_file():
-            raise RunError(f"{run.folder} has no saved weights yet; train it first, or leave it out")
+            raise RunError(f"{run.directory} has no saved weights yet; train it first, or leave it out")
     for run in others:
         corpus, other_corpus = first.settings.corpus.store, run.settings.corpus.store
         if corpus != other_corpus:
             raise UsageError(
-                f"{first.folder} was trained on {corpus}, {run.folder} on {other_corpus}; "
+                f"{first.directory} was trained on {corpus}, {run.directory} on {other_corpus}; "
                 "RECL compares runs on one corpus, leave one of them out"
             )
         if run.vocab_fingerprint != first.vocab_fingerprint:
             raise VocabularyError(
-                f"{first.folder} and {run.folder} have different vocabularies; "
+                f"{first.directory} and {run.directory} have different vocabularies; "
                 "their losses per token cannot be compared, leave one of them out"
             )

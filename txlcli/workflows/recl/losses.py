@@ -128,7 +128,7 @@ def _compute(missing: MissingLosses, task: ReclTask) -> None:
         TrainingError: a loss is not finite.
     """
     member = missing.member
-    with task.reporter.progress(str(member.run.folder), total=missing.tokens, unit="tokens") as bar:
+    with task.reporter.progress(str(member.run.directory), total=missing.tokens, unit="tokens") as bar:
         for context_len, all_positions in missing.positions.items():
             try:
                 for positions, losses in context_losses(
@@ -152,5 +152,5 @@ def _check_finite(losses: NDArray[np.float32], member: Member, context_len: int)
     if not np.isfinite(losses).all():
         advice = non_finite_advice(member.precision, "train it again")
         raise TrainingError(
-            f"{member.run.folder}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
+            f"{member.run.directory}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
         )

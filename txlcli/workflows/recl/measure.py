@@ -84,10 +84,10 @@ def measure(
     """Measure the RECL of every run of a group; return the object that --json prints.
 
     Args:
-        run_names: runs, by name or folder.
+        run_names: runs, by name or directory.
         options: context lengths, shares r, positions.
-        workspace: folders, device, precision.
-        losses: file of the losses; `LOSSES` in the folder of runs by default.
+        workspace: directories, device, precision.
+        losses: file of the losses; `LOSSES` in the directory of runs by default.
 
     Raises:
         UsageError: the runs or their text do not allow these options.
@@ -135,7 +135,7 @@ def _make_result(
         nats = [float(at.mean(dtype="float64")) for at in losses[number]]
         models.append(
             {
-                "run": str(member.run.folder),
+                "run": str(member.run.directory),
                 "step": member.step,
                 "parameters": member.run.parameters,
                 **member.context_settings(),

@@ -241,7 +241,7 @@ def _plot(runner: Runner, by_model: Mapping[str, Lengths], file: str) -> list[li
         if part != STANDARD
     }
     runner.plots.curves(
-        runner.folder / file,
+        runner.directory / file,
         curves,
         x_label="attention length (M with recurrence, the window without)",
         y_label="perplexity on valid",

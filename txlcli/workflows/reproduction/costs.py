@@ -8,7 +8,7 @@ from typing import Any
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
 from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s
-from txlcli.runs import history, run_folder
+from txlcli.runs import history, run_directory
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import FIRST_SEED
 from txlcli.workflows.reproduction.scales import Model, Scale
@@ -16,7 +16,7 @@ from txlcli.workflows.training.forecast import SHARE_OF_PEAK, timed_share_of_pea
 from txlcli.workflows.workspace import Workspace
 
 BYTES = 256
-MOST_S = 10.0
+MAX_S = 10.0
 """Seconds after which no further model is timed."""
 
 
@@ -27,7 +27,7 @@ class Costs:
         scale: models and texts.
         workspace: where stores and runs are.
         seeds: trainings of each model.
-        clock: seconds; no model is timed later than MOST_S after the first call, and those that are left have the
+        clock: seconds; no model is timed later than MAX_S after the first call, and those that are left have the
             median rate of the others.
     """
 
@@ -38,7 +38,7 @@ class Costs:
         self._device = pick_device(workspace.device)
         self.peak = peak_flops_per_s(self._device, "fp32", new_clock=idle_clock_of)
         self._shares: dict[tuple[object, ...], float] = {}
-        self._clock, self._timed_until = clock, clock() + MOST_S
+        self._clock, self._timed_until = clock, clock() + MAX_S
 
     def of(self, item: str) -> dict[str, Any]:
         """Return the number of trainings of an item, of missing ones, and the cost of these."""
@@ -55,9 +55,9 @@ class Costs:
 
     def _is_finished(self, part: str, seed: int) -> bool:
         name, runs_dir = self._scale.run_name(part, seed), self._workspace.runs_dir
-        if not run_folder.is_run(name, runs_dir):
+        if not run_directory.is_run(name, runs_dir):
             return False
-        return history.read(run_folder.open_run(runs_dir / name)).state == "finished"
+        return history.read(run_directory.open_run(runs_dir / name)).state == "finished"
 
     def _flops_and_seconds(self, model: Model) -> tuple[float, float]:
         """Return the operations and the time of a training."""

@@ -1,4 +1,4 @@
-"""Stores the evaluations of a report in its folder, so that none is repeated."""
+"""Stores the evaluations of a report in its directory, so that none is repeated."""
 
 import functools
 import hashlib
@@ -10,9 +10,9 @@ from typing import Any
 import txlcli
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing, replacing
-from txlcli.system.input_files import MOST_REPORT, read_text
+from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 
 FILE = "evaluations.json"
@@ -30,14 +30,14 @@ class EvaluationStore:
     """Evaluations of runs by everything they depend on, see `key_of`.
 
     Args:
-        folder: folder of the report.
+        directory: directory of the report.
 
     Raises:
-        RunError: the file in the folder is damaged.
+        RunError: the file in the directory is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
         self._by_key = self._read()
 
     def get(self, key: str) -> StoredEvaluation | None:
@@ -57,7 +57,7 @@ class EvaluationStore:
 
     def _read(self) -> dict[str, StoredEvaluation]:
         try:
-            stored = parse_json(read_text(self._path, MOST_REPORT))
+            stored = parse_json(read_text(self._path, MAX_REPORT))
             return {
                 str(key): StoredEvaluation(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()
             }
@@ -91,8 +91,8 @@ def key_of(
 @functools.cache
 def code_digest() -> str:
     """Return a digest of the source files of txl."""
-    folder = Path(txlcli.__file__).parent
+    directory = Path(txlcli.__file__).parent
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(directory.rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()

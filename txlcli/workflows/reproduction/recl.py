@@ -49,7 +49,7 @@ def figure(runner: Runner, number: int) -> Section:
     figures = []
     for index, group in enumerate(GROUPS, 1):
         file = f"figure{number}-group{index}.png"
-        path = runner.folder / file
+        path = runner.directory / file
         plot(path, _measure_group(runner, group, option, str(path)))
         figures.append([file, f"Figure {number}, model group {index}: {', '.join(group)}"])
     return Section(
@@ -73,8 +73,8 @@ def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -
     )
     words = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
     words += ["--positions", str(scale.recl_positions)]
-    runner.record_command("recl", *(str(run.folder) for run in runs), *words, *plot_options)
-    return measure([str(run.folder) for run in runs], options, runner.workspace)
+    runner.record_command("recl", *(str(run.directory) for run in runs), *words, *plot_options)
+    return measure([str(run.directory) for run in runs], options, runner.workspace)
 
 
 def _format_recl(point: dict[str, Any], start: int) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from txlcli.config import recipe
 from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.errors import RunError
-from txlcli.runs import history, run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import history, run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generation, speed
 from txlcli.workflows.attention import AttentionResult
@@ -60,22 +60,22 @@ class Runner:
     """Texts, runs and measurements of one reproduction.
 
     Raises:
-        RunError: the evaluations in the folder are damaged.
+        RunError: the evaluations in the directory are damaged.
     """
 
     scale: Scale
     n_seeds: int
     """Number of trainings per model, whose results are averaged."""
     workspace: Workspace
-    """Finished runs in its folder of runs are reused, others resumed."""
-    folder: Path
-    """Folder of the report; its evaluations are reused."""
+    """Finished runs in its directory of runs are reused, others resumed."""
+    directory: Path
+    """Directory of the report; its evaluations are reused."""
     plots: Plots
 
     def __post_init__(self) -> None:
         """Load the evaluations of the report."""
         self.provenance = Provenance()
-        self._evaluations = EvaluationStore(self.folder)
+        self._evaluations = EvaluationStore(self.directory)
 
     @property
     def seeds(self) -> range:
@@ -107,26 +107,28 @@ class Runner:
         """
         model = self.model(part)
         name = self.scale.run_name(part, seed)
-        folder = self.workspace.runs_dir / name
+        directory = self.workspace.runs_dir / name
         changes = [*model.changes, f"train.seed={seed}"]
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        if not run_folder.has_weights(folder):  # a training that was killed before its first save leaves a folder
-            replaces = (folder / run_folder.CARD).is_file()
+        if not run_directory.has_weights(
+            directory
+        ):  # a training that was killed before its first save leaves a directory
+            replaces = (directory / run_directory.CARD).is_file()
             start.train(model.recipe, changes, self.workspace, name=name, force=replaces, limits=LIMITS)
-            return run_folder.open_run(folder)
-        run = run_folder.open_run(folder)
+            return run_directory.open_run(directory)
+        run = run_directory.open_run(directory)
         if run.settings != recipe.load(model.recipe, changes):
-            raise RunError(f"{folder} was trained with other settings; remove it, or give another --runs-dir")
+            raise RunError(f"{directory} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            resume.resume(str(folder), [], self.workspace, limits=LIMITS)
+            resume.resume(str(directory), [], self.workspace, limits=LIMITS)
         return run
 
     def evaluate(self, run: Run, split: str, **options: Any) -> dict[str, Any]:
         """Return the result of `txl eval`, with options as in `EvalOptions`."""
         options = {"positions": self.scale.positions, **options}
-        self.record_command("eval", str(run.folder), "--split", split, *_command_options(options))
+        self.record_command("eval", str(run.directory), "--split", split, *_command_options(options))
         store = self.workspace.open_store(run.settings.corpus.store)
         key = key_of(run, store, split, options, machine=self.machine)
         evaluation = self._evaluations.get(key)
@@ -134,7 +136,7 @@ class Runner:
             evaluation = self._evaluate(run, split, options)
             self._evaluations.add(key, evaluation)
         else:
-            self.workspace.reporter.say(f"{run.folder}, {split}: already evaluated")
+            self.workspace.reporter.say(f"{run.directory}, {split}: already evaluated")
             self.provenance.seconds += evaluation.seconds
         sentence = describe_settings(evaluation.result)
         if sentence not in self.provenance.readings:
@@ -143,7 +145,7 @@ class Runner:
 
     def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> StoredEvaluation:
         started = time.monotonic()
-        evaluation = evaluate(str(run.folder), EvalOptions(split=split, timed=False, **options), self.workspace)
+        evaluation = evaluate(str(run.directory), EvalOptions(split=split, timed=False, **options), self.workspace)
         evaluation.record()
         evaluation.raise_pending()
         return StoredEvaluation(evaluation.result, time.monotonic() - started)
@@ -156,9 +158,9 @@ class Runner:
     def generate(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
         """Return the result of `txl generate --reference`."""
         options: dict[str, Any] = {"context": self.scale.context, "tokens": tokens, "seed": seed}
-        self.record_command("generate", str(run.folder), "--reference", *_command_options(options))
+        self.record_command("generate", str(run.directory), "--reference", *_command_options(options))
         wanted = generation.GenerationOptions(reference=True, **options)
-        return generation.prepare_generation(str(run.folder), wanted, self.workspace).result()
+        return generation.prepare_generation(str(run.directory), wanted, self.workspace).result()
 
     def _prepare(self, store: str) -> None:
         text = self.scale.texts[store]
@@ -171,10 +173,12 @@ class Runner:
         clean(self.workspace.data_dir)
 
     def record_command(self, *words: str) -> None:
-        """Record a command line; folders and the device are added unless they are the defaults."""
+        """Record a command line; directories and the device are added unless they are the defaults."""
         workspace = self.workspace
         device = ["--device", workspace.device] if workspace.device != "auto" and words[0] != "prepare" else []
-        runs_dir = workspace.runs_dir if words[0] == "train" else RUNS_DIR  # the other commands name the run's folder
+        runs_dir = (
+            workspace.runs_dir if words[0] == "train" else RUNS_DIR
+        )  # the other commands name the run's directory
         line = command_line(*words, *device, data_dir=workspace.data_dir, runs_dir=runs_dir)
         if line not in self.provenance.commands:
             self.provenance.commands.append(line)

@@ -121,7 +121,7 @@ def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str,
 MEMORIES = ("recurrence", "window", "compressive", "rmt")
 COMPRESSION_RATE = 4
 """Tokens that the compressive models of the frontier compress into one slot."""
-MOST_MEMORY_TOKENS = 10
+MAX_MEMORY_TOKENS = 10
 """Memory tokens of the frontier's models with L + M >= 80; others have one for 8 tokens of a segment."""
 POSITIONS = ("relative", "rotary", "alibi", "t5", "none")
 BLOCKS = ("paper", "modern")
@@ -161,7 +161,7 @@ def _by_memory(train: TrainSettings) -> dict[str, tuple[str, ...]]:
         "rmt": (
             "model.arch=rmt",
             f"model.segment_len={longer}",
-            f"model.n_memory_tokens={min(MOST_MEMORY_TOKENS, longer // 8)}",
+            f"model.n_memory_tokens={min(MAX_MEMORY_TOKENS, longer // 8)}",
             "train.mem_len=0",
             f"train.seg_len={2 * longer}",
             f"train.batch_size={train.batch_size * seg_len // (2 * longer)}",

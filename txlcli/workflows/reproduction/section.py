@@ -42,7 +42,7 @@ class Section:
     """Paragraphs on the substitutes for the paper's models and texts, and on the method."""
     grids: list[Grid] = field(default_factory=list)
     figures: list[list[str]] = field(default_factory=list)
-    """File in the report's folder, and caption."""
+    """File in the report's directory, and caption."""
     texts: list[list[str]] = field(default_factory=list)
     """Title and text of samples."""
     claims: list[Claim] = field(default_factory=list)

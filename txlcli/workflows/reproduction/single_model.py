@@ -50,12 +50,12 @@ def table9(runner: Runner) -> Section:
 
 def attention_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
-    run, folder = runner.run(PART), runner.folder
-    runner.record_command("attention", str(run.folder), "--figure", str(number), "--out", str(folder), "--force")
+    run, directory = runner.run(PART), runner.directory
+    runner.record_command("attention", str(run.directory), "--figure", str(number), "--out", str(directory), "--force")
     options = attention.AttentionOptions(figures=(number,))
-    result = attention.measure(str(run.folder), options, runner.workspace)
+    result = attention.measure(str(run.directory), options, runner.workspace)
     file = f"figure{number}.png"
-    runner.plots.attention(result, number, folder / file)
+    runner.plots.attention(result, number, directory / file)
     return Section(
         name=f"figure{number}",
         title=f"Figure {number}: {ATTENTION_TITLES[number]}",

@@ -20,8 +20,8 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.reporter import Reporter
@@ -101,7 +101,7 @@ def build_training(
         "train_sha256": store.digest("train"),
         "valid_sha256": store.digest("valid"),
     }
-    return Training(model, train, *splits, run.folder, identity, world, device=device)
+    return Training(model, train, *splits, run.directory, identity, world, device=device)
 
 
 def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> dict[str, str]:
@@ -132,7 +132,7 @@ def execute(
     """
     reporter, data_dir = workspace.reporter, workspace.data_dir
     processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
-    next_command = command_line("train", "--resume", str(training.folder), *processes, data_dir=data_dir)
+    next_command = command_line("train", "--resume", str(training.directory), *processes, data_dir=data_dir)
     resume_hint = limits.resume_hint or f'resume with "{next_command}"'
     with (
         _collect_signals(reporter) as caught,
@@ -145,12 +145,12 @@ def execute(
     saved = f"saved {training.last_path} at step {training.step:,}"
     if replaced_without_progress(run, training):
         code = 128 + caught[0] if caught else TxlError.exit_code
-        raise Interrupted(f"no step was taken; the earlier run {run.folder} was kept", code)
+        raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
     if caught and (limits.caller_continues or not training.has_ended):
-        finished = f"{run.folder} has finished its {last:,} steps"
+        finished = f"{run.directory} has finished its {last:,} steps"
         raise Interrupted(f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}", 128 + caught[0])
     if training.has_ended:
-        next_command = command_line("eval", str(run.folder), data_dir=data_dir)
+        next_command = command_line("eval", str(run.directory), data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
@@ -158,7 +158,7 @@ def execute(
 
 def replaced_without_progress(run: Run, training: Training) -> bool:
     """Return True if the run is to replace another one and has not taken a step."""
-    return training.step == 0 and run_folder.replaces(run)
+    return training.step == 0 and run_directory.replaces(run)
 
 
 def _take_steps(

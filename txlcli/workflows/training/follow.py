@@ -18,8 +18,8 @@ from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TrainingError, TxlError
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, processors
 from txlcli.workflows.training import execution, out_of_memory, plan, text
 from txlcli.workflows.training.resume import change_settings
@@ -126,7 +126,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
     Args:
         source: recipe of the training, or the run if it is `resumed` from its last checkpoint.
         changes: overrides of settings, as --set takes them.
-        workspace: folders, and device of this process.
+        workspace: directories, and device of this process.
         resumed: True if a run is resumed.
 
     Raises:
@@ -134,7 +134,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         TrainingError: another process is gone.
         ReportedError: memory ran out, which rank 0 reports.
     """
-    run = change_settings(run_folder.find(source, workspace.runs_dir), changes) if resumed else None
+    run = change_settings(run_directory.find(source, workspace.runs_dir), changes) if resumed else None
     settings = load_settings(source, changes) if run is None else run.settings
     device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
     with launcher.handle_signals(signal.SIG_DFL):
@@ -145,7 +145,7 @@ def follow(source: str, changes: list[str], workspace: Workspace, *, resumed: bo
         if run is None or saved is None:
             model = new_model(settings.model, store.vocab.size, seed=settings.train.seed, device=of_weights)
         else:
-            model = checkpoint.build_model(settings.model, run.vocab_size, saved, run.folder / run_folder.LAST)
+            model = checkpoint.build_model(settings.model, run.vocab_size, saved, run.directory / run_directory.LAST)
             model = model.to(of_weights)
         training = Training(model, settings.train, segments, valid, Path(), {}, world, device=device)
         if saved is not None:
@@ -169,7 +169,7 @@ def _agree(
     """
     try:
         store = workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
-        saved = None if run is None else checkpoint.load(run.folder / run_folder.LAST)
+        saved = None if run is None else checkpoint.load(run.directory / run_directory.LAST)
         facts = execution.common_facts(settings, store, "" if saved is None else saved.fingerprint())
     except TxlError as error:
         world.agree(error)

@@ -28,7 +28,7 @@ from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, UsageError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
 from txlcli.workflows.training.execution import Limits
@@ -36,9 +36,9 @@ from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5
 """Share of the rate of a large matrix product that a training step is expected to reach if it is too large to time."""
-MOST_TIMED_S = 4.0
+MAX_TIMED_S = 4.0
 """Longest time that the timing of training steps may be expected to take."""
-MOST_TIMED_BYTES = 2**30
+MAX_TIMED_BYTES = 2**30
 """Most memory that a timed training step may need."""
 TIMED_STEPS = 3
 
@@ -59,7 +59,7 @@ def forecast(
     Args:
         recipe_source: name or path of a recipe.
         changes: overrides of settings, as --set takes them.
-        workspace: folders, device, reporter.
+        workspace: directories, device, reporter.
         name: of the run; None for the name of the recipe.
         force: replace an earlier run of that name.
         max_steps: last step to take; None for all.
@@ -71,12 +71,12 @@ def forecast(
         TxlError: see `start.train`, which would refuse the same.
     """
     settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
-    folder = start.new_folder(recipe_source, name, workspace.runs_dir, force=force)
+    directory = start.new_directory(recipe_source, name, workspace.runs_dir, force=force)
     store = store_if_prepared(settings, workspace)
     if store is not None:
         text.read_splits(settings, store, workspace.reporter)
     device = plans.checked_device(settings, workspace.device, processes=processes)
-    run = start.new_run(recipe_source, settings, folder, store)
+    run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     described = plans.describe_devices(device, processes)
     plan = plans.plan(run, until_step=max_steps, store=store, devices=described, processes=processes)
@@ -270,7 +270,7 @@ def timed_share_of_peak(
         needed_bytes: memory of a step, if it is known; counted otherwise.
 
     Returns:
-        None if the steps are too large to be timed within MOST_TIMED_S and MOST_TIMED_BYTES.
+        None if the steps are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
     """
     if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
         return None
@@ -280,17 +280,17 @@ def timed_share_of_peak(
     step_flops = train.batch_size * train.seg_len * flops
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
     expected_s = n_steps * step_flops / (SHARE_OF_PEAK * peak)
-    if expected_s > MOST_TIMED_S:
+    if expected_s > MAX_TIMED_S:
         return None
     if needed_bytes is None:
         needed_bytes = sum(step_bytes(model, vocab_size, train, device=device).values())
-    if needed_bytes > MOST_TIMED_BYTES:
+    if needed_bytes > MAX_TIMED_BYTES:
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     threads = torch.get_num_threads()
     with deterministic_kernels(device, enabled=train.deterministic):
         times = [time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low]
-        if device.type == "cpu" and threads > 1 and threads * expected_s <= MOST_TIMED_S:
+        if device.type == "cpu" and threads > 1 and threads * expected_s <= MAX_TIMED_S:
             times.append(_time_with_one_thread(new, train))
     return flops / (min(times) / 1e3) / peak
 

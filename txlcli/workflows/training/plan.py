@@ -12,7 +12,7 @@ from txlcli.core.model import registry
 from txlcli.core.training.segments import lane_length, segments_per_epoch
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, UsageError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 
 
 def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices:
         "precision": train.precision,
         "processes": processes,
         "device": devices,
-        "folder": str(run.folder),
+        "folder": str(run.directory),
     }
 
 

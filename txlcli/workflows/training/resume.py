@@ -7,10 +7,10 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training
 from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.errors import RecipeError, RunError, UsageError
-from txlcli.runs import run_folder
+from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.recovery import remove_drafts
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
@@ -33,20 +33,20 @@ def resume(
     """Train a run that was stopped from exactly where it stopped, until its end or a limit.
 
     Args:
-        run_name: name or folder of the run.
+        run_name: name or directory of the run.
         changes: overrides of settings, as --set takes them.
-        workspace: folders, device, reporter.
+        workspace: directories, device, reporter.
         limits: when to stop before the end.
         on_report: receives every line of metrics.jsonl.
 
     Raises:
         Interrupted: see `execution.execute`.
     """
-    run = run_folder.find(run_name, workspace.runs_dir)
-    with run_folder.locked(run.folder):
+    run = run_directory.find(run_name, workspace.runs_dir)
+    with run_directory.locked(run.directory):
         run, training = _restore(run, changes, limits, workspace)
-        run_folder.delete_replaced(run)  # left where locks do not work
-        remove_drafts(run.folder)
+        run_directory.delete_replaced(run)  # left where locks do not work
+        remove_drafts(run.directory)
         return execution.execute(run, training, workspace, limits, on_report)
 
 
@@ -61,7 +61,9 @@ def change_settings(run: Run, changes: list[str]) -> Run:
         if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
             raise RecipeError(f"--set {change}: a resumed run keeps its {section}.{key}; start a new run instead")
     table = recipe.override(recipe.to_table(run.settings), changes)
-    return dataclasses.replace(run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.folder), changes)))
+    return dataclasses.replace(
+        run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.directory), changes))
+    )
 
 
 def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspace) -> tuple[Run, Training]:
@@ -73,7 +75,7 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
     store = workspace.open_store(settings.corpus.store)
     check_vocabulary(run, store)
-    path = run.folder / run_folder.LAST
+    path = run.directory / run_directory.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     text.check_same_text(run, saved, store)
@@ -90,9 +92,9 @@ def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspa
     _check_valid_batch_size(run, before, validated=training.validated)
     run.drop_metrics_after(training.step, validated=training.validated)
     run = _record_changes(run, before, training.step, reporter)
-    run_folder.update(run)
+    run_directory.update(run)
     reporter.say(
-        f"resuming {run.folder} at step {training.step:,} of {settings.train.max_steps:,}, "
+        f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, "
         f"{plan.describe_devices(device, launcher.world_size())}"
     )
     return run, training
@@ -102,13 +104,15 @@ def _check_unfinished(run: Run, training: Training, until_step: int | None) -> N
     """Refuse to resume if nothing is left to do; a validation that was interrupted is left to do."""
     last, due = run.settings.train.max_steps, training.validation_is_due()
     if training.step > last:
-        raise RecipeError(f"{run.folder} is already at step {training.step:,}; train.max_steps cannot be {last:,}")
+        raise RecipeError(f"{run.directory} is already at step {training.step:,}; train.max_steps cannot be {last:,}")
     if training.step == last and not due:
-        raise RunError(f"{run.folder} has finished its {last:,} steps; to train it longer add --set train.max_steps=N")
+        raise RunError(
+            f"{run.directory} has finished its {last:,} steps; to train it longer add --set train.max_steps=N"
+        )
     if until_step is not None and (training.step > until_step or (training.step == until_step and not due)):
         raise UsageError(
-            f"--max-steps {until_step}: {run.folder} is already at step {training.step:,}; give a later step, or leave "
-            "out --max-steps"
+            f"--max-steps {until_step}: {run.directory} is already at step {training.step:,}; give a later step, or "
+            "leave out --max-steps"
         )
 
 
@@ -129,7 +133,7 @@ def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run
         return run
     for name, (old, value) in new.items():
         reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
-    *earlier, last = (*run.changes, run_folder.Change(step, new))
+    *earlier, last = (*run.changes, run_directory.Change(step, new))
     if earlier and earlier[-1].step == step:  # no step was taken with the settings before these
         last = earlier.pop().followed_by(new)
     return dataclasses.replace(run, changes=(*earlier, *([last] if last.settings else [])))

@@ -14,7 +14,7 @@ from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.out_of_memory import USABLE
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
@@ -23,7 +23,7 @@ from txlcli.workflows.training.forecast import SHARE_OF_PEAK, store_if_prepared
 from txlcli.workflows.training.out_of_memory import options, smaller_steps
 from txlcli.workflows.workspace import Workspace
 
-MOST_DEVICES = 512
+MAX_DEVICES = 512
 """Largest number of devices in the table of a recipe."""
 BACKWARD_SHARE = 2 / 3
 """Share of the backward pass in the operations of a step."""
@@ -58,12 +58,12 @@ def forecast_devices(
         TxlError: see `start.train`; what only the GPUs themselves can refuse is not checked.
     """
     settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
-    folder = start.new_folder(recipe_source, name, workspace.runs_dir, force=force)
+    directory = start.new_directory(recipe_source, name, workspace.runs_dir, force=force)
     store = store_if_prepared(settings, workspace)
     if store is not None:
         text.read_splits(settings, store, workspace.reporter)
     _check_several(settings.train, devices)
-    run = start.new_run(recipe_source, settings, folder, store)
+    run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     described = "1 GPU" if devices == 1 else f"{devices} GPUs"
     plan = plans.plan(run, until_step=max_steps, store=store, devices=described, processes=devices)
@@ -77,7 +77,7 @@ def forecast_devices(
 
 
 def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardware: Hardware) -> dict[str, Any]:
-    """Return the cost of a recipe on each of 1 to MOST_DEVICES GPUs, in powers of two, as far as its batch divides.
+    """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides.
 
     Raises:
         StoreError, RecipeError: see `forecast_devices`.
@@ -88,7 +88,7 @@ def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardw
     check_optimizer(settings.model, run.vocab_size, settings.train)
     train = settings.train
     scale = _Scale(run, store, hardware, steps=train.max_steps)
-    most = min(MOST_DEVICES, train.batch_size // train.accumulate)
+    most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(most.bit_length() if _of_one_device(train) is None else 1)]
     return {
         "recipe": run.recipe_name,

@@ -14,8 +14,8 @@ from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, UsageError
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
@@ -23,7 +23,7 @@ from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResul
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
-MOST_TAKEN = 100  # folders to try; on a file system without locks every folder may seem to be taken
+MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
     Args:
         recipe_source: name or path of a recipe.
         changes: overrides of settings, as --set takes them.
-        workspace: folders, device, reporter.
+        workspace: directories, device, reporter.
         name: of the run; None for the name of the recipe.
         force: replace an earlier run of that name.
         limits: when to stop before the end.
@@ -51,13 +51,13 @@ def train(
         Interrupted: see `execution.execute`.
     """
     settings = load_settings(recipe_source, changes, limits)
-    folder = new_folder(recipe_source, name, workspace.runs_dir, force=force)
+    directory = new_directory(recipe_source, name, workspace.runs_dir, force=force)
     store = text.open_or_prepare_store(settings, workspace)
-    run = new_run(recipe_source, settings, folder, store)
+    run = new_run(recipe_source, settings, directory, store)
     training = _new_training(run, store, limits, workspace)
-    with claim_run_folder(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
-        training.folder = run.folder
-        run_folder.create(run, store.vocab.to_json(), force=force)
+    with claim_run_directory(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
+        training.directory = run.directory
+        run_directory.create(run, store.vocab.to_json(), force=force)
         with _discard_run_without_checkpoint(run, training):
             return execution.execute(run, training, workspace, limits, on_report)
 
@@ -79,48 +79,54 @@ def _check_vanilla(settings: Settings, recipe_source: str) -> None:
         raise RecipeError(f"{recipe_source}: {reason}; --set train.mem_len=0")
 
 
-def new_folder(recipe_source: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
-    """Return the folder for the run of a recipe, without creating it."""
+def new_directory(recipe_source: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
+    """Return the directory for the run of a recipe, without creating it."""
     if name is not None and not re.fullmatch(PLAIN_NAME, name):
         raise UsageError(f'--name "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
     recipe_name = recipe.read_text(recipe_source)[0]
     is_free = name is None and not force
-    folder = next(run_folder.free_folders(runs_dir, recipe_name)) if is_free else runs_dir / (name or recipe_name)
-    run_folder.check_free(folder, force=force)
-    return folder
+    directory = (
+        next(run_directory.free_directories(runs_dir, recipe_name)) if is_free else runs_dir / (name or recipe_name)
+    )
+    run_directory.check_free(directory, force=force)
+    return directory
 
 
 @contextmanager
-def claim_run_folder(run: Run, *, is_required: bool, reporter: Reporter, most_taken: int = MOST_TAKEN) -> Iterator[Run]:
-    """Lock the folder of a new run while the block runs; no other process writes there.
+def claim_run_directory(
+    run: Run, *, is_required: bool, reporter: Reporter, max_taken: int = MAX_TAKEN
+) -> Iterator[Run]:
+    """Lock the directory of a new run while the block runs; no other process writes there.
 
-    If another training has taken the folder meanwhile, the run gets the next free one, unless `is_required`.
+    If another training has taken the directory meanwhile, the run gets the next free one, unless `is_required`.
 
     Raises:
-        BusyError: another process writes the required folder, or `most_taken` further ones.
+        BusyError: another process writes the required directory, or `max_taken` further ones.
     """
-    others = islice(run_folder.free_folders(run.folder.parent, run.recipe_name), 0 if is_required else most_taken)
-    error = BusyError(f"{run.folder} was taken by another process; give another --name")
+    others = islice(
+        run_directory.free_directories(run.directory.parent, run.recipe_name), 0 if is_required else max_taken
+    )
+    error = BusyError(f"{run.directory} was taken by another process; give another --name")
     with ExitStack() as lock:
-        for folder in chain([run.folder], others):
+        for directory in chain([run.directory], others):
             try:
-                lock.enter_context(run_folder.locked(folder))
+                lock.enter_context(run_directory.locked(directory))
             except BusyError as busy:
                 error = busy
                 continue
-            if is_required or not folder.exists():
+            if is_required or not directory.exists():
                 break
             lock.close()
         else:
             raise error
-        if folder != run.folder:
-            reporter.say(f"{run.folder} was taken by another process; this run is {folder}")
-        yield dataclasses.replace(run, folder=folder)
+        if directory != run.directory:
+            reporter.say(f"{run.directory} was taken by another process; this run is {directory}")
+        yield dataclasses.replace(run, directory=directory)
 
 
 @contextmanager
 def _discard_run_without_checkpoint(run: Run, training: Training) -> Iterator[None]:
-    """Restore the runs folder if a new run ends before its first checkpoint.
+    """Restore the runs directory if a new run ends before its first checkpoint.
 
     A run that replaces another one must also have taken a step.
     """
@@ -128,12 +134,12 @@ def _discard_run_without_checkpoint(run: Run, training: Training) -> Iterator[No
         yield
     finally:
         if run.best_or_last.exists() and not execution.replaced_without_progress(run, training):
-            run_folder.delete_replaced(run)
+            run_directory.delete_replaced(run)
         else:
-            run_folder.restore_replaced(run)
+            run_directory.restore_replaced(run)
 
 
-def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenStore | None) -> Run:
+def new_run(recipe_source: str, settings: Settings, directory: Path, store: TokenStore | None) -> Run:
     """Describe the run of a recipe; nothing is written.
 
     Without a store it has the vocabulary size of [published], and no vocabulary.
@@ -142,7 +148,7 @@ def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenSt
     source = f"the store {store.path}" if store else "published.vocab_size"
     assert vocab_size is not None
     return Run(
-        folder=folder,
+        directory=directory,
         recipe_name=recipe.read_text(recipe_source)[0],
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
@@ -153,7 +159,7 @@ def new_run(recipe_source: str, settings: Settings, folder: Path, store: TokenSt
 
 
 def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Workspace) -> Training:
-    """Build the training of a new run; whatever can fail does so before the run's folder is created."""
+    """Build the training of a new run; whatever can fail does so before the run's directory is created."""
     train, reporter, processes = run.settings.train, workspace.reporter, launcher.world_size()
     splits = text.read_splits(run.settings, store, reporter)
     device = plan.checked_device(run.settings, workspace.device, processes=processes)

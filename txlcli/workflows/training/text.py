@@ -7,7 +7,7 @@ from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, StoreError, TrainingError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -80,12 +80,12 @@ def check_same_text(run: Run, saved: Checkpoint, store: TokenStore) -> None:
     train, valid = store.digest("train"), store.digest("valid")
     if saved.state.get("train_sha256", train) != train:
         raise StoreError(
-            f"{store.path} holds another train split than the one {run.folder} was trained on; prepare that text "
+            f"{store.path} holds another train split than the one {run.directory} was trained on; prepare that text "
             "again, or start a new run"
         )
     was_validated = saved.state.get("best_nats") is not None
     if was_validated and saved.state.get("valid_sha256", valid) != valid:
         raise StoreError(
-            f"{store.path} holds another valid split than the one {run.folder} was validated on, and the losses are "
+            f"{store.path} holds another valid split than the one {run.directory} was validated on, and the losses are "
             "not comparable; prepare that text again, or start a new run"
         )

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from txlcli.config import recipe
 from txlcli.config.settings import LogSettings
 from txlcli.errors import UsageError
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import replacing
-from txlcli.system.input_files import MOST_SETTINGS, read_text
+from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
 IDS = "trackers.json"
@@ -42,7 +42,7 @@ class TrackedRun:
     """The run that a tracker records."""
 
     name: str
-    folder: Path
+    directory: Path
     config: dict[str, dict[str, Any]]
     """Resolved settings by section."""
     after: int
@@ -52,12 +52,12 @@ class TrackedRun:
 
 
 class TensorBoardTracker:
-    """Event files in the run folder; points beyond the step that the training begins at are replaced."""
+    """Event files in the run directory; points beyond the step that the training begins at are replaced."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.folder), purge_step=run.after + 1)
+        self._writer = SummaryWriter(str(run.directory), purge_step=run.after + 1)
         settings = json.dumps({"run": run.name, **run.config}, indent=2).replace("\n", "\n    ")
         self._writer.add_text("settings", f"    {settings}", run.after + 1)  # Markdown: an indented block is code
 
@@ -83,7 +83,7 @@ class WandbTracker:
             id=self.tracked_id,
             name=run.name,
             config=run.config,
-            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            dir=os.environ.get("WANDB_DIR", str(run.directory)),
             resume="allow",
             settings=wandb.Settings(console="off"),
         )
@@ -99,7 +99,7 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """Trackio, which stores runs in its local folder."""
+    """Trackio, which stores runs in its local directory."""
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
@@ -208,7 +208,7 @@ def check_packages(log: LogSettings) -> None:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a folder "wandb" of results has no origin
+    return spec is not None and spec.origin is not None  # a directory "wandb" of results has no origin
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     A tracker that fails is reported once and receives nothing more; the training continues.
 
     Args:
-        run: its settings name the trackers; its folder receives their ids.
+        run: its settings name the trackers; its directory receives their ids.
         after: step that the training begins at.
         say: receives one message for each tracker that fails.
     """
@@ -234,13 +234,13 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             say(f"{name} failed ({reason}); training continues without it")
 
     def start(name: str) -> None:
-        ids = _read_ids(run.folder)
+        ids = _read_ids(run.directory)
         config = recipe.to_table(run.settings)
-        tracker = BACKENDS[name].open(TrackedRun(run.name, run.folder, config, after, ids.get(name)))
+        tracker = BACKENDS[name].open(TrackedRun(run.name, run.directory, config, after, ids.get(name)))
         trackers[name] = tracker
-        tracked_id = getattr(tracker, "tracked_id", None)  # TensorBoard has none: it appends to the run folder
+        tracked_id = getattr(tracker, "tracked_id", None)  # TensorBoard has none: it appends to the run directory
         if tracked_id is not None and tracked_id != ids.get(name):
-            _write_ids(run.folder, {**ids, name: tracked_id})
+            _write_ids(run.directory, {**ids, name: tracked_id})
 
     def write(line: dict[str, Any]) -> None:
         values = scalars(line)
@@ -266,12 +266,12 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _read_ids(folder: Path) -> dict[str, str]:
+def _read_ids(directory: Path) -> dict[str, str]:
     """Return the ids under which trackers know the run; none if the file is missing."""
-    path = folder / IDS
-    return parse_json(read_text(path, MOST_SETTINGS)) if path.exists() else {}
+    path = directory / IDS
+    return parse_json(read_text(path, MAX_SETTINGS)) if path.exists() else {}
 
 
-def _write_ids(folder: Path, ids: dict[str, str]) -> None:
-    with replacing(folder / IDS) as beside:
+def _write_ids(directory: Path, ids: dict[str, str]) -> None:
+    with replacing(directory / IDS) as beside:
         beside.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")

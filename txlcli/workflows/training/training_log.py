@@ -7,7 +7,7 @@ from typing import Any
 
 from txlcli.core.training.reports import Report
 from txlcli.paper import metrics
-from txlcli.runs.run_folder import Run
+from txlcli.runs.run_directory import Run
 from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training import trackers
 
@@ -20,7 +20,7 @@ def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | No
     """Open the log of a training while the block runs.
 
     Args:
-        run: its folder receives the files.
+        run: its directory receives the files.
         after: step that the training begins at.
         reporter: receives messages and progress.
         on_report: receives every line of metrics.jsonl.
@@ -37,7 +37,7 @@ class TrainingLog:
     """Records the reports of a training and shows its progress.
 
     Args:
-        run: its folder receives metrics.jsonl.
+        run: its directory receives metrics.jsonl.
         reporter: receives a message for every validation.
         progress: receives the steps.
         receivers: called with every line of metrics.jsonl.

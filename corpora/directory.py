@@ -1,9 +1,9 @@
-"""The user's own text: any file or folder.
+"""The user's own text: any file or directory.
 
-Source      the file, or all files below the folder in the order of their names; hidden files and byte order marks are
-            skipped
+Source      the file, or all files below the directory in the order of their names; hidden files and
+            byte order marks are skipped
 Unit        byte by default (all 256 symbols); --tokenizer chooses characters, words or SentencePiece
-Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or by their folders (train, valid, dev,
+Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or by their directories (train, valid, dev,
             validation, val, test); files of one split are joined. Without such names 90/5/5 of the bytes (--split), cut
             at the nearest line end, else at the nearest blank, else between characters
 """
@@ -24,11 +24,11 @@ JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
 
 def read(source: Path, options: ReadOptions) -> Text:
-    """Return the splits of a file or folder."""
+    """Return the splits of a file or directory."""
     if source.is_file():
         files = [source]
     else:
-        files = text_files(source, every_folder=True)
+        files = text_files(source, every_directory=True)
         refuse_beside_text(files)
     refuse_packed(files)
     if source.is_dir() and options.shares is None and (named := _files_by_split(files, source)):
@@ -59,7 +59,7 @@ def _text_of(path: Path) -> Slice:
     return Slice(path, begin, size)
 
 
-def _files_by_split(files: list[Path], folder: Path) -> dict[str, list[Path]]:
+def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]:
     """Return the files of each split, in the order of the splits; empty if no name mentions a split.
 
     Below the first level, names count only if one of them is train: source code has many files named test.
@@ -67,33 +67,36 @@ def _files_by_split(files: list[Path], folder: Path) -> dict[str, list[Path]]:
     Raises:
         CorpusError: some names mention a split, and a file mentions none or two.
     """
-    named = {path: _splits_in(path.relative_to(folder)) for path in files}
-    example = next((path for path, splits in named.items() if splits and _at_the_top(path.relative_to(folder))), None)
+    named = {path: _splits_in(path.relative_to(directory)) for path in files}
+    example = next(
+        (path for path, splits in named.items() if splits and _at_the_top(path.relative_to(directory))), None
+    )
     example = example or next((path for path, splits in named.items() if "train" in splits), None)
     if example is None:
         return {}
     others = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
     if others:
         raise CorpusError(
-            f"{folder}: {_list_names([example], folder)} names a split, {_list_names(others, folder)} names none or "
-            "several; rename or move such files, or give --split 90,5,5 to cut the whole text"
+            f"{directory}: {_list_names([example], directory)} names a split, "
+            f"{_list_names(others, directory)} names none or several; rename or move such files, "
+            "or give --split 90,5,5 to cut the whole text"
         )
     return {split: paths for split in SPLITS if (paths := [path for path in named if named[path] == {split}])}
 
 
 def _splits_in(name: Path) -> set[str]:
-    """Return the splits mentioned by the name of a file and of the folders that contain it."""
+    """Return the splits mentioned by the name of a file and of the directories that contain it."""
     return {split for part in name.parts if (split := split_of(part))}
 
 
 def _at_the_top(name: Path) -> bool:
-    """Return True if a file is in the folder itself, or in a subfolder named after a split."""
+    """Return True if a file is in the directory itself, or in a subdirectory named after a split."""
     return len(name.parts) == 1 or split_of(name.parts[0]) is not None
 
 
-def _list_names(paths: list[Path], folder: Path) -> str:
+def _list_names(paths: list[Path], directory: Path) -> str:
     """Return the names of files; if there are many, the first three and the number of others."""
-    names = [printable(path.relative_to(folder).as_posix()) for path in paths]
+    names = [printable(path.relative_to(directory).as_posix()) for path in paths]
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 

@@ -1,4 +1,4 @@
-"""Run folders: creating, naming, finding and reading them."""
+"""Run directories: creating, naming, finding and reading them."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ import pytest
 from tests.cards import read_card, read_log
 from txlcli.config import recipe
 from txlcli.errors import RunError, UnknownNameError
-from txlcli.runs import run_folder
-from txlcli.runs.run_folder import Run
+from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
 FACTS = {
@@ -34,8 +34,10 @@ def runs_dir(tmp_path, monkeypatch):
 
 def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
     facts = {**FACTS, **changed}
-    run = Run(runs_dir / name if name else next(run_folder.free_folders(runs_dir, facts["recipe_name"])), **facts)
-    run_folder.create(run, vocab, force=force)
+    run = Run(
+        runs_dir / name if name else next(run_directory.free_directories(runs_dir, facts["recipe_name"])), **facts
+    )
+    run_directory.create(run, vocab, force=force)
     return run
 
 
@@ -49,13 +51,13 @@ def refusal(function, *arguments, **options):
 def test_a_run_is_read_as_it_was_created(runs_dir):
     run = create(runs_dir)
     assert run == Run(runs_dir / "enwik8", **FACTS)
-    assert run_folder.open_run(run.folder) == run
+    assert run_directory.open_run(run.directory) == run
     assert run.vocab_text() == VOCAB
-    assert sorted(file.name for file in run.folder.iterdir()) == ["run.json", "vocab.json"]
+    assert sorted(file.name for file in run.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
 def test_run_json_is_plain_json(runs_dir):
-    card = json.loads((create(runs_dir).folder / "run.json").read_text())
+    card = json.loads((create(runs_dir).directory / "run.json").read_text())
     assert card["format"] == 1
     assert card["recipe"] == "enwik8"
     assert card["settings"] == recipe.to_table(SETTINGS)
@@ -63,12 +65,12 @@ def test_run_json_is_plain_json(runs_dir):
 
 
 def test_max_distance_of_a_run_with_absolute_positions_is_ignored(runs_dir):
-    folder = create(runs_dir).folder
-    card = read_card(folder)
+    directory = create(runs_dir).directory
+    card = read_card(directory)
     card["settings"]["model"]["position"] = "sinusoid"
     card["settings"]["eval"]["max_distance"] = 820
-    (folder / "run.json").write_text(json.dumps(card))
-    settings = run_folder.open_run(folder).settings
+    (directory / "run.json").write_text(json.dumps(card))
+    settings = run_directory.open_run(directory).settings
     assert (settings.model.position, settings.eval.max_distance) == ("sinusoid", None)
 
 
@@ -76,7 +78,7 @@ def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
     assert [create(runs_dir).name for _ in range(4)] == ["enwik8", "enwik8-2", "enwik8-3", "enwik8-4"]
 
 
-def test_any_folder_of_that_name_is_kept(runs_dir):
+def test_any_directory_of_that_name_is_kept(runs_dir):
     (runs_dir / "enwik8").mkdir(parents=True)
     assert create(runs_dir).name == "enwik8-2"
 
@@ -93,10 +95,10 @@ def test_force_replaces_a_run_with_all_its_files(runs_dir):
     old = create(runs_dir, "mine")
     old.append_metrics({"step": 1})
     assert create(runs_dir, "mine", force=True, metric="ppl").metric == "ppl"
-    assert sorted(file.name for file in old.folder.iterdir()) == ["run.json", "vocab.json"]
+    assert sorted(file.name for file in old.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
-def test_force_does_not_replace_a_folder_that_is_not_a_run(runs_dir):
+def test_force_does_not_replace_a_directory_that_is_not_a_run(runs_dir):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine" / "thesis.txt").write_text("years of work")
     message = refusal(create, runs_dir, "mine", force=True)
@@ -104,7 +106,7 @@ def test_force_does_not_replace_a_folder_that_is_not_a_run(runs_dir):
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_folder_that_cannot_be_created_is_named(runs_dir):
+def test_a_directory_that_cannot_be_created_is_named(runs_dir):
     runs_dir.write_text("a file where the folder of runs belongs")
     message = refusal(create, runs_dir)
     assert message == "runs/enwik8: cannot be written (Not a directory); check the folder and the free space"
@@ -113,81 +115,81 @@ def test_a_folder_that_cannot_be_created_is_named(runs_dir):
 def test_changed_settings_replace_the_old_ones(runs_dir):
     run = create(runs_dir)
     longer = dataclasses.replace(run, settings=recipe.load("enwik8", ["train.max_steps=7"]))
-    run_folder.update(longer)
-    assert run_folder.open_run(run.folder) == longer
-    assert sorted(file.name for file in run.folder.iterdir()) == ["run.json", "vocab.json"]
+    run_directory.update(longer)
+    assert run_directory.open_run(run.directory) == longer
+    assert sorted(file.name for file in run.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
-def test_a_run_is_found_by_its_name_or_its_folder(runs_dir, tmp_path):
+def test_a_run_is_found_by_its_name_or_its_directory(runs_dir, tmp_path):
     run = create(runs_dir, "mine")
     for word in ("mine", "runs/mine", str(tmp_path / "runs" / "mine")):
-        assert run_folder.find(word, runs_dir).vocab_fingerprint == run.vocab_fingerprint
-        assert run_folder.is_run(word, runs_dir)
-    assert not run_folder.is_run("other", runs_dir)
+        assert run_directory.find(word, runs_dir).vocab_fingerprint == run.vocab_fingerprint
+        assert run_directory.is_run(word, runs_dir)
+    assert not run_directory.is_run("other", runs_dir)
 
 
 def test_a_corpus_of_the_same_name_does_not_hide_the_run(runs_dir, tmp_path):
     run = create(runs_dir, "ptb")
     (tmp_path / "ptb").mkdir()
-    assert run_folder.find("ptb", runs_dir) == run
+    assert run_directory.find("ptb", runs_dir) == run
 
 
-def written(folder, name, seconds):
-    (folder / name).touch()
-    os.utime(folder / name, (seconds, seconds))
+def written(directory, name, seconds):
+    (directory / name).touch()
+    os.utime(directory / name, (seconds, seconds))
 
 
 def test_the_most_recent_run_is_the_one_that_was_saved_last(runs_dir):
     a, b, c = (create(runs_dir, name) for name in "abc")
     for seconds, run in enumerate((a, b, c)):
-        (run.folder / "best.safetensors").touch()
-        written(run.folder, "run.json", 1000 + seconds)
-    assert run_folder.find(None, runs_dir) == c
-    written(a.folder, "last.safetensors", 2000)
-    assert run_folder.find(None, runs_dir) == a
+        (run.directory / "best.safetensors").touch()
+        written(run.directory, "run.json", 1000 + seconds)
+    assert run_directory.find(None, runs_dir) == c
+    written(a.directory, "last.safetensors", 2000)
+    assert run_directory.find(None, runs_dir) == a
     (runs_dir / "no run at all").mkdir()
-    assert run_folder.find(None, runs_dir) == a
+    assert run_directory.find(None, runs_dir) == a
 
 
 def test_without_runs_the_error_has_the_command_to_train_one(runs_dir):
-    assert not run_folder.any_run(runs_dir)
-    message = refusal(run_folder.find, None, runs_dir)
+    assert not run_directory.any_run(runs_dir)
+    message = refusal(run_directory.find, None, runs_dir)
     assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
     run = create(runs_dir)
-    assert not run_folder.any_run(runs_dir)  # the run has no weights yet
-    assert refusal(run_folder.find, None, runs_dir) == message
-    (run.folder / "last.safetensors").touch()
-    assert run_folder.any_run(runs_dir)
-    assert run_folder.find(None, runs_dir) == run
+    assert not run_directory.any_run(runs_dir)  # the run has no weights yet
+    assert refusal(run_directory.find, None, runs_dir) == message
+    (run.directory / "last.safetensors").touch()
+    assert run_directory.any_run(runs_dir)
+    assert run_directory.find(None, runs_dir) == run
 
 
 def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
     create(runs_dir, "enwik8")
     create(runs_dir, "wt103")
     with pytest.raises(UnknownNameError) as caught:
-        run_folder.find("enwik", runs_dir)
+        run_directory.find("enwik", runs_dir)
     assert str(caught.value) == 'unknown run "enwik"; did you mean "enwik8"? (known: enwik8, wt103)'
     assert caught.value.exit_code == 2
 
 
 def test_an_unknown_run_is_refused_where_there_is_none(runs_dir):
     with pytest.raises(UnknownNameError, match=r'^unknown run "one" \(known: none yet\)$'):
-        run_folder.find("one", runs_dir)  # which is much like "none"
+        run_directory.find("one", runs_dir)  # which is much like "none"
 
 
 @pytest.mark.parametrize("word", ["thing", "runs/thing"])
-def test_a_folder_that_is_not_a_run_is_refused(runs_dir, word):
+def test_a_directory_that_is_not_a_run_is_refused(runs_dir, word):
     (runs_dir / "thing").mkdir(parents=True)
-    message = refusal(run_folder.find, word, runs_dir)
+    message = refusal(run_directory.find, word, runs_dir)
     assert message == "runs/thing is not a run: it has no run.json; name a folder that txl train wrote"
 
 
 def card_of(run, change):
-    path = run.folder / "run.json"
-    card = read_card(run.folder)
+    path = run.directory / "run.json"
+    card = read_card(run.directory)
     change(card)
     path.write_text(json.dumps(card))
-    return refusal(run_folder.open_run, run.folder)
+    return refusal(run_directory.open_run, run.directory)
 
 
 def test_run_json_of_a_newer_format_is_refused(runs_dir):
@@ -252,21 +254,23 @@ def test_damaged_settings_are_reported_as_damage_of_the_run(runs_dir, change, wh
 )
 def test_run_json_of_another_structure_is_refused(runs_dir, text):
     run = create(runs_dir)
-    (run.folder / "run.json").write_text(text)
-    message = refusal(run_folder.open_run, run.folder)
+    (run.directory / "run.json").write_text(text)
+    message = refusal(run_directory.open_run, run.directory)
     assert message.startswith("runs/enwik8/run.json: damaged (")
     assert message.endswith("; restore it from a copy")
 
 
 def test_run_json_that_is_not_utf_8_is_refused(runs_dir):
     run = create(runs_dir)
-    (run.folder / "run.json").write_bytes(b"\xff\xfe")
-    assert refusal(run_folder.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (UnicodeDecodeError")
+    (run.directory / "run.json").write_bytes(b"\xff\xfe")
+    assert refusal(run_directory.open_run, run.directory).startswith(
+        "runs/enwik8/run.json: damaged (UnicodeDecodeError"
+    )
 
 
 def test_a_missing_vocabulary_is_named(runs_dir):
     run = create(runs_dir)
-    (run.folder / "vocab.json").unlink()
+    (run.directory / "vocab.json").unlink()
     message = refusal(run.vocab_text)
     assert message.startswith("runs/enwik8/vocab.json: cannot be read (")
     assert message.endswith("; restore it from a copy")
@@ -274,13 +278,13 @@ def test_a_missing_vocabulary_is_named(runs_dir):
 
 def test_the_best_checkpoint_is_evaluated_if_there_is_one(runs_dir):
     run = create(runs_dir)
-    assert run.best_or_last == run.folder / "last.safetensors"
-    (run.folder / "best.safetensors").touch()
-    assert run.best_or_last == run.folder / "best.safetensors"
+    assert run.best_or_last == run.directory / "last.safetensors"
+    (run.directory / "best.safetensors").touch()
+    assert run.best_or_last == run.directory / "best.safetensors"
 
 
 def metrics_of(run):
-    return read_log(run.folder / "metrics.jsonl")
+    return read_log(run.directory / "metrics.jsonl")
 
 
 def test_metrics_have_one_line_per_report(runs_dir):
@@ -307,14 +311,14 @@ def test_a_resumed_run_removes_the_reports_after_its_checkpoint(runs_dir):
 def test_without_metrics_nothing_is_removed(runs_dir):
     run = create(runs_dir)
     run.drop_metrics_after(0, validated=0)
-    assert not (run.folder / "metrics.jsonl").exists()
+    assert not (run.directory / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("half", ['{"ste', '{"step": 2, "loss_nats": 1.', "3", "{}"])
 def test_a_truncated_last_line_is_removed(runs_dir, half):
     run = create(runs_dir)
     run.append_metrics({"kind": "train", "step": 1})
-    with (run.folder / "metrics.jsonl").open("a") as file:
+    with (run.directory / "metrics.jsonl").open("a") as file:
         file.write(half)
     run.drop_metrics_after(2, validated=0)
     run.append_metrics({"kind": "train", "step": 3})
@@ -323,7 +327,7 @@ def test_a_truncated_last_line_is_removed(runs_dir, half):
 
 def test_metrics_that_cannot_be_written_are_named(runs_dir):
     run = create(runs_dir)
-    (run.folder / "metrics.jsonl").mkdir()
+    (run.directory / "metrics.jsonl").mkdir()
     message = refusal(run.append_metrics, {"step": 1})
     assert (
         message == "runs/enwik8/metrics.jsonl: cannot be written (Is a directory); check the folder and the free space"
@@ -332,30 +336,30 @@ def test_metrics_that_cannot_be_written_are_named(runs_dir):
 
 def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
     old = create(runs_dir, "mine")
-    (old.folder / "last.safetensors").write_text("weights")
+    (old.directory / "last.safetensors").write_text("weights")
     create(runs_dir, "mine", force=True)  # killed before its first checkpoint ...
-    assert run_folder.names(runs_dir) == ["mine"]
+    assert run_directory.names(runs_dir) == ["mine"]
     newest = create(runs_dir, "mine", force=True)  # ... and tried again
-    run_folder.restore_replaced(newest)
-    assert (old.folder / "last.safetensors").read_text() == "weights"
+    run_directory.restore_replaced(newest)
+    assert (old.directory / "last.safetensors").read_text() == "weights"
 
 
-def test_a_run_is_restored_if_its_replacement_has_no_folder_any_more(runs_dir):
+def test_a_run_is_restored_if_its_replacement_has_no_directory_any_more(runs_dir):
     old = create(runs_dir)
-    (old.folder / "last.safetensors").write_text("weights")
+    (old.directory / "last.safetensors").write_text("weights")
     create(runs_dir, "enwik8", force=True)
-    shutil.rmtree(old.folder)  # by the user, or since the process was killed
-    assert next(run_folder.free_folders(runs_dir, "enwik8")) == runs_dir / "enwik8-2"
+    shutil.rmtree(old.directory)  # by the user, or since the process was killed
+    assert next(run_directory.free_directories(runs_dir, "enwik8")) == runs_dir / "enwik8-2"
     message = refusal(create, runs_dir, "enwik8")
     assert message == "runs/enwik8 exists; resume it with --resume enwik8, or replace it with --force"
-    assert run_folder.open_run(old.folder) == old
-    assert (old.folder / "last.safetensors").read_text() == "weights"
+    assert run_directory.open_run(old.directory) == old
+    assert (old.directory / "last.safetensors").read_text() == "weights"
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3], ids=["set aside", "vocabulary", "card"])
 def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch, failing):
     old = create(runs_dir, "mine")
-    (old.folder / "last.safetensors").write_text("weights")
+    (old.directory / "last.safetensors").write_text("weights")
     replace, calls = os.replace, []
 
     def refusing(*paths):
@@ -368,27 +372,27 @@ def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch
     message = refusal(create, runs_dir, "mine", force=True, metric="ppl")
     assert message.startswith("runs/mine")
     assert message.endswith(": cannot be written (Permission denied); check the folder and the free space")
-    assert run_folder.open_run(old.folder) == old
-    assert (old.folder / "last.safetensors").read_text() == "weights"
-    assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
+    assert run_directory.open_run(old.directory) == old
+    assert (old.directory / "last.safetensors").read_text() == "weights"
+    assert [directory.name for directory in runs_dir.iterdir()] == ["mine"]
 
 
 def test_a_run_is_restored_if_its_replacement_cannot_be_created(runs_dir, monkeypatch):
     old = create(runs_dir, "mine")
 
-    def refusing(folder, **_):
+    def refusing(directory, **_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", refusing)
     message = refusal(create, runs_dir, "mine", force=True)
     assert message == "runs/mine: cannot be written (No space left on device); check the folder and the free space"
-    assert run_folder.open_run(old.folder) == old
-    assert [folder.name for folder in runs_dir.iterdir()] == ["mine"]
+    assert run_directory.open_run(old.directory) == old
+    assert [directory.name for directory in runs_dir.iterdir()] == ["mine"]
 
 
-def test_runs_of_the_same_name_are_labelled_by_their_folders():
-    folders = [Path("here/byte"), Path("there/byte"), Path("here/word")]
-    assert run_folder.short_names(folders) == ["here/byte", "there/byte", "word"]
+def test_runs_of_the_same_name_are_labelled_by_their_directories():
+    directories = [Path("here/byte"), Path("there/byte"), Path("here/word")]
+    assert run_directory.short_names(directories) == ["here/byte", "there/byte", "word"]
 
 
 @pytest.mark.parametrize(
@@ -396,6 +400,6 @@ def test_runs_of_the_same_name_are_labelled_by_their_folders():
 )
 def test_changes_of_another_structure_are_refused(runs_dir, changes):
     run = create(runs_dir)
-    card = read_card(run.folder)
-    (run.folder / "run.json").write_text(json.dumps(card | {"changes": changes}))
-    assert refusal(run_folder.open_run, run.folder).startswith("runs/enwik8/run.json: damaged (")
+    card = read_card(run.directory)
+    (run.directory / "run.json").write_text(json.dumps(card | {"changes": changes}))
+    assert refusal(run_directory.open_run, run.directory).startswith("runs/enwik8/run.json: damaged (")

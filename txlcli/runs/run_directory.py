@@ -1,4 +1,4 @@
-"""Creates, finds and reads run folders.
+"""Creates, finds and reads run directories.
 
 runs/RUN/run.json            recipe, resolved settings, vocabulary fingerprint, number of parameters
 runs/RUN/vocab.json          the vocabulary, so that text can be read and written without the store
@@ -29,13 +29,13 @@ from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import digest, read_state
-from txlcli.system.input_files import MIB, MOST_VOCABULARY, read_text
+from txlcli.system.input_files import MAX_VOCABULARY, MIB, read_text
 from txlcli.system.plain_json import parse_json, value_of
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
 EVALS = "evals.jsonl"
-MOST_CARD = 16 * MIB
+MAX_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
 DIGEST = "checksum"
 """Key of run.json."""
@@ -67,7 +67,7 @@ class Change:
 class Run:
     """One training run on disk."""
 
-    folder: Path
+    directory: Path
     recipe_name: str
     settings: Settings
     vocab_fingerprint: str
@@ -83,14 +83,14 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
-        return self.folder.name
+        """Name of the directory."""
+        return self.directory.name
 
     @property
     def best_or_last(self) -> Path:
         """Checkpoint to evaluate: the best one if the run was validated, otherwise the last."""
-        best = self.folder / BEST
-        return best if os.path.lexists(best) else self.folder / LAST  # a broken link is an error
+        best = self.directory / BEST
+        return best if os.path.lexists(best) else self.directory / LAST  # a broken link is an error
 
     def vocab_text(self) -> str:
         """Return the vocabulary as JSON text.
@@ -99,9 +99,9 @@ class Run:
             RunError: the file cannot be read.
         """
         try:
-            return read_text(self.folder / VOCAB, MOST_VOCABULARY)
+            return read_text(self.directory / VOCAB, MAX_VOCABULARY)
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.folder / VOCAB}: cannot be read ({error}); restore it from a copy") from error
+            raise RunError(f"{self.directory / VOCAB}: cannot be read ({error}); restore it from a copy") from error
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl.
@@ -109,7 +109,7 @@ class Run:
         Raises:
             RunError: the disk is full, or the file cannot be written.
         """
-        path = self.folder / METRICS
+        path = self.directory / METRICS
         try:
             log_file.append(path, [line])
         except OSError as error:
@@ -121,7 +121,7 @@ class Run:
         Raises:
             RunError: the file cannot be read or written.
         """
-        path = self.folder / METRICS
+        path = self.directory / METRICS
         try:
             kept = log_file.lines_before(path, step=step, validated=validated)
         except OSError as error:
@@ -146,35 +146,35 @@ def _metric(card: dict[str, Any]) -> str:
     return metric
 
 
-def free_folders(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
-    """Yield folders for a new run: the recipe's name, then with -2, -3 ... appended; each is free at that moment."""
+def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
+    """Yield directories for a new run: the recipe's name, then with -2, -3 ... appended; each is free then."""
     for number in itertools.count(1):
-        folder = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
-        if not folder.exists() and not aside(folder).exists():
-            yield folder
+        directory = runs_dir / (recipe_name if number == 1 else f"{recipe_name}-{number}")
+        if not directory.exists() and not aside(directory).exists():
+            yield directory
 
 
-def check_free(folder: Path, *, force: bool, instead: str | None = None) -> None:
-    """Refuse the folder of another run, unless `force` may replace it.
+def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
+    """Refuse the directory of another run, unless `force` may replace it.
 
     Args:
-        folder: folder of the new run.
+        directory: directory of the new run.
         force: True if an earlier run may be replaced.
         instead: next step for the error message besides --force; None advises to resume the run.
 
     Raises:
-        RunError: the folder is taken.
+        RunError: the directory is taken.
     """
-    if folder.exists():
+    if directory.exists():
         if not force:
-            instead = instead or f"resume it with --resume {folder.name}"
-            raise RunError(f"{folder} exists; {instead}, or replace it with --force")
-        if not (folder / CARD).is_file():
-            raise RunError(f"{folder} exists and is not a run; choose another --name")
+            instead = instead or f"resume it with --resume {directory.name}"
+            raise RunError(f"{directory} exists; {instead}, or replace it with --force")
+        if not (directory / CARD).is_file():
+            raise RunError(f"{directory} exists and is not a run; choose another --name")
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Create the folder of a new run; a run that it replaces is set aside.
+    """Create the directory of a new run; a run that it replaces is set aside.
 
     Call `delete_replaced` or `restore_replaced` afterwards.
 
@@ -184,113 +184,113 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
         force: replace an earlier run.
 
     Raises:
-        RunError: the name is taken, or the folder cannot be created.
+        RunError: the name is taken, or the directory cannot be created.
     """
-    folder = run.folder
+    directory = run.directory
     try:
-        _put_back(folder)
-        check_free(folder, force=force)
-        _set_aside(folder)
-    except OSError as error:  # the earlier run is still in its folder, so nothing must be restored
-        raise _not_written(folder, error) from error
+        _put_back(directory)
+        check_free(directory, force=force)
+        _set_aside(directory)
+    except OSError as error:  # the earlier run is still in its directory, so nothing must be restored
+        raise _not_written(directory, error) from error
     try:
-        folder.mkdir(parents=True)
-        _write_text(folder / VOCAB, vocab_text)
+        directory.mkdir(parents=True)
+        _write_text(directory / VOCAB, vocab_text)
         update(run)
     except BaseException as error:
         restore_replaced(run)
         if isinstance(error, OSError):
-            raise _not_written(folder, error) from error
+            raise _not_written(directory, error) from error
         raise
 
 
-def _put_back(folder: Path) -> None:
-    """Rename a run that was set aside to its own name, if its replacement has no folder any more."""
-    if not folder.exists() and aside(folder).exists():
-        os.replace(aside(folder), folder)
+def _put_back(directory: Path) -> None:
+    """Rename a run that was set aside to its own name, if its replacement has no directory any more."""
+    if not directory.exists() and aside(directory).exists():
+        os.replace(aside(directory), directory)
 
 
-def _set_aside(folder: Path) -> None:
-    """Rename the run in this folder, if there is one, to make room for a new run."""
-    if not folder.exists():
+def _set_aside(directory: Path) -> None:
+    """Rename the run in this directory, if there is one, to make room for a new run."""
+    if not directory.exists():
         return
-    if aside(folder).exists() and not has_weights(folder):
-        remove(folder)  # left by a killed replacement; the run that was set aside is the one to keep
+    if aside(directory).exists() and not has_weights(directory):
+        remove(directory)  # left by a killed replacement; the run that was set aside is the one to keep
     else:
-        remove(aside(folder), ignore_errors=True)
-        os.replace(folder, aside(folder))
+        remove(aside(directory), ignore_errors=True)
+        os.replace(directory, aside(directory))
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a run for writing while the block runs; its folder need not exist yet.
+def locked(directory: Path) -> Iterator[None]:
+    """Lock a run for writing while the block runs; its directory need not exist yet.
 
-    Of a link to a folder, the folder is locked, too: another process may know it by its own name.
+    Of a link to a directory, the directory is locked, too: another process may know it by its own name.
 
     Raises:
         BusyError: another process writes it.
-        RunError: the folder of the locks cannot be created.
+        RunError: the directory of the locks cannot be created.
     """
-    busy = f"{folder} is being written by another process; wait for it, or choose another --name"
+    busy = f"{directory} is being written by another process; wait for it, or choose another --name"
     with contextlib.ExitStack() as held:
-        for name in [folder, folder.resolve()] if folder.is_symlink() else [folder]:
+        for name in [directory, directory.resolve()] if directory.is_symlink() else [directory]:
             held.enter_context(locks.exclusive(_lock_of(name), busy))
         yield
 
 
-def _lock_of(folder: Path) -> Path:
-    """Return the lock file of a run, in a folder that exists."""
-    lock_folder = folder.parent / LOCKS
+def _lock_of(directory: Path) -> Path:
+    """Return the lock file of a run, in a directory that exists."""
+    lock_directory = directory.parent / LOCKS
     try:
-        lock_folder.mkdir(parents=True, exist_ok=True)
+        lock_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if not folder.is_dir():  # writing to a run that exists reports its own error
-            raise _not_written(folder, error) from error
-    return lock_folder / folder.name
+        if not directory.is_dir():  # writing to a run that exists reports its own error
+            raise _not_written(directory, error) from error
+    return lock_directory / directory.name
 
 
 def replaces(run: Run) -> bool:
     """Return True if an earlier run was set aside for this one."""
-    return aside(run.folder).exists()
+    return aside(run.directory).exists()
 
 
 def delete_replaced(run: Run) -> None:
     """Delete the earlier run that was set aside: the new run has weights."""
-    remove(aside(run.folder), ignore_errors=True)
+    remove(aside(run.directory), ignore_errors=True)
 
 
 def restore_replaced(run: Run) -> None:
     """Remove a new run without weights, and restore the earlier run that was set aside."""
-    remove(run.folder, ignore_errors=True)
-    _put_back(run.folder)
+    remove(run.directory, ignore_errors=True)
+    _put_back(run.directory)
 
 
-def remove(folder: Path, *, ignore_errors: bool = False) -> None:
-    """Delete the folder of a run; if it is a link, only the link.
+def remove(directory: Path, *, ignore_errors: bool = False) -> None:
+    """Delete the directory of a run; if it is a link, only the link.
 
     Raises:
         OSError: it cannot be deleted, unless errors are ignored.
     """
-    if folder.is_symlink():
+    if directory.is_symlink():
         with contextlib.suppress(*([OSError] if ignore_errors else [])):
-            folder.unlink()
+            directory.unlink()
     else:
-        shutil.rmtree(folder, ignore_errors=ignore_errors)
+        shutil.rmtree(directory, ignore_errors=ignore_errors)
 
 
-def aside(folder: Path) -> Path:
+def aside(directory: Path) -> Path:
     """Return where a run is set aside while another one replaces it."""
-    return folder.with_name(f".{folder.name}.replaced")
+    return directory.with_name(f".{directory.name}.replaced")
 
 
-def folder_of_aside(replaced: Path) -> Path:
-    """Return the folder that a run was in before it was set aside."""
+def directory_of_aside(replaced: Path) -> Path:
+    """Return the directory that a run was in before it was set aside."""
     return replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
 
 
-def checkpoint_state(folder: Path) -> dict[str, Any] | None:
+def checkpoint_state(directory: Path) -> dict[str, Any] | None:
     """Return the state in the last checkpoint of a run, or in the best one; None if it is damaged or missing."""
-    path = folder / LAST if (folder / LAST).exists() else folder / BEST
+    path = directory / LAST if (directory / LAST).exists() else directory / BEST
     try:
         return read_state(path)
     except (OSError, ValueError, LookupError, TypeError):
@@ -309,7 +309,7 @@ def update(run: Run) -> None:
         "metric": run.metric,
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
-    _write_text(run.folder / CARD, json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n")
+    _write_text(run.directory / CARD, json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n")
 
 
 def _digest_of(card: dict[str, Any]) -> str:
@@ -330,101 +330,101 @@ def _not_written(path: Path, error: OSError) -> RunError:
 
 
 def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
-    """Find a run by its folder or its name under `runs_dir`; None means the most recent one.
+    """Find a run by its directory or its name under `runs_dir`; None means the most recent one.
 
     Args:
-        run_name: name or folder of the run.
-        runs_dir: folder of the runs.
-        data_dir: folder of the token stores; the error then says if the name is that of a store.
+        run_name: name or directory of the run.
+        runs_dir: directory of the runs.
+        data_dir: directory of the token stores; the error then says if the name is that of a store.
 
     Raises:
-        RunError: there is no run, the folder is not a run, or it was written by a newer version.
+        RunError: there is no run, the directory is not a run, or it was written by a newer version.
         UnknownNameError: no run has that name.
     """
     is_run = run_name is None or (runs_dir / run_name).is_dir() or (Path(run_name) / CARD).is_file()
     if not is_run and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
-        # Checked first, since a folder of texts often has the name of its store.
+        # Checked first, since a directory of texts often has the name of its store.
         raise UsageError(
             f'no run "{run_name}", only a token store of this name; train a model on it with "txl train {run_name}"'
         )
-    return open_run(find_folder(run_name, runs_dir))
+    return open_run(find_directory(run_name, runs_dir))
 
 
-def find_folder(run_name: str | None, runs_dir: Path) -> Path:
-    """Find the folder of a run; see `find`."""
+def find_directory(run_name: str | None, runs_dir: Path) -> Path:
+    """Find the directory of a run; see `find`."""
     if run_name is None:
-        folders = list(_trained_folders(runs_dir))
-        if not folders:
+        directories = list(_trained_directories(runs_dir))
+        if not directories:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return max(folders, key=last_written)
-    folders = [folder for folder in (Path(run_name), runs_dir / run_name) if folder.is_dir()]
-    if not folders:
+        return max(directories, key=last_written)
+    directories = [directory for directory in (Path(run_name), runs_dir / run_name) if directory.is_dir()]
+    if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
-    # Another folder of that name, such as a corpus, must not hide the run.
-    return next((folder for folder in folders if (folder / CARD).is_file()), folders[0])
+    # Another directory of that name, such as a corpus, must not hide the run.
+    return next((directory for directory in directories if (directory / CARD).is_file()), directories[0])
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """Find several runs by their folders or names.
+    """Find several runs by their directories or names.
 
     Raises:
         UsageError: a run is named twice.
         RunError, UnknownNameError: see `find`.
     """
     runs = [find(run_name, runs_dir) for run_name in run_names]
-    folders = [run.folder.resolve() for run in runs]
-    for run, folder in zip(runs, folders, strict=True):
-        if folders.count(folder) > 1:
-            raise UsageError(f"{run.folder} is named twice; name each run once")
+    directories = [run.directory.resolve() for run in runs]
+    for run, directory in zip(runs, directories, strict=True):
+        if directories.count(directory) > 1:
+            raise UsageError(f"{run.directory} is named twice; name each run once")
     return runs
 
 
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return distinct labels of runs: their names, or their folders if several have the same name."""
-    names = [folder.name for folder in folders]
-    return [folder.name if names.count(folder.name) == 1 else str(folder) for folder in folders]
+def short_names(directories: Sequence[Path]) -> list[str]:
+    """Return distinct labels of runs: their names, or their directories if several have the same name."""
+    names = [directory.name for directory in directories]
+    return [directory.name if names.count(directory.name) == 1 else str(directory) for directory in directories]
 
 
 def names(runs_dir: Path) -> list[str]:
     """Return the names of all runs, sorted."""
-    return sorted(folder.name for folder in _all_folders(runs_dir))
+    return sorted(directory.name for directory in _all_directories(runs_dir))
 
 
 def newest_first(runs_dir: Path) -> list[Path]:
-    """Return the folders of all runs, with or without weights; the most recently saved comes first."""
-    return sorted(_all_folders(runs_dir), key=lambda folder: (-last_written(folder), folder.name))
+    """Return the directories of all runs, with or without weights; the most recently saved comes first."""
+    return sorted(_all_directories(runs_dir), key=lambda directory: (-last_written(directory), directory.name))
 
 
 def any_run(runs_dir: Path) -> bool:
     """Return True if there is a run with weights."""
-    return next(_trained_folders(runs_dir), None) is not None
+    return next(_trained_directories(runs_dir), None) is not None
 
 
-def _trained_folders(runs_dir: Path) -> Iterator[Path]:
-    """Yield the folders of runs with weights."""
-    return (folder for folder in _all_folders(runs_dir) if has_weights(folder))
+def _trained_directories(runs_dir: Path) -> Iterator[Path]:
+    """Yield the directories of runs with weights."""
+    return (directory for directory in _all_directories(runs_dir) if has_weights(directory))
 
 
-def has_weights(folder: Path) -> bool:
-    """Return True if a folder holds weights of a run."""
-    return (folder / LAST).exists() or (folder / BEST).exists()
+def has_weights(directory: Path) -> bool:
+    """Return True if a directory holds weights of a run."""
+    return (directory / LAST).exists() or (directory / BEST).exists()
 
 
 def is_run(word: str, runs_dir: Path) -> bool:
-    """Return True if the argument is the folder of a run, or its name under `runs_dir`."""
-    return any((folder / CARD).is_file() for folder in (Path(word), runs_dir / word))
+    """Return True if the argument is the directory of a run, or its name under `runs_dir`."""
+    return any((directory / CARD).is_file() for directory in (Path(word), runs_dir / word))
 
 
-def _all_folders(runs_dir: Path) -> Iterator[Path]:
+def _all_directories(runs_dir: Path) -> Iterator[Path]:
     return (card.parent for card in runs_dir.glob(f"*/{CARD}") if not card.parent.name.startswith("."))
 
 
-def last_written(folder: Path) -> float:
+def last_written(directory: Path) -> float:
     """Return the time when a run was last saved, in seconds since the epoch; 0 if it has been removed meanwhile."""
     times = []
     for name in (CARD, LAST):
         with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
+            times.append((directory / name).stat().st_mtime)
     return max(times, default=0.0)
 
 
@@ -438,17 +438,17 @@ def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:
     return {**table, "eval": {key: value for key, value in evaluation.items() if key != "max_distance"}}
 
 
-def open_run(folder: Path) -> Run:
-    """Read a run folder.
+def open_run(directory: Path) -> Run:
+    """Read a run directory.
 
     Raises:
         RunError: it is not a run, is damaged, or was written by a newer version.
     """
-    path = folder / CARD
+    path = directory / CARD
     if not path.is_file():
-        raise RunError(f"{folder} is not a run: it has no {CARD}; name a folder that txl train wrote")
+        raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
-        card = parse_json(read_text(path, MOST_CARD))
+        card = parse_json(read_text(path, MAX_CARD))
         version = value_of(card, "format", int)
         if version > FORMAT:
             raise RunError(f"{path}: written by a newer txl (format {version}); update txl to read it")
@@ -460,7 +460,7 @@ def open_run(folder: Path) -> Run:
                 "changed the file yourself"
             )
         return Run(
-            folder=folder,
+            directory=directory,
             recipe_name=value_of(card, "recipe", str),
             settings=recipe.resolve(_without_idle_limit(card["settings"]), where=str(path)),
             vocab_fingerprint=value_of(card, "vocab_fingerprint", str),
