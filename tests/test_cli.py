@@ -354,7 +354,7 @@ sys.argv[:] = ["txl", "--version"]
 try:
     main()
 finally:
-    from txlcli.views import plots
+    from txlcli.commands import plots
 """
 
 

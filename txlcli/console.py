@@ -37,6 +37,16 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+_OPTION = re.compile("`([a-z_]+)`")
+_FLAGS = {"overrides": "--set", "resume_run": "--resume"}
+"""Flags whose names are not those of the field."""
+
+
+def with_flags(message: str) -> str:
+    """Replace the options that a job reports by the flags of the command line: `mem_len` -> --mem-len."""
+    return _OPTION.sub(lambda name: _FLAGS.get(name[1], "--" + name[1].replace("_", "-")), message)
+
+
 def on_one_line(text: str) -> str:
     """Return printable text in which line ends are escaped, too."""
     return printable(text).replace("\n", "\\n")
@@ -83,7 +93,7 @@ def set_quiet(quiet: bool) -> None:
 def say(message: str) -> None:
     """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
     if launcher.is_main() and not _quiet:
-        _write_message(on_one_line(message))
+        _write_message(on_one_line(with_flags(message)))
 
 
 def answer(message: str) -> None:
@@ -93,7 +103,7 @@ def answer(message: str) -> None:
 
 def complain(message: str) -> None:
     """Write `error: ...` to stderr."""
-    line = f"error: {on_one_line(message)}"
+    line = f"error: {on_one_line(with_flags(message))}"
     _write_message(f"\x1b[31m{line}\x1b[0m" if _has_colors(sys.stderr) else line)
 
 
@@ -170,7 +180,10 @@ def show_json(result: Any) -> None:
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
     """Write a result to stdout: as one JSON object if `json`, else with `show`."""
-    (show_json if json else show)(result)
+    if json:
+        show_json(result if isinstance(result, dict) else result.to_json())
+    else:
+        show(result)
 
 
 def show_table(

@@ -7,8 +7,8 @@ import pytest
 
 from tests.commands.novel import HERE, done, json_of, refusal, text_of, txl, write_texts
 from tests.commands.test_eval import cells, headings
+from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
-from tests.views.test_plots import MAGIC
 from txlcli.core.measures.attention_maps import strongest
 from txlcli.views import attention_result
 from txlcli.workflows.attention import AttentionOptions, measure

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cards import read_log
 from tests.commands.novel import card, cells, done, json_of, refusal, reports, txl
+from tests.commands.test_plots import MAGIC
 from tests.test_cli import HEAVY, python
-from tests.views.test_plots import MAGIC
 from txlcli.config import recipe
 
 LN2 = 0.6931471805599453

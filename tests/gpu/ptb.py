@@ -23,10 +23,10 @@ from tests.benchmarks.corpus import write_text
 from tests.gpu import throughput
 from tests.gpu.stage import Device, JsonFile, Minutes, Only, Toy, new_stage
 from txlcli import api
+from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
-from txlcli.options import DATA_DIR, DataDir
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import prepare
 from txlcli.workflows.reporter import SilentReporter

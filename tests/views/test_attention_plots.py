@@ -7,9 +7,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tests.views.test_plots import MAGIC
+from tests.commands.test_plots import MAGIC
+from txlcli.commands.options import FIGURE_FORMATS
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.options import FIGURE_FORMATS
 from txlcli.views import attention_plots
 from txlcli.views.attention_plots import HeadPicture
 

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from txlcli import console
-from txlcli.errors import RunError, UnknownNameError, UsageError
-from txlcli.options import (
+from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
     DataDir,
@@ -23,6 +22,7 @@ from txlcli.options import (
     Unfinished,
     Verbose,
 )
+from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.runs import history, run_directory
 
 DIRECTORY = "figures"

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from txlcli import completion, console
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
 from txlcli.runs import run_directory
 from txlcli.views import compression as view
 

@@ -12,9 +12,7 @@ import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.config.ranges import MAX_COUNT
-from txlcli.errors import TxlError, UsageError
-from txlcli.options import (
+from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
     Attention,
@@ -26,13 +24,15 @@ from txlcli.options import (
     Run,
     RunsDir,
     Verbose,
-    parse_lengths,
     read_stdin,
 )
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.errors import TxlError, UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation.options import AUTO, PROTOCOLS, EvalOptions, Lengths, UserText
+from txlcli.workflows.options import parse_lengths
 
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.evaluate import Evaluation
@@ -219,7 +219,10 @@ def _parse_lengths(option: str, text: str | None, *, least: int) -> Lengths:
         raise UsageError(
             f'{option} {text}: give "{AUTO}" alone, which searches for one length, or lengths like 160,640'
         )
-    return tuple(parse_lengths(option, text, least=least))
+    lengths = parse_lengths(text, f"{option} {text}")
+    if min(lengths) < least:
+        raise UsageError(f"{option} {text}: a length cannot be below {least}")
+    return lengths
 
 
 def _parse_protocols(text: str | None) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from txlcli import completion, console
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
 from txlcli.errors import UsageError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
 from txlcli.runs import run_directory
 from txlcli.views import exchange
 

@@ -5,9 +5,9 @@ from typing import Annotated
 from typer import Option
 
 from txlcli import console
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import UsageError, VocabularyError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, Precision, Run, RunsDir, Seed, read_stdin
 from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from txlcli import console
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
 
 SAFE_HDF5 = 2
 """First major release of HDF5 without the faults of 2025 that read and write beyond the ends of damaged parts."""

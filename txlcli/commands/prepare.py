@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from txlcli import completion, console
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import DATA_DIR, DataDir, Force, Json
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import TxlError, UsageError
-from txlcli.options import DATA_DIR, DataDir, Force, Json
 
 
 def prepare(

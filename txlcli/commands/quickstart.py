@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
+from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
+from txlcli.workflows.options import SpeedOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -38,7 +40,7 @@ def quickstart(
 
     Example: txl quickstart
     """
-    from txlcli.views import eval_table, generated_text, speed_table, store_table
+    from txlcli.views import eval_table, generated_text, store_table
     from txlcli.workflows import speed
     from txlcli.workflows.evaluation.evaluate import evaluate
     from txlcli.workflows.evaluation.options import EvalOptions
@@ -65,7 +67,7 @@ def quickstart(
     eval_table.show(evaluation.result, verbose=verbose)
     evaluation.raise_pending()
     announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
-    speed_table.show(speed.measure(run, speed.SpeedOptions(attn_lens=ATTN_LENS), workspace))
+    show_speed(speed.run(run, SpeedOptions(attn_len=ATTN_LENS), workspace))
     announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE

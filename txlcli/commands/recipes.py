@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
-from txlcli import completion, console
-from txlcli.config import recipe, schema
-from txlcli.errors import TxlError, UnknownNameError, UsageError
-from txlcli.options import (
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
     Bandwidth,
@@ -26,6 +25,8 @@ from txlcli.options import (
     Overrides,
     parse_hardware,
 )
+from txlcli.config import recipe, schema
+from txlcli.errors import TxlError, UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_output, replacing

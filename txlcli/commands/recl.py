@@ -6,9 +6,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from txlcli import completion, console
-from txlcli.errors import UsageError
-from txlcli.options import (
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
     DataDir,
@@ -22,6 +22,7 @@ from txlcli.options import (
     Verbose,
     check_figure,
 )
+from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from txlcli import completion, console
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
 from txlcli.errors import UsageError
-from txlcli.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir
 from txlcli.workflows.reproduction.names import NAMES, select
 
 
@@ -46,7 +47,8 @@ def reproduce(
     names = select(item_names or (NAMES if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    from txlcli.views import attention_result, plots, recl_table, reproduction_report
+    from txlcli.commands import plots
+    from txlcli.views import attention_result, recl_table, reproduction_report
     from txlcli.workflows.reproduction import scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
-from txlcli import completion, console
-from txlcli.commands import runs_compare, runs_published
+from txlcli import console
+from txlcli.commands import completion, runs_compare, runs_published
+from txlcli.commands.options import RUNS_DIR, Json, Run, RunsDir
 from txlcli.config import recipe
 from txlcli.errors import RunError, TxlError, UsageError
-from txlcli.options import RUNS_DIR, Json, Run, RunsDir
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from txlcli import completion, console
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import RUNS_DIR, Json, Plot, RunsDir
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError, listed
-from txlcli.options import RUNS_DIR, Json, Plot, RunsDir
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from txlcli import completion, console
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import RUNS_DIR, Json, RunsDir, Verbose
 from txlcli.errors import UsageError
-from txlcli.options import RUNS_DIR, Json, RunsDir, Verbose
 from txlcli.paper import metrics, published
 from txlcli.paper.published import Result, Table
 from txlcli.runs import history, run_directory

@@ -1,33 +1,35 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from txlcli import completion, console
-from txlcli.config import recipe
-from txlcli.errors import UnknownNameError
-from txlcli.options import (
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
-    Attention,
     DataDir,
     Device,
     Json,
-    Overrides,
-    Plot,
     Precision,
     RunsDir,
-    parse_lengths,
+    with_options,
 )
-from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.config import recipe
+from txlcli.errors import UnknownNameError
+from txlcli.paper import metrics
 from txlcli.runs import run_directory
+from txlcli.workflows.options import SpeedOptions
 
-TABLE_9 = ",".join(map(str, SLOWDOWN_BY_ATTN_LEN))
+if TYPE_CHECKING:
+    from txlcli.workflows.speed import SlowdownRow, SpeedResult, ThroughputRow
 
 
+@with_options
 def speed(
+    options: SpeedOptions,
     subject: Annotated[
         str | None,
         Argument(
@@ -36,19 +38,8 @@ def speed(
             autocompletion=completion.runs_and_recipes,
         ),
     ] = None,
-    attn_len: Annotated[
-        str | None,
-        Option(
-            metavar="N,N,...",
-            help=f"Attention lengths to compare at [default: {TABLE_9}, or the longest that the model allows].",
-        ),
-    ] = None,
-    repeat: Annotated[int, Option(min=1, help="Repetitions; the table shows the median.")] = 3,
-    plot: Plot = None,
-    overrides: Overrides = None,
     device: Device = "auto",
     precision: Precision = None,
-    attention: Attention = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -60,37 +51,143 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    attn_lens = None if attn_len is None else parse_lengths("--attn-len", attn_len, least=2)
     if subject is not None and not run_directory.is_run(subject, runs_dir):
-        _check_recipe(subject, overrides or [], runs_dir)
-    from txlcli.views import speed_table
+        _check_recipe(subject, options.overrides, runs_dir)
     from txlcli.workflows import speed as workflow
     from txlcli.workflows.workspace import Workspace
 
-    options = workflow.SpeedOptions(
-        attn_lens=attn_lens,
-        repeat=repeat,
-        overrides=overrides or [],
-        attention=attention,
-        plotted=plot is not None,
-    )
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    result = workflow.measure(subject, options, workspace)
-    if plot is not None:
-        speed_table.plot_times(plot, result)
-    console.show_result(result, speed_table.show, json=json)
+    result = workflow.run(subject, options, workspace)
+    if options.plot is not None:
+        plot_times(options.plot, result)
+    console.show_result(result, show, json=json)
 
 
-def _check_recipe(subject: str, overrides: list[str], runs_dir: Path) -> None:
-    """Refuse a name that is neither a run nor a recipe, and wrong settings, before PyTorch is imported.
-
-    Raises:
-        UnknownNameError: there is no such run or recipe.
-        RecipeError: the recipe or a change is not valid.
-    """
+def _check_recipe(subject: str, overrides: tuple[str, ...], runs_dir: Path) -> None:
+    """Reject a name that is neither a run nor a recipe, and wrong settings, before PyTorch is imported."""
     packaged = recipe.packaged_names()
     if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
         known, listing = [*run_directory.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
         raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
-    recipe.load(subject, overrides)
+    recipe.load(subject, list(overrides))
+
+
+def show(result: "SpeedResult") -> None:
+    """Write the tables to stdout."""
+    title = f"{result.model} on {result.device}, {result.precision}"
+    if result.slowdown:
+        _show_slowdown(title, result.slowdown, repeat=result.repeat)
+    _show_throughput("throughput" if result.slowdown else title, result.throughput, result.peak_gflops_per_s)
+
+
+def _show_slowdown(title: str, rows: tuple["SlowdownRow", ...], *, repeat: int) -> None:
+    lines = [
+        [
+            f"{row.attn_len:,}",
+            _spread(row.xl_ms_per_token, row.xl_low_high_ms),
+            _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms),
+            metrics.format_ratio(row.slowdown),
+            f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-",
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"Table 9, median (low-high) of {repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
+        "vanilla: the same weights without memory, recomputing one window per prediction.",
+    ]
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, notes)
+    others = [
+        [
+            f"{row.attn_len:,}",
+            f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})",
+            metrics.format_ratio(row.slowdown_batched),
+            _short(row.xl_single_ms_per_token),
+            metrics.format_ratio(row.slowdown_single),
+        ]
+        for row in rows
+    ]
+    headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
+    note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", headings, others, [note])
+    rates = [
+        [
+            f"{row.attn_len:,}",
+            f"{row.xl_tokens_per_s:,.0f}",
+            f"{row.xl_share_of_peak:.1%}",
+            _in_mib(row.xl_peak_memory_bytes),
+            f"{row.xl_single_tokens_per_s:,.0f}",
+        ]
+        for row in rows
+    ]
+    headings = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
+    console.show_table("one lane with memory, by attention length", headings, rates)
+
+
+def _show_throughput(title: str, rows: tuple["ThroughputRow", ...], peak_gflops_per_s: float) -> None:
+    works = [
+        [
+            row.work,
+            f"{row.tokens_per_s:,.0f}",
+            _spread(row.ms_per_token, row.low_high_ms),
+            f"{row.share_of_peak:.1%}",
+            _in_mib(row.peak_memory_bytes),
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"of peak: share of the {peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
+        "keys and distinct distances only.",
+        "peak MiB: the whole process on a CPU, tensors on CUDA.",
+    ]
+    console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), works, notes)
+    latencies = [
+        [
+            row.work,
+            f"{row.steps_timed:,}",
+            _short_or_dash(row.latency_p50_ms),
+            _short_or_dash(row.latency_p90_ms),
+            _short_or_dash(row.latency_p95_ms),
+            _short_or_dash(row.latency_p99_ms),
+        ]
+        for row in rows
+    ]
+    note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
+    console.show_table("latency, ms per step", ("work", "steps", "p50", "p90", "p95", "p99"), latencies, [note])
+
+
+def _in_mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.0f}"
+
+
+def _spread(median: float, ends: tuple[float, float]) -> str:
+    return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+
+
+def _short_or_dash(number: float | None) -> str:
+    return "-" if number is None else _short(number)
+
+
+def _short(number: float, *, like: float | None = None) -> str:
+    """Format a time with digits according to its size, or to that of `like`."""
+    size = number if like is None else like
+    if size < 1:
+        return f"{number:.3f}"
+    return f"{number:.2f}" if size < 100 else f"{number:.0f}"
+
+
+def plot_times(path: Path, result: "SpeedResult") -> None:
+    """Plot the times per token over the attention length."""
+    from txlcli.commands import plots
+
+    rows = sorted(result.slowdown, key=lambda row: row.attn_len)
+    x = [row.attn_len for row in rows]
+    curves = {
+        "Transformer-XL": (x, [row.xl_ms_per_token for row in rows]),
+        "Transformer-XL, one token at a time": (x, [row.xl_single_ms_per_token for row in rows]),
+        "vanilla": (x, [row.vanilla_ms_per_token for row in rows]),
+        "vanilla, batched": (x, [row.vanilla_batched_ms_per_token for row in rows]),
+    }
+    plots.plot_curves(
+        path, curves, x_label="attention length (tokens)", y_label="ms per token", title=result.model, log_y=True
+    )

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from txlcli import completion, console
-from txlcli.config import own_text, recipe
-from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED
-from txlcli.errors import RunError, UsageError
-from txlcli.options import (
+from txlcli import console
+from txlcli.commands import completion
+from txlcli.commands.options import (
     DATA_DIR,
     HARDWARE_OPTIONS,
     RUNS_DIR,
@@ -31,6 +28,10 @@ from txlcli.options import (
     RunsDir,
     parse_hardware,
 )
+from txlcli.config import own_text, recipe
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import MAX_SEED
+from txlcli.errors import RunError, UsageError
 from txlcli.runs import history, recovery, run_directory
 from txlcli.system import launcher
 

@@ -59,6 +59,7 @@ class CorpusSettings:
 
 LossPart = Literal["full", "half"]
 Parallel = Literal["ddp", "zero", "fsdp"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AttentionBackend = Literal["auto", "reference", "sdpa", "flex", "triton"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
@@ -135,7 +136,7 @@ class TrainSettings:
     """Steps in a row with a non-finite loss or gradient that are skipped before the training ends. A skipped step
     leaves the weights as they are, passes over its segment and empties the memory. On CUDA the check waits for every
     step."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     """Precision of matrix products; weights and optimizer state stay fp32. tf32 rounds the factors of fp32 products to
     10 bits of mantissa, on CUDA devices of compute capability 8.0 or higher."""
     deterministic: bool = False

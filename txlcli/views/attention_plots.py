@@ -14,7 +14,7 @@ from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from txlcli.views import plots
+from txlcli.commands import plots
 
 Numbers = NDArray[np.floating[Any]]
 

@@ -146,7 +146,7 @@ def in_a_sentence(result: dict[str, Any]) -> str:
 
 def plot_loss_and_time(path: Path, result: dict[str, Any]) -> None:
     """Plot the metric, and the time per token with and without memory, over the memory length."""
-    from txlcli.views import plots
+    from txlcli.commands import plots
 
     metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
     rows = sorted(result["rows"], key=lambda row: row["mem_len"])
@@ -170,7 +170,7 @@ def plot_loss_and_time(path: Path, result: dict[str, Any]) -> None:
 
 def plot_curve(path: Path, result: dict[str, Any]) -> None:
     """Plot the metric over the memory length, or over the window length."""
-    from txlcli.views import plots
+    from txlcli.commands import plots
 
     metric = metrics.wanted_measures(result["unit"], result["rows"][0])[0]
     windows = "stride" in result["rows"][0]

@@ -76,6 +76,6 @@ def plot_perplexities(path: Path, result: dict[str, Any]) -> None:
 
 
 def _plot(path: Path, curves: Any, y_label: str, title: str) -> None:
-    from txlcli.views import plots
+    from txlcli.commands import plots
 
     plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)

@@ -131,7 +131,7 @@ def plot_curves(
     stores: Sequence[str],
 ) -> None:
     """Plot curves, by run and split: training as thin lines, validation with markers."""
-    from txlcli.views import plots
+    from txlcli.commands import plots
 
     colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in curves))}
     styles = {}

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.settings import AttentionBackend, EvalSettings, Settings, TrainSettings
+from txlcli.config.settings import AttentionBackend, EvalSettings, Precision, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_attention, check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
@@ -30,52 +31,97 @@ from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
+from txlcli.workflows.options import SpeedOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 from txlcli.workflows.workspace import Workspace
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
-PERCENTILES = (50, 90, 95, 99)
-"""Shares of the steps, in percent, whose latency is reported."""
 SHORT_STEP_S = 0.2
 """Longest expected time of a step on a CPU that is repeated MIN_STEPS times in each repetition."""
 TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedOptions:
-    """Options of a timing."""
+@dataclass(frozen=True, kw_only=True)
+class SlowdownRow:
+    """Row of Table 9: vanilla against one lane with memory, at the same attention length."""
 
-    attn_lens: Sequence[int] | None = None
-    """Attention lengths; None selects those of Table 9, or the longest that the model allows."""
-    repeat: int = 3
-    """Repetitions of each measurement."""
-    overrides: Sequence[str] = ()
-    """Changes of the recipe, `section.key=value`."""
-    attention: AttentionBackend | None = None
-    """Attention backend; None selects that of the recipe."""
-    plotted: bool = False
-    """True if the times are to be plotted over the attention length."""
+    attn_len: int
+    seg_len: int
+    xl_ms_per_token: float
+    """Median of all repetitions, as of all times here."""
+    xl_low_high_ms: tuple[float, float]
+    xl_tokens_per_s: float
+    xl_share_of_peak: float
+    xl_peak_memory_bytes: int | None
+    xl_single_ms_per_token: float
+    """With memory, one token at a time (L = 1)."""
+    xl_single_low_high_ms: tuple[float, float]
+    xl_single_tokens_per_s: float
+    vanilla_ms_per_token: float
+    """Without memory, one window at a time."""
+    vanilla_low_high_ms: tuple[float, float]
+    windows: int
+    """Number of windows that are fastest together."""
+    vanilla_batched_ms_per_token: float
+    vanilla_batched_low_high_ms: tuple[float, float]
+    slowdown: float
+    slowdown_batched: float
+    slowdown_single: float
+    paper_slowdown: int | None
 
 
-def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) -> dict[str, Any]:
-    """Time a run, or a recipe with random weights; return the object that --json prints.
+@dataclass(frozen=True, kw_only=True)
+class ThroughputRow:
+    """Speed of one kind of work."""
 
-    Without a subject, time the most recent run, or the recipe enwik8 if there is no run.
+    work: str
+    tokens_per_s: float
+    ms_per_token: float
+    low_high_ms: tuple[float, float]
+    share_of_peak: float
+    peak_memory_bytes: int | None
+    tokens_per_step: int
+    steps_timed: int
+    latency_p50_ms: float | None
+    """Half of the steps took no longer; None after fewer than two steps."""
+    latency_p90_ms: float | None
+    latency_p95_ms: float | None
+    latency_p99_ms: float | None
 
-    Raises:
-        UsageError: the options do not fit the model or the device.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedResult:
+    """Result of a timing."""
+
+    model: str
+    parameters: int
+    device: str
+    precision: Precision
+    attention: str | None
+    repeat: int
+    peak_gflops_per_s: float
+    slowdown: tuple[SlowdownRow, ...]
+    throughput: tuple[ThroughputRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl speed --json` prints."""
+        return dataclasses.asdict(self)
+
+
+def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
+    """Time a run, or a recipe with random weights; by default the most recent run, or enwik8 without any run."""
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options.overrides, workspace)
     lengths: Sequence[int] = []
     if settings.model.recurrent_state:
-        _refuse_attention_options(title, options)
+        if given := options.given("attn_len", "attention", "plot"):
+            raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {given[0]}")
     else:
-        settings.check_attn_lens(options.attn_lens or [], subject=title)
-        _check_window(settings.model.attention_window, options.attn_lens or [], title)
-        lengths = options.attn_lens or _lengths_of_table_9(
+        settings.check_attn_lens(options.attn_len or (), subject=title)
+        _check_window(settings.model.attention_window, options.attn_len or (), title)
+        lengths = options.attn_len or _lengths_of_table_9(
             settings.model.longest_window, settings.model.attention_window
         )
         settings = _with_attention(settings, model, options.attention)
@@ -86,17 +132,17 @@ def measure(subject: str | None, options: SpeedOptions, workspace: Workspace) ->
     if not lengths:
         reporter.say("Table 9 is left out: a model with a recurrent state has no attention length")
     bench = Bench(model, settings, reporter, precision=used, repeat=options.repeat)
-    return {
-        "model": title,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "device": machine,
-        "precision": used,
-        "attention": settings.train.attention if settings.model.has_attention else None,
-        "repeat": options.repeat,
-        "peak_gflops_per_s": bench.peak / 1e9,
-        "slowdown": [bench.slowdown(length) for length in lengths],
-        "throughput": bench.throughput(),
-    }
+    return SpeedResult(
+        model=title,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        device=machine,
+        precision=used,
+        attention=settings.train.attention if settings.model.has_attention else None,
+        repeat=options.repeat,
+        peak_gflops_per_s=bench.peak / 1e9,
+        slowdown=tuple(bench.slowdown(length) for length in lengths),
+        throughput=tuple(bench.throughput()),
+    )
 
 
 def _open_subject(
@@ -110,10 +156,10 @@ def _open_subject(
         )
     if run_directory.is_run(subject, runs_dir):
         if overrides:
-            raise UsageError("--set changes a recipe, not a run; leave it out, or give a recipe")
+            raise UsageError("`overrides` changes a recipe, not a run; leave it out, or give a recipe")
         opened = workspace.open_run(subject)
         return f"run {opened.run.directory}", opened.run.settings, opened.model
-    settings = recipe.load(subject, overrides)
+    settings = recipe.load(subject, list(overrides))
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
         vocab_size = workspace.open_store(settings.corpus.store).vocab.size
@@ -122,15 +168,11 @@ def _open_subject(
 
 
 def _check_window(window: int | None, attn_lens: Sequence[int], title: str) -> None:
-    """Refuse attention lengths that the model does not have, with memory or without.
-
-    Raises:
-        UsageError: a length is larger than the window.
-    """
+    """Refuse attention lengths that the model does not have, with memory or without."""
     longest = max(attn_lens, default=0)
     if window is not None and longest > window:
         raise UsageError(
-            f"--attn-len {longest}: {title} attends to the last {window:,} tokens (model.window); give at most that"
+            f"`attn_len` {longest}: {title} attends to the last {window:,} tokens (model.window); give at most that"
         )
 
 
@@ -147,7 +189,7 @@ def _with_attention(settings: Settings, model: LanguageModel, attention: Attenti
     train = settings.train
     if not settings.model.has_attention:
         if attention is not None:
-            raise UsageError(f'arch = "{settings.model.arch}" has no attention; leave out --attention')
+            raise UsageError(f'arch = "{settings.model.arch}" has no attention; leave out `attention`')
         return settings
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
@@ -155,13 +197,6 @@ def _with_attention(settings: Settings, model: LanguageModel, attention: Attenti
     check_attention(train.attention, model.device, d_head=settings.model.head_width)
     model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)
-
-
-def _refuse_attention_options(title: str, options: SpeedOptions) -> None:
-    given = {"--attn-len": options.attn_lens, "--attention": options.attention, "--plot": options.plotted or None}
-    option = next((option for option, value in given.items() if value is not None), None)
-    if option:
-        raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {option}")
 
 
 class Bench:
@@ -173,11 +208,7 @@ class Bench:
         reporter: receives progress and messages.
         precision: of matrix products.
         repeat: repetitions of each measurement.
-        peak: rate of a large product in this precision, in operations per second; None measures it.
-
-    Raises:
-        UsageError: the training settings exclude each other, or the device does not support them.
-    """
+        peak: rate of a large product in this precision, in operations per second; None measures it."""
 
     def __init__(
         self,
@@ -185,7 +216,7 @@ class Bench:
         settings: Settings,
         reporter: Reporter,
         *,
-        precision: Any,
+        precision: Precision,
         repeat: int,
         peak: float | None = None,
     ) -> None:
@@ -201,7 +232,7 @@ class Bench:
         is_short = flops <= SHORT_STEP_S * SHARE_OF_PEAK * self.peak
         return MIN_STEPS if self.device.type == "cuda" or is_short else 1
 
-    def slowdown(self, attn_len: int) -> dict[str, Any]:
+    def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         flops = self._evaluation_flops(settings)
@@ -216,29 +247,29 @@ class Bench:
             vanilla = time_vanilla(self.model, attn_len, windows=1, min_steps=self._min_steps(), **shared)
             bar.reach(3, "vanilla, batched windows")
             windows, batched = best_windows(self.model, attn_len, vanilla, **shared)
-        return {
-            "attn_len": attn_len,
-            "seg_len": settings.seg_len,
-            "xl_ms_per_token": segments.median,
-            "xl_low_high_ms": [segments.low, segments.high],
-            "xl_tokens_per_s": 1e3 / segments.median,
-            "xl_share_of_peak": flops * 1e3 / segments.median / self.peak,
-            "xl_peak_memory_bytes": memory[0] if memory else None,
-            "xl_single_ms_per_token": tokens.median,
-            "xl_single_low_high_ms": [tokens.low, tokens.high],
-            "xl_single_tokens_per_s": 1e3 / tokens.median,
-            "vanilla_ms_per_token": vanilla.median,
-            "vanilla_low_high_ms": [vanilla.low, vanilla.high],
-            "windows": windows,
-            "vanilla_batched_ms_per_token": batched.median,
-            "vanilla_batched_low_high_ms": [batched.low, batched.high],
-            "slowdown": vanilla.median / segments.median,
-            "slowdown_batched": batched.median / segments.median,
-            "slowdown_single": vanilla.median / tokens.median,
-            "paper_slowdown": SLOWDOWN_BY_ATTN_LEN.get(attn_len),
-        }
+        return SlowdownRow(
+            attn_len=attn_len,
+            seg_len=settings.seg_len,
+            xl_ms_per_token=segments.median,
+            xl_low_high_ms=(segments.low, segments.high),
+            xl_tokens_per_s=1e3 / segments.median,
+            xl_share_of_peak=flops * 1e3 / segments.median / self.peak,
+            xl_peak_memory_bytes=memory[0] if memory else None,
+            xl_single_ms_per_token=tokens.median,
+            xl_single_low_high_ms=(tokens.low, tokens.high),
+            xl_single_tokens_per_s=1e3 / tokens.median,
+            vanilla_ms_per_token=vanilla.median,
+            vanilla_low_high_ms=(vanilla.low, vanilla.high),
+            windows=windows,
+            vanilla_batched_ms_per_token=batched.median,
+            vanilla_batched_low_high_ms=(batched.low, batched.high),
+            slowdown=vanilla.median / segments.median,
+            slowdown_batched=batched.median / segments.median,
+            slowdown_single=vanilla.median / tokens.median,
+            paper_slowdown=SLOWDOWN_BY_ATTN_LEN.get(attn_len),
+        )
 
-    def throughput(self) -> list[dict[str, Any]]:
+    def throughput(self) -> list[ThroughputRow]:
         """Time evaluation, one token at a time, and training: tokens/s, share of the peak rate, peak memory."""
         lane_counts = dict.fromkeys((1, self.settings.eval.batch_size))
         rows = [*(self.evaluation(lanes) for lanes in lane_counts), self.single_tokens()]
@@ -253,7 +284,7 @@ class Bench:
             )
         return rows
 
-    def evaluation(self, lanes: int) -> dict[str, Any]:
+    def evaluation(self, lanes: int) -> ThroughputRow:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
@@ -264,7 +295,7 @@ class Bench:
         title = f"{work}, L {settings.seg_len}{self._memory(settings)}"
         return self._throughput_row(title, timing, flops, memory, tokens=tokens)
 
-    def single_tokens(self) -> dict[str, Any]:
+    def single_tokens(self) -> ThroughputRow:
         """Time one token at a time, with the memory of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=1)
         if settings.mem_len or self.settings.model.recurrent_state:
@@ -282,7 +313,7 @@ class Bench:
             timing = time_single_tokens(self.model, settings, min_steps=self._min_steps(flops), **self._common)
         return self._throughput_row(title, timing, flops, memory, tokens=1)
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> ThroughputRow:
         """Time optimizer steps with a full memory; they change the weights."""
         train = self._train
         flops = training_flops_per_token(
@@ -318,11 +349,7 @@ class Bench:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
     def _training_settings(self) -> TrainSettings:
-        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size.
-
-        Raises:
-            UsageError: the settings exclude each other, or the device does not support them.
-        """
+        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
         train = dataclasses.replace(self.settings.train, precision=self.precision)
         if train.compile:
             check_compiler(self.device, "training", "time a recipe with train.compile = false")
@@ -333,17 +360,20 @@ class Bench:
 
     def _throughput_row(
         self, work: str, timing: Timing, flops: float, memory: list[int], *, tokens: int
-    ) -> dict[str, Any]:
+    ) -> ThroughputRow:
         """Return the figures of steps of `tokens` tokens, with `flops` operations per token."""
         rate = 1e3 / timing.median
-        return {
-            "work": work,
-            "tokens_per_s": rate,
-            "ms_per_token": timing.median,
-            "low_high_ms": [timing.low, timing.high],
-            "share_of_peak": rate * flops / self.peak,
-            "peak_memory_bytes": memory[0] if memory else None,
-            "tokens_per_step": tokens,
-            "steps_timed": len(timing.step_ms),
-            **{f"latency_p{percent}_ms": timing.latency_ms(percent) for percent in PERCENTILES},
-        }
+        return ThroughputRow(
+            work=work,
+            tokens_per_s=rate,
+            ms_per_token=timing.median,
+            low_high_ms=(timing.low, timing.high),
+            share_of_peak=rate * flops / self.peak,
+            peak_memory_bytes=memory[0] if memory else None,
+            tokens_per_step=tokens,
+            steps_timed=len(timing.step_ms),
+            latency_p50_ms=timing.latency_ms(50),
+            latency_p90_ms=timing.latency_ms(90),
+            latency_p95_ms=timing.latency_ms(95),
+            latency_p99_ms=timing.latency_ms(99),
+        )

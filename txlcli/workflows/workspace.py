@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from txlcli.config.settings import Precision
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
@@ -19,7 +20,7 @@ class Workspace:
     """Directory of the runs."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    precision: str | None = None
+    precision: Precision | None = None
     """Precision of matrix products with a run; None is that of its training."""
     reporter: Reporter = field(default_factory=SilentReporter)
     """Receives messages and progress."""

@@ -19,6 +19,7 @@ from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
+from txlcli.workflows.options import SpeedOptions
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
@@ -153,7 +154,7 @@ class Runner:
     def measure_speed(self, subject: str) -> dict[str, Any]:
         """Return the result of `txl speed` for a recipe."""
         self.record_command("speed", subject, "--attn-len", ",".join(map(str, self.scale.attn_lens)))
-        return speed.measure(subject, speed.SpeedOptions(attn_lens=self.scale.attn_lens), self.workspace)
+        return speed.run(subject, SpeedOptions(attn_len=self.scale.attn_lens), self.workspace).to_json()
 
     def generate(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
         """Return the result of `txl generate --reference`."""

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from txlcli import console
+from txlcli.commands import plots
+from txlcli.commands.options import FIGURE_FORMATS, check_figure
 from txlcli.errors import TxlError, UsageError
-from txlcli.options import FIGURE_FORMATS, check_figure
-from txlcli.views import plots
 
 PLOT = SimpleNamespace(opts=["--plot"])
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
@@ -142,7 +142,7 @@ def test_names_are_no_formulas(tmp_path, name, recwarn):
 
 def test_a_matplotlibrc_in_the_working_directory_changes_no_figure(tmp_path):
     script = (
-        "from pathlib import Path; from tests.views import test_plots; test_plots.draw(Path('curve.png'));"
+        "from pathlib import Path; from tests.commands import test_plots; test_plots.draw(Path('curve.png'));"
         "print(test_plots.plots.matplotlib.rcParams['text.usetex'])"
     )
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.linewidth: 9\n")

@@ -1,25 +1,28 @@
-"""Options that several commands share, each with one name and one help text."""
+"""Flags of the commands: those that several commands share, and those built from the options of a job."""
 
+import dataclasses
+import functools
+import inspect
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Argument, CallbackParam, Option
 
-from txlcli import completion
-from txlcli.config.ranges import MAX_COUNT
+from txlcli.commands import completion
 from txlcli.config.settings import MAX_SEED, AttentionBackend
+from txlcli.config.settings import Precision as PrecisionName
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import read_stream
+from txlcli.workflows.options import Options, OptionTraits
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
-PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
 Run = Annotated[
     str | None,
@@ -142,26 +145,6 @@ def parse_hardware(memory: str | None, bandwidth: str | None, flops: str | None)
     }
 
 
-def parse_lengths(option: str, text: str, *, least: int) -> list[int]:
-    """Parse lengths without duplicates, in the given order: `0,160,640` -> [0, 160, 640].
-
-    Raises:
-        UsageError: one is not a whole number, is below `least`, or is too large.
-    """
-    lengths = []
-    for part in text.split(","):
-        try:
-            length = int(part)
-        except ValueError:
-            raise UsageError(f"{option} {text}: {part!r} is no whole number; write lengths like 160,640") from None
-        if length < least:
-            raise UsageError(f"{option} {text}: a length cannot be below {least}")
-        if length > MAX_COUNT:
-            raise UsageError(f"{option} {text}: a length cannot be above {MAX_COUNT}")
-        lengths.append(length)
-    return list(dict.fromkeys(lengths))
-
-
 def read_stdin(most: int) -> bytes:
     """Read stdin, which "-" stands for, up to `most` bytes.
 
@@ -171,3 +154,77 @@ def read_stdin(most: int) -> bytes:
     if sys.stdin is None:
         raise UsageError("-: stdin is closed; send the text there, or name a file")
     return read_stream(sys.stdin.buffer, most, "stdin")
+
+
+COMPLETIONS: dict[str, Callable[..., list[str]]] = {"overrides": completion.settings}
+"""Names that a shell completes for a field of the options."""
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is a class of options by one flag for each of its fields.
+
+    The command receives the object. Fields without traits belong to the Python interface alone.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in classes:
+            parameters += _parameters_of(classes[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, cls in classes.items():
+            given = {field: (traits, values.pop(field)) for field, traits in _fields_with_flags(cls).items()}
+            values[name] = cls(
+                **{field: _parse(field, traits, value) for field, (traits, value) in given.items() if value is not None}
+            )
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _fields_with_flags(cls: type[Options]) -> dict[str, OptionTraits]:
+    fields = dataclasses.fields(cls)
+    return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
+
+
+def _parameters_of(cls: type[Options]) -> list[inspect.Parameter]:
+    """Return a Typer parameter for each field of a class of options."""
+    hints = get_type_hints(cls)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    parameters = []
+    for name, traits in _fields_with_flags(cls).items():
+        given: Any = str | None if traits.parse else hints[name]
+        default = defaults[name]
+        if get_origin(given) is tuple:
+            given, default = list[get_args(given)[0]] | None, None  # type: ignore[misc]
+        flags = traits.flags or (("--" + name.replace("_", "-"),) if given is bool else ())
+        annotation = Annotated[
+            given,
+            Option(
+                *flags,
+                min=None if traits.parse else traits.minimum,
+                max=None if traits.parse else traits.maximum,
+                metavar=traits.metavar,
+                autocompletion=COMPLETIONS.get(name),
+                help=traits.help,
+            ),
+        ]
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    return parameters
+
+
+def _parse(name: str, traits: OptionTraits, value: Any) -> Any:
+    """Return the value of a field from what the command line has."""
+    if isinstance(value, list):
+        return tuple(value)
+    if traits.parse is None or not isinstance(value, str):
+        return value
+    return traits.parse(value, f"`{name}` {value}")

@@ -4,12 +4,13 @@ import sys
 
 import pytest
 
+from txlcli.commands.options import parse_hardware, read_stdin
 from txlcli.errors import UsageError
-from txlcli.options import parse_hardware, parse_lengths, read_stdin
+from txlcli.workflows.options import parse_lengths
 
 
 def test_lengths_are_parsed_in_order_without_duplicates():
-    assert parse_lengths("--mem-len", "640,0,160,640", least=0) == [640, 0, 160]
+    assert parse_lengths("640,0,160,640", "") == (640, 0, 160)
 
 
 @pytest.mark.parametrize(
