@@ -102,4 +102,4 @@ def test_bpe_is_suggested_with_the_option_it_needs():
 def test_every_setting_of_the_synonyms_exists():
     from txlcli import suggestions
 
-    assert set(suggestions.SETTINGS) <= set(recipe.setting_names())
+    assert set(suggestions.tables()["settings"]) <= set(recipe.setting_names())

@@ -85,14 +85,14 @@ def test_every_recipe_with_results_has_a_row():
 
 
 def test_the_recipes_of_the_ablations_are_the_first_rows_of_tables_6_and_7():
-    first = published.TABLE_6.rows[0]
+    first = published.TABLES[6].rows[0]
     ablation = recipe.load("wt103-ablation")
     assert (ablation.published.valid, ablation.eval.mem_len, ablation.train.seg_len) == (
         first.ppl_best,
         first.attn_len,
         first.backprop_len,
     )
-    assert recipe.load("lm1b-ablation").published.test == published.TABLE_7.rows[0].ppl
+    assert recipe.load("lm1b-ablation").published.test == published.TABLES[7].rows[0].ppl
 
 
 @pytest.mark.parametrize("table", published.BENCHMARKS, ids=lambda table: table.corpus)
@@ -121,7 +121,7 @@ def test_former_best_results_match_the_first_version():
 def test_only_tables_1_and_5_have_validation_results_near_the_test_results():
     counts = [sum(row.valid is not None for row in table.rows) for table in published.BENCHMARKS]
     assert counts == [5, 0, 0, 0, 10]
-    for table in (published.TABLE_1, published.TABLE_5):
+    for table in (published.TABLES[1], published.TABLES[5]):
         for row in table.rows:
             if row.valid is not None:
                 assert row.valid / row.test == pytest.approx(1, abs=0.05)
@@ -144,9 +144,9 @@ def test_rows_of_other_systems_match_the_paper():
     assert cells(3, 1) == ("Chung et al. (2016)", "LN HM-LSTM", "35M", None, 1.29)
     assert cells(4, 6) == ("Shazeer et al. (2017)", "Low-Budget MoE", "~5B", None, 34.1)
     assert cells(5, 10) == ("Yang et al. (2017)", "MoS+Finetune", "22M", 56.54, 54.44)
-    assert published.TABLE_1.rows[3].year == 2016
-    assert published.TABLE_5.rows[8].year == 2019
-    assert published.TABLE_5.rows[8].label == "Dai et al. (2019) - Transformer-XL"
+    assert published.TABLES[1].rows[3].year == 2016
+    assert published.TABLES[5].rows[8].year == 2019
+    assert published.TABLES[5].rows[8].label == "Dai et al. (2019) - Transformer-XL"
 
 
 def test_marks_match_the_paper():
@@ -165,14 +165,14 @@ def test_only_our_encoding_improves_beyond_the_training_length(number):
 
 
 def test_the_first_rows_of_tables_6_and_10_are_the_same():
-    six, ten = published.TABLE_6.rows, published.TABLE_10.rows
+    six, ten = published.TABLES[6].rows, published.TABLES[10].rows
     assert [dataclasses.replace(row, remark=None) for row in (six[0], six[2])] == list(ten[:2])
     assert [row.backprop_len for row in ten] == [128, 128, 176, 172]
     assert [row.ppl_best for row in ten[2:]] == [27.98, 28.83]
 
 
 def test_the_151m_rows_of_table_6_agree_with_table_1_and_improve_with_length():
-    rows = published.TABLE_6.rows[-3:]
+    rows = published.TABLES[6].rows[-3:]
     assert [(row.attn_len, row.ppl_best) for row in rows] == [(640, 23.09), (450, 23.16), (300, 23.35)]
     assert round(rows[0].ppl_best, 1) == row_of("wt103")[1].valid
     assert [row.ppl_init for row in rows] == [23.43, None, None]
@@ -180,7 +180,7 @@ def test_the_151m_rows_of_table_6_agree_with_table_1_and_improve_with_length():
 
 
 def test_encodings_are_values_of_model_position():
-    positions = {row.position for table in (published.TABLE_6, published.TABLE_10) for row in table.rows}
+    positions = {row.position for table in (published.TABLES[6], published.TABLES[10]) for row in table.rows}
     assert positions == set(published.POSITIONS.values())
     for position in positions:
         wide = {"n_positions": 128} if position in ("learned", "shaw") else {}
@@ -189,11 +189,11 @@ def test_encodings_are_values_of_model_position():
 
 
 def test_effective_context_is_80_percent_longer_than_that_of_recurrent_networks():
-    recl = {row.model: row.recl for row in published.TABLE_8.rows}
+    recl = {row.model: row.recl for row in published.TABLES[8].rows}
     assert recl["Transformer-XL 151M"][0] / recl["QRNN"][0] == pytest.approx(1.8)
     assert recl["Transformer-XL 128M"][0] / recl["Transformer"][0] == pytest.approx(5.5, abs=0.05)  # "450% longer"
-    assert [row.group for row in published.TABLE_8.rows] == [1] * 3 + [2] * 4
-    assert all(list(row.recl) == sorted(row.recl, reverse=True) for row in published.TABLE_8.rows)
+    assert [row.group for row in published.TABLES[8].rows] == [1] * 3 + [2] * 4
+    assert all(list(row.recl) == sorted(row.recl, reverse=True) for row in published.TABLES[8].rows)
     assert len(published.TOP_R) == 3
 
 

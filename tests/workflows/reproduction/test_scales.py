@@ -38,7 +38,7 @@ def test_every_model_can_be_built(name):
 def test_ablations_have_the_settings_of_the_papers_rows():
     for scale in EVERY.values():
         keys = ITEMS["table6"].parts[:9]
-        for row, key in zip(published.TABLE_6.rows, keys, strict=False):
+        for row, key in zip(published.TABLES[6].rows, keys, strict=False):
             settings = scale.models[key].settings()
             assert (settings.train.mem_len > 0) == row.recurrence
             assert settings.model.position == row.position
@@ -80,7 +80,7 @@ def test_without_recurrence_max_distance_is_the_segment_length(name):
 
 def test_the_papers_scale_uses_the_packaged_recipes():
     models = scales.PAPER.models
-    for row, key in zip(published.TABLE_10.rows, ITEMS["table10"].parts, strict=True):
+    for row, key in zip(published.TABLES[10].rows, ITEMS["table10"].parts, strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
     assert models["words-xl"] == scales.Model("words-xl", "wt103")
     assert models["bytes-xl-24"].settings().published.test == 0.99
@@ -115,8 +115,8 @@ def test_parts_with_the_same_model_share_a_run():
 
 
 def test_groups_are_those_of_table_8():
-    assert [row.group for row in published.TABLE_8.rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
-    assert len(PARTS) == len(published.TABLE_8.rows)
+    assert [row.group for row in published.TABLES[8].rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
+    assert len(PARTS) == len(published.TABLES[8].rows)
 
 
 def test_items_are_selected_in_the_papers_order():

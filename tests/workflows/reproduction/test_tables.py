@@ -58,7 +58,7 @@ def test_our_numbers_are_in_the_papers_rows():
     section = benchmarks.table(FakeRunner(lambda key, split, _: worth[key] + (10 if split == "valid" else 0)), 2)
     (grid,) = section.grids
     rows = {row[0]: row[1:] for row in grid.rows}
-    assert len(rows) == len(published.TABLE_2.rows)
+    assert len(rows) == len(published.TABLES[2].rows)
     assert rows["Dai et al. (2019) - 18L Transformer-XL"] == [
         "1,234", "11.125 ± 0.177", "1.125 ± 0.177", "88M", "-", "1.03"
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def test_table_6_compares_training_settings_with_the_best_length(tmp_path):
     section = ablations.table6(runner)
     assert requested[0] == {"mem_len": (128,), "seg_len": 128, "same_length": False}  # as in training
     rows = section.grids[0].rows
-    assert len(rows) == len(published.TABLE_6.rows)
+    assert len(rows) == len(published.TABLES[6].rows)
     assert rows[0] == [
         "Transformer-XL (128M), recurrence, Ours, full loss",
         "2.625 ± 0.177", "2.125 ± 0.177", "8 to 16", "27.02", "26.77", "500",

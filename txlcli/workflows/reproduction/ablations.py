@@ -85,7 +85,7 @@ class Lengths:
 def table6(runner: Runner) -> Section:
     """Compare recurrence, encodings and losses on WikiText-103, by the perplexity on the validation split."""
     by_model = {part: _lengths(runner, part) for part in (*TABLE_6, STANDARD)}
-    printed = published.TABLE_6.rows
+    printed = published.TABLES[6].rows
     rows = [_row(row, by_model[part]) for row, part in zip(printed, TABLE_6, strict=False)]
     standard = printed[len(TABLE_6) :]
     rows.append(_row(standard[0], by_model[STANDARD]))
@@ -101,19 +101,19 @@ def table6(runner: Runner) -> Section:
         _check_longer(runner, by_model["ablation-xl-full"]),
         _check_harmless(runner, by_model["ablation-xl-full"]),
     ]
-    return _section(runner, 6, published.TABLE_6.title, rows, claims, by_model)
+    return _section(runner, 6, published.TABLES[6].title, rows, claims, by_model)
 
 
 def table10(runner: Runner) -> Section:
     """Compare as in Table 6, with longer segments without recurrence, so that training needs the same memory."""
     by_model = {part: _lengths(runner, part) for part in TABLE_10}
     rows = []
-    for row, part in zip(published.TABLE_10.rows, TABLE_10, strict=True):
+    for row, part in zip(published.TABLES[10].rows, TABLE_10, strict=True):
         cells = _row(row, by_model[part])
         cells[0] += f", backprop {runner.model(part).settings().train.seg_len} (paper: {row.backprop_len})"
         rows.append(cells)
     claims = _claims(by_model, PAIRS_10)
-    section = _section(runner, 10, published.TABLE_10.title, rows, claims, by_model)
+    section = _section(runner, 10, published.TABLES[10].title, rows, claims, by_model)
     settings = (runner.model(part).settings().train for part in TABLE_10)  # their segment lengths differ
     steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in settings)
     note = f"Tokens per step (batch size x segment length), row by row: {steps}."
@@ -123,7 +123,7 @@ def table10(runner: Runner) -> Section:
 def table7(runner: Runner) -> Section:
     """Compare recurrence and encodings on One Billion Word, whose sentences are independent of each other."""
     perplexities = {part: evaluate_as_recipe(runner, part, "test", "ppl") for part in TABLE_7}
-    printed = dict(zip(TABLE_7, published.TABLE_7.rows, strict=True))
+    printed = dict(zip(TABLE_7, published.TABLES[7].rows, strict=True))
     rows = [[printed[part].name, str(perplexities[part]), str(printed[part].ppl)] for part in TABLE_7]
     claims = [
         compare("Recurrence helps", perplexities["short-xl"], perplexities["short-alone"]),
@@ -134,7 +134,7 @@ def table7(runner: Runner) -> Section:
     caption = "Perplexity on the test split; the paper does not name the split."
     return Section(
         name="table7",
-        title=f"Table 7: {published.TABLE_7.title}",
+        title=f"Table 7: {published.TABLES[7].title}",
         notes=[runner.scale.description],
         grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
         claims=claims,

@@ -21,14 +21,14 @@ def table8(runner: Runner) -> Section:
     for group in GROUPS:
         measured |= dict(zip(group, _measure_group(runner, group)["models"], strict=True))
     rows, data = [], {}
-    for row, part in zip(published.TABLE_8.rows, PARTS, strict=True):
+    for row, part in zip(published.TABLES[8].rows, PARTS, strict=True):
         own = [_format_recl(point, runner.scale.recl_start) for point in measured[part]["recl"]]
         rows.append([row.model, *own, *(str(number) for number in row.recl)])
         data[part] = measured[part]["recl"]
     shares = [f"r = {share}" for share in published.TOP_R]
     return Section(
         name="table8",
-        title=f"Table 8: {published.TABLE_8.title}",
+        title=f"Table 8: {published.TABLES[8].title}",
         notes=[runner.scale.description, _describe_method(runner), _describe_parameters(runner)],
         grids=[
             Grid(
@@ -86,7 +86,7 @@ def _format_recl(point: dict[str, Any], start: int) -> str:
 
 def compare_groups(measured: dict[str, Any], start: int) -> list[Claim]:
     """Compare Transformer-XL with each other model of its group, on the hardest tenth of the positions."""
-    names = {part: row.model.removeprefix("- ") for part, row in zip(PARTS, published.TABLE_8.rows, strict=True)}
+    names = {part: row.model.removeprefix("- ") for part, row in zip(PARTS, published.TABLES[8].rows, strict=True)}
     claims = []
     for first, *others in GROUPS:
         for other in others:

@@ -36,7 +36,7 @@ def table9(runner: Runner) -> Section:
     detail = ", ".join(f"{metrics.format_ratio(row['slowdown'])} at {row['attn_len']}" for row in ordered)
     return Section(
         name="table9",
-        title=f"Table 9: {published.TABLE_9.title}",
+        title=f"Table 9: {published.TABLES[9].title}",
         notes=[
             f"Recipe {recipe} with random weights, since speed does not depend on them. Vanilla: the same weights "
             "without memory, recomputing one window per prediction; batched: with the fastest number of windows at "
