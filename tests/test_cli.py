@@ -74,32 +74,6 @@ def test_a_directory_without_permission_is_one_line(tmp_path):
     )
 
 
-def test_a_deleted_working_directory_is_one_line(tmp_path):
-    code = f"import os; os.mkdir({str(tmp_path / 'a')!r}); os.chdir({str(tmp_path / 'a')!r}); os.rmdir(os.getcwd())\n"
-    ended = python("-c", code + "from txlcli.cli import app; app(['train', 'stdlib'])")
-    assert (ended.returncode, ended.stderr) == (
-        1,
-        "error: the working folder was deleted; change to another one, as with cd\n",
-    )
-
-
-def test_a_system_without_memory_for_a_file_is_one_line(tmp_path):
-    """Python raises OSError while it lists the directory of a package."""
-    code = (
-        "import errno, importlib.util, os, sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch':\n"
-        "            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), 'site-packages/torch')\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "from txlcli.cli import app; app(['speed', 'stdlib'])"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == "error: site-packages/torch: Cannot allocate memory; allow more memory"
-    assert "Traceback" not in ended.stderr
-
-
 def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]
@@ -221,60 +195,6 @@ def test_sigterm_removes_unfinished_files(tmp_path):
     assert list(tmp_path.glob("data/.*")) == []
 
 
-DROPPED = """
-import os, platform, signal, sys, time
-from txlcli import cli
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
-
-class Dropping:
-    def __del__(self):
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-        time.sleep(0.01)  # the handler is called here, and Python drops its exception
-
-def wait(*_):
-    Dropping()
-    time.sleep(30)
-
-platform.platform = wait  # which describes this machine
-cli.app(["info"])
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "word"),
-    [("SIGTERM", 143, "terminated"), pytest.param("SIGINT", 130, "interrupted", marks=pytest.mark.slow)],
-)
-def test_a_signal_that_python_drops_is_delivered_again(tmp_path, name, code, word):
-    command = [sys.executable, "-c", DROPPED, name]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=25)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
-
-
-IN_C_CODE = """
-import os, platform, signal, sys
-from txlcli import cli
-
-def fail(*_):
-    try:
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-    except BaseException as error:
-        raise SystemError("flush returned a result with an exception set") from error
-
-platform.platform = fail
-cli.app(["info"])
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "word"),
-    [pytest.param("SIGTERM", 143, "terminated", marks=pytest.mark.slow), ("SIGINT", 130, "interrupted")],
-)
-def test_a_signal_in_python_code_that_a_library_calls_ends_with_one_line(tmp_path, name, code, word):
-    command = [sys.executable, "-c", IN_C_CODE, name]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=25)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"error: {word}\n")
-
-
 STARTING = """
 import os, signal, sys
 
@@ -326,25 +246,6 @@ def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["store"] == "data/book.h5"
-
-
-WITHOUT_MEMORY = """
-import resource, sys
-import h5py, numpy  # which start threads and reserve memory for each
-from txlcli.cli import app
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20),) * 2)  # libtorch_cpu.so is larger
-app(["speed"])
-"""
-
-
-def test_a_library_that_does_not_fit_into_memory_is_one_line(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEMORY], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
-    )
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.endswith("; allow more memory, or install txl again\n")
-    assert ended.stderr.count("\n") == 1
 
 
 PLOTTING = """

@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -73,21 +72,6 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
         now = 110.0
         step.advance(13e6)
     assert capsys.readouterr().err == shown
-
-
-def test_a_line_says_that_a_long_first_step_is_running(capsys):
-    step = console.Step("training", 3, "steps", None, start=5)
-    step.say_if_at_start()
-    step.reach(6)
-    step.say_if_at_start()
-    assert capsys.readouterr().err == "training: the first step is running, 0:00:00 elapsed\n"
-
-
-def test_the_thread_that_says_so_ends_with_the_progress():
-    before = threading.active_count()
-    with console.progress("training", total=3, unit="steps"):
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
 
 
 def test_a_long_title_is_not_cut_in_a_pipe(capsys):

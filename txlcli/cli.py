@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
 import typer
@@ -79,15 +79,11 @@ NEXT_STEPS = {
     errno.EPERM: "check the permissions of the file and of its folders",
     errno.EROFS: "give a folder that can be written to",
     errno.EMFILE: 'allow more open files, as with "ulimit -n 1024"',
-    errno.ENFILE: "end processes that have many files open",
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the disk again",
     errno.EDQUOT: "free some space",
-    errno.ENOMEM: "allow more memory",
 }
 """Next step for each error of the system that concerns a file, whichever function meets it first."""
-LONGEST_PATH = 100
-"""Characters of a path in such an error."""
 
 
 class TxlGroup(TyperGroup):
@@ -125,11 +121,8 @@ class TxlGroup(TyperGroup):
         extra["standalone_mode"] = False
         console.set_quiet(False)
         extra["obj"] = args
-        hook = sys.unraisablehook
         try:
-            sys.unraisablehook = functools.partial(_deliver_again, otherwise=hook)
-            _check_working_directory()
-            with signals.raising(), _errors_of_loading():  # so that unfinished files are removed
+            with signals.raising():  # so that unfinished files are removed
                 result = super().main(args=args, prog_name=prog_name or "txl", **extra)
             if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
@@ -148,7 +141,9 @@ class TxlGroup(TyperGroup):
             sys.exit(error.exit_code)
         except OSError as error:
             if error.errno in NEXT_STEPS and error.filename is not None:
-                console.complain(f"{_shortened(error.filename)}: {error.strerror}; {NEXT_STEPS[error.errno]}")
+                console.complain(
+                    f"{shortened(os.fsdecode(error.filename))}: {error.strerror}; {NEXT_STEPS[error.errno]}"
+                )
                 sys.exit(TxlError.exit_code)
             if error.errno != errno.ENOSPC:
                 raise
@@ -160,21 +155,7 @@ class TxlGroup(TyperGroup):
                 raise
             console.complain(f"out of memory{requested_size(error)}; {LESS}")
             sys.exit(TxlError.exit_code)
-        finally:
-            sys.unraisablehook = hook
         sys.exit(result if isinstance(result, int) else 0)
-
-
-def _check_working_directory() -> None:
-    """Refuse a working directory that was deleted: Intel's library for products would end the process."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise TxlError("the working folder was deleted; change to another one, as with cd") from None
-
-
-def _shortened(path: object) -> str:
-    return shortened(os.fsdecode(path) if isinstance(path, bytes) else str(path), LONGEST_PATH)
 
 
 def _complain_once(error: TxlError) -> None:
@@ -186,32 +167,6 @@ def _complain_once(error: TxlError) -> None:
         if isinstance(error, DisagreementError):
             return
     console.complain(str(error))
-
-
-@contextlib.contextmanager
-def _errors_of_loading() -> Iterator[None]:
-    """Raise a TxlError if the system cannot load a library, as when memory is too small for it."""
-    try:
-        yield
-    except ImportError as error:
-        if not (error.path or "").endswith(".so"):
-            raise
-        raise TxlError(f"{error.path}: cannot be loaded ({error}); allow more memory, or install txl again") from error
-
-
-def _deliver_again(
-    unraisable: "sys.UnraisableHookArgs", otherwise: Callable[["sys.UnraisableHookArgs"], object]
-) -> None:
-    """Send a signal again whose exception Python dropped, as it does while it frees an object or forks.
-
-    Args:
-        unraisable: the exception.
-        otherwise: called with any other exception.
-    """
-    if isinstance(unraisable.exc_value, KeyboardInterrupt | signals.Terminated):
-        signals.deliver_again(signals.number_of(unraisable.exc_value))
-    else:
-        otherwise(unraisable)
 
 
 def _explain(error: typer.TyperException) -> str:

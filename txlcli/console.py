@@ -9,12 +9,11 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
@@ -29,7 +28,6 @@ MAX_NOTES = 2
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
-SILENCE_S = 60.0  # between lines that say that the first of several steps is running
 
 
 def printable(text: str) -> str:
@@ -52,27 +50,6 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-class _Messages:
-    """stderr as a file on which nothing fails: no training ends because its terminal or its log can take no message."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, text: str) -> int:
-        """Write text, if possible."""
-        with suppress(OSError):
-            self._file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush, if possible."""
-        with suppress(OSError):
-            self._file.flush()
-
-
 def _plain(file: TextIO) -> "Console":
     """Return a console that does not interpret markup, since file names and tokens may contain brackets and colons."""
     from rich.console import Console
@@ -91,7 +68,7 @@ def set_quiet(quiet: bool) -> None:
 
 
 def say(message: str) -> None:
-    """Write one line to stderr unless --quiet is set; in a training of several processes, only rank 0 writes it."""
+    """Write one line to stderr unless --quiet is set; of several processes, only rank 0 writes it."""
     if launcher.is_main() and not _quiet:
         _write_message(on_one_line(with_flags(message)))
 
@@ -108,9 +85,9 @@ def complain(message: str) -> None:
 
 
 def _write_message(line: str) -> None:
-    messages = _Messages(sys.stderr)
-    messages.write(line + "\n")
-    messages.flush()
+    with suppress(OSError):  # no training run ends because its terminal or its log can take no message
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 def _has_colors(file: TextIO) -> bool:
@@ -232,11 +209,9 @@ def _cell(cell: str | list[str]) -> str:
 
 
 class Step:
-    """Progress of one long step."""
+    """Progress of one long step: a live bar, or lines at intervals."""
 
-    def __init__(
-        self, description: str, total: float | None, unit: str, bar: "Progress | None", *, start: float = 0.0
-    ) -> None:
+    def __init__(self, description: str, total: float | None, unit: str, start: float, bar: "Progress | None") -> None:
         self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
         self._bar = bar
         self._task = bar.add_task(self.description, total=total, completed=int(start), detail="") if bar else None
@@ -256,20 +231,9 @@ class Step:
             self._last = time.monotonic()
             say(f"{self.description}: {self._share()}, {detail or self._rate()}{self._times()}")
 
-    def describe(self, detail: str) -> None:
-        """Replace the detail beside a live bar."""
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, detail=on_one_line(detail))
-
-    def say_if_at_start(self) -> None:
-        """Write a line if no progress was reported yet."""
-        if self._done == self.start:
-            elapsed = timedelta(seconds=round(time.monotonic() - self._started))
-            say(f"{self.description}: the first step is running, {elapsed} elapsed")
-
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        return f"{_amount(self._done / elapsed, self.unit)}/s"
+        return f"{_amount((self._done - self.start) / elapsed, self.unit)}/s"
 
     def _share(self) -> str:
         """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
@@ -301,39 +265,20 @@ def progress(
 ) -> Iterator[Step]:
     """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
     if _quiet or not (shown and sys.stderr.isatty()):
-        step = Step(description, total, unit, None, start=start)
-        with _said_while_at_start(step) if unit == "steps" else nullcontext():
-            yield step
+        yield Step(description, total, unit, start, None)
         return
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns: list[ProgressColumn] = [
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%") if total else TextColumn(""),
+        TaskProgressColumn(),
         TextColumn("{task.fields[detail]}", markup=False),
         TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=_plain(cast(TextIO, _Messages(sys.stderr))), transient=True) as bar:
-        yield Step(description, total, unit, bar, start=start)
-
-
-@contextmanager
-def _said_while_at_start(step: Step) -> Iterator[None]:
-    """Write a line now and then until the first progress: a step of a large model takes minutes."""
-    ended = threading.Event()
-
-    def say_now_and_then() -> None:
-        while not ended.wait(SILENCE_S):
-            step.say_if_at_start()
-
-    thread = threading.Thread(target=say_now_and_then, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+        console=_plain(sys.stderr),
+        transient=True,
+    ) as bar:
+        yield Step(description, total, unit, start, bar)
 
 
 class TerminalReporter:

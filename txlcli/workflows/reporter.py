@@ -13,9 +13,6 @@ class Step(Protocol):
     def reach(self, done: float, detail: str = "") -> None:
         """Report that `done` units are done in all."""
 
-    def describe(self, detail: str) -> None:
-        """Replace the detail that is shown beside the progress."""
-
 
 class Reporter(Protocol):
     """Receives messages and progress; `console.TerminalReporter` writes them to stderr."""
@@ -33,8 +30,6 @@ class _SilentStep:
     def advance(self, amount: float, detail: str = "") -> None: ...
 
     def reach(self, done: float, detail: str = "") -> None: ...
-
-    def describe(self, detail: str) -> None: ...
 
 
 class SilentReporter:

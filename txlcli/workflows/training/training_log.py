@@ -73,7 +73,7 @@ class TrainingLog:
             self._progress.reach(report.step, self._detail)
             return
         self._valid = f", valid {value}"
-        self._progress.describe(self._detail)
+        self._progress.reach(self._step, self._detail)
         best = " (best so far)" if line["best"] else ""
         averaged = " with averaged weights" if line["averaged"] else ""
         self._reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}")
