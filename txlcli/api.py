@@ -108,10 +108,10 @@ class LoadedRun:
     def __repr__(self) -> str:
         model = self.settings.model
         parameters = self._opened.run.parameters
-        return f"<LoadedRun {self.directory}: {model.arch}, {model.n_layers} layers, {parameters:,} parameters>"
+        return f"<LoadedRun {self.folder}: {model.arch}, {model.n_layers} layers, {parameters:,} parameters>"
 
     @property
-    def directory(self) -> Path:
+    def folder(self) -> Path:
         """Folder of the run."""
         return self._opened.run.directory
 
@@ -290,7 +290,7 @@ class LoadedRun:
 
     def _settings(self, mem_len: int | None, **changes: Any) -> EvalSettings:
         if mem_len is not None:
-            self.settings.check_memory(mem_len, run=self.directory, instead="leave out mem_len")
+            self.settings.check_memory(mem_len, run=self.folder, instead="leave out mem_len")
             changes["mem_len"] = mem_len
         return self.settings.evaluation_settings(**changes)
 
