@@ -34,7 +34,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_a_run_says_what_it_is(run):
-    assert repr(run).startswith(f"<LoadedRun {run.directory}: transformer, {run.settings.model.n_layers} layers, ")
+    assert repr(run).startswith(f"<LoadedRun {run.folder}: transformer, {run.settings.model.n_layers} layers, ")
     assert isinstance(run.model, torch.nn.Module)
     assert run.vocab.decode(run.vocab.encode("abc")) == "abc"
 
@@ -76,9 +76,9 @@ def test_generate_equals_the_command(run):
 
 
 def test_evaluate_equals_eval_and_records_nothing(run):
-    before = (run.directory / "evals.jsonl").exists()
+    before = (run.folder / "evals.jsonl").exists()
     rows = run.evaluate(mem_len=[0, 7], positions=50)
-    assert (run.directory / "evals.jsonl").exists() == before
+    assert (run.folder / "evals.jsonl").exists() == before
     expected = json_of("eval", "byte", "--mem-len", "0,7", "--positions", 50)["rows"]
     assert [row.mem_len for row in rows] == [0, 7]
     assert [row.loss_nats for row in rows] == [row["loss_nats"] for row in expected]
