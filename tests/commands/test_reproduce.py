@@ -28,10 +28,14 @@ STATE = ("model.d_hidden=7", "train.mem_len=0", "eval.mem_len=0")
 
 def models():
     changes = dict.fromkeys(scales.PAPER.models, ())
-    changes |= {key: scales.NO_MEMORY for key in changes if "vanilla" in key or "adaptive" in key}
+    changes |= {
+        key: tuple(scales.DATA["changes"]["no-memory"]) for key in changes if "vanilla" in key or "adaptive" in key
+    }
     small = {key: scales.Model(key, "tiny.toml", (*SHORT, *extra)) for key, extra in changes.items()}
-    small |= scales.ablation_models("ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", 4, (6, 8))
-    small |= scales.sentence_models(SHORT, "tiny.toml", 5)
+    small |= scales.ablation_models(
+        "ablation", (*SHORT, "train.seg_len=4", "eval.seg_len=4"), "tiny.toml", seg_len=4, longer=(6, 8)
+    )
+    small |= scales.sentence_models(SHORT, "tiny.toml", seg_len=5)
     small |= scales.frontier_models("tiny.toml", (*SHORT, *EVEN))
     for key, arch in (("words-lstm", "lstm"), ("words-qrnn", "qrnn")):
         small[key] = scales.Model(key, "state.toml", (f"model.arch={arch}",))

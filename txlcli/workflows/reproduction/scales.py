@@ -1,9 +1,11 @@
 """Texts, models and lengths that take the place of the paper's at each scale."""
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
@@ -35,7 +37,7 @@ class Model:
         return recipe.load(self.recipe, self.changes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """A size at which the paper can be reproduced."""
 
@@ -46,7 +48,7 @@ class Scale:
     """Texts by store."""
     models: Mapping[str, Model]
     """Models by the part in the paper whose place they take."""
-    positions: int | None
+    positions: int | None = None
     """Tokens to score per evaluation; None is the whole split."""
     stride: int
     """Tokens predicted per window for models without memory; 1 is exact."""
@@ -68,54 +70,39 @@ class Scale:
         return f"{self.name}-{self.models[part].key}-{seed}"
 
 
-def _by_key(*models: Model) -> dict[str, Model]:
-    return {model.key: model for model in models}
+DATA = tomllib.loads((files("txlcli.workflows.reproduction") / "scales.toml").read_text(encoding="utf-8"))
 
 
-def _model(key: str, name: str, *changes: str) -> Model:
-    return Model(key, name, changes)
+def _expanded(changes: Iterable[str], **numbers: int) -> tuple[str, ...]:
+    """Return changes with each `@name` replaced by that list of [changes], and each `{name}` by that number."""
+    words: list[str] = []
+    for change in changes:
+        words += _expanded(DATA["changes"][change[1:]], **numbers) if change[0] == "@" else [change.format(**numbers)]
+    return tuple(words)
 
 
-NO_MEMORY = ("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off")
-
-
-def _alone(seg_len: int) -> tuple[str, ...]:
-    """Return changes for a model without recurrence, whose distances are those of a segment in evaluation as well."""
-    return (*NO_MEMORY, f"eval.max_distance={seg_len}")
-
-
-ALONE_ABSOLUTE = (*NO_MEMORY, "eval.max_distance=none")  # absolute positions
-HALF = "train.loss_part=half"
+def _models(table: dict[str, list[str]]) -> dict[str, Model]:
+    return {key: Model(key, words[0], _expanded(words[1:])) for key, words in table.items()}
 
 
 def ablation_models(
-    prefix: str, base: tuple[str, ...], name: str, seg_len: int, longer: tuple[int, int], *more: str
+    prefix: str, base: Iterable[str], name: str, *, seg_len: int, longer: tuple[int, int], more: Iterable[str] = ()
 ) -> dict[str, Model]:
     """Return the rows of Tables 6 and 10 as changes of one recipe, with `more` for the longer segments of Table 10."""
-    one_segment, two_segments = f"model.n_positions={seg_len}", f"model.n_positions={2 * seg_len}"
-    rows = {
-        "xl-full": (),
-        "shaw-full": ("model.position=shaw", two_segments),
-        "xl-half": (HALF,),
-        "alone-xl-full": _alone(seg_len),
-        "alone-xl-half": (*_alone(seg_len), HALF),
-        "alone-shaw-full": (*_alone(seg_len), "model.position=shaw", one_segment),
-        "alone-shaw-half": (*_alone(seg_len), HALF, "model.position=shaw", one_segment),
-        "alone-sinusoid-half": (*ALONE_ABSOLUTE, HALF, "model.position=sinusoid"),
-        "alone-learned-half": (*ALONE_ABSOLUTE, HALF, "model.position=learned", one_segment),
-        "alone-xl-full-longer": (*_alone(longer[0]), f"train.seg_len={longer[0]}", *more),
-        "alone-xl-half-longer": (*_alone(longer[1]), HALF, f"train.seg_len={longer[1]}", *more),
-    }
-    return _by_key(*(Model(f"{prefix}-{key}", name, (*base, *changes)) for key, changes in rows.items()))
+    lengths = {"seg_len": seg_len, "two_segments": 2 * seg_len, "longer_full": longer[0], "longer_half": longer[1]}
+    models = {}
+    for row, changes in DATA["ablation"].items():
+        last = more if row.endswith("longer") else ()
+        models[f"{prefix}-{row}"] = Model(f"{prefix}-{row}", name, _expanded((*base, *changes, *last), **lengths))
+    return models
 
 
-def sentence_models(base: tuple[str, ...], name: str, seg_len: int) -> dict[str, Model]:
+def sentence_models(base: Iterable[str], name: str, *, seg_len: int) -> dict[str, Model]:
     """Return the rows of Table 7."""
-    return _by_key(
-        _model("short-xl", name, *base),
-        _model("short-shaw", name, *base, "model.position=shaw", f"model.n_positions={2 * seg_len}"),
-        _model("short-alone", name, *base, *_alone(seg_len)),
-    )
+    lengths = {"seg_len": seg_len, "two_segments": 2 * seg_len}
+    return {
+        key: Model(key, name, _expanded((*base, *changes), **lengths)) for key, changes in DATA["sentences"].items()
+    }
 
 
 MEMORIES = ("recurrence", "window", "compressive", "rmt")
@@ -181,6 +168,7 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
         name: the recipe.
         base: changes for all models.
     """
+    base = _expanded(base)
     settings = recipe.load(name, base)
     train, model, memories = settings.train, settings.model, _by_memory(settings.train)
     if not isinstance(model, TransformerSettings):
@@ -198,51 +186,30 @@ def frontier_models(name: str, base: tuple[str, ...] = ()) -> dict[str, Model]:
         return _last_of_each((*base, *reading, *memories[memory], *sizes, *blocks[block]))
 
     names = itertools.product(MEMORIES, POSITIONS, BLOCKS)
-    return _by_key(*(Model(frontier_part(*three), name, changes(*three)) for three in names))
+    return {frontier_part(*three): Model(frontier_part(*three), name, changes(*three)) for three in names}
 
 
-WORDS_XL = _model("words-xl", "wt103")
-PAPER_MODELS = {
-    **_by_key(
-        WORDS_XL,
-        _model("words-xl-large", "wt103-large"),
-        _model("words-adaptive-input", "adaptive-input-wt103"),
-        _model("words-qrnn", "qrnn-wt103"),
-        _model("words-lstm", "lstm-wt103"),
-        _model("bytes-xl-12", "enwik8"),
-        _model("bytes-xl-18", "enwik8-18l"),
-        _model("bytes-xl-24", "enwik8-24l"),
-        _model("bytes-vanilla-12", "vanilla-enwik8"),
-        _model("bytes-vanilla-64", "vanilla-enwik8-64l"),
-        _model("chars-xl-24", "text8-24l"),
-        _model("chars-vanilla-12", "vanilla-enwik8", "corpus.store=text8"),
-        _model("chars-vanilla-64", "vanilla-enwik8-64l", "corpus.store=text8"),
-        _model("sentences-xl", "lm1b"),
-        _model("sentences-xl-large", "lm1b-large"),
-        _model("ptb-xl", "ptb"),
-    ),
-    **ablation_models("ablation", (), "wt103-ablation", 128, (176, 172)),
-    "ablation-standard": WORDS_XL,
-    **sentence_models((), "lm1b-ablation", 32),
-    **frontier_models("enwik8", ("train.batch_size=24",)),  # which divides into longer segments
-}
-BENCHMARKS = {name: ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb")}
+def _paper_models() -> dict[str, Model]:
+    models = _models(DATA["paper"]["models"])
+    return {
+        **models,
+        **ablation_models("ablation", (), "wt103-ablation", seg_len=128, longer=(176, 172)),
+        "ablation-standard": models["words-xl"],
+        **sentence_models((), "lm1b-ablation", seg_len=32),
+        **frontier_models("enwik8", ("train.batch_size=24",)),  # which divides into longer segments
+    }
 
-PAPER = Scale(
-    name="paper",
-    description="The paper's own corpora, sizes and steps.",
-    texts=BENCHMARKS,
-    models=MappingProxyType(PAPER_MODELS),
-    positions=None,
-    stride=1,
-    attn_lens=(3800, 2800, 1800, 800),
-    recl_start=100,
-    recl_longest=1200,
-    recl_positions=10_000,
-    sample_tokens=(500, 500, 1000),
-    context=512,
-)
 
+def _scale(name: str, texts: Iterable[ScaleText], models: dict[str, Model], table: dict[str, Any]) -> Scale:
+    """Return a scale from its table of scales.toml, without models, and its texts and models."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items() if key != "models"
+    }
+    return Scale(name=name, texts={text.store: text for text in texts}, models=models, **values)
+
+
+BENCHMARKS = tuple(ScaleText(name, name) for name in ("enwik8", "text8", "wt103", "lm1b", "ptb"))
+PAPER = _scale("paper", BENCHMARKS, _paper_models(), DATA["paper"])
 SMALL_STEPS, SMALL_SHARE = 20_000, 3
 
 
@@ -260,98 +227,39 @@ def _smaller(model: Model) -> Model:
 
 def small() -> Scale:
     """Return the scale with the paper's corpora, a third of its layers and a fraction of its steps."""
-    return replace(
-        PAPER,
-        name="small",
-        description=(
-            "The paper's corpora, with a third of its layers and at most 20,000 steps: hours on one data-centre GPU "
-            "for most models. The numbers are not the paper's; the order of the rows should be."
-        ),
-        models=MappingProxyType({key: _smaller(model) for key, model in PAPER_MODELS.items()}),
-        positions=100_000,
-        stride=8,
-        recl_positions=2_000,
-    )
+    models = {key: _smaller(model) for key, model in PAPER.models.items()}
+    return _scale("small", BENCHMARKS, models, DATA["paper"] | DATA["small"])
 
 
-# At tiny scale the source of Python's standard library replaces every corpus: as bytes enwik8 and the text of the
-# ablations, as characters text8, as words the others, except for Penn Treebank if that has been prepared.
 WORDS = ScaleText("tiny-words", "stdlib", {"tokenizer": "word", "vocab_size": 8000})
 CHARS = ScaleText("tiny-chars", "stdlib", {"tokenizer": "char", "min_count": 20})
-TINY_STEPS = (
-    "train.max_steps=500",
-    "train.valid_every=500",
-    "train.valid_tokens=20000",
-    "log.every=50",
-)
-ON_WORDS = ("corpus.store=tiny-words", *TINY_STEPS)
-ON_CHARS = ("corpus.store=tiny-chars", *TINY_STEPS)
-DEEPER = "model.n_layers=6"
-WIDER = ("model.d_model=192", "model.n_heads=6", "model.d_inner=768")  # the paper's large models are mainly wider
-# Shorter than the context that a model uses after 500 steps (16 to 30 words), so that memory can help.
-SHORT = ("train.seg_len=16", "train.mem_len=16", "eval.seg_len=16", "eval.mem_len=16", "train.batch_size=64")
-# Models use more than eight bytes after a few hundred steps: recurrence counts for more than the number of losses.
-SHORTEST = ("train.seg_len=8", "train.mem_len=8", "eval.seg_len=8", "eval.mem_len=8", "train.batch_size=128")
-SMALLER = ("model.n_layers=2", "train.max_steps=300", "train.valid_every=300")
-TINY_STATE = ("model.d_model=128", "model.d_hidden=256", "model.dropout=0.0", "train.seg_len=64", "train.batch_size=16")
-
-
-def _tiny_models(ptb: str) -> dict[str, Model]:
-    on_ptb = (f"corpus.store={ptb}", *TINY_STEPS)
-    # 85 x 12 bytes per step are as much text as 128 x 8: in so short a training, more text would decide the result.
-    ablation = ablation_models("ablation", (*TINY_STEPS, *SHORTEST), "stdlib", 8, (12, 12), "train.batch_size=85")
-    sentences = sentence_models((*ON_WORDS, *SHORT), "stdlib", 16)
-    bytes_xl = _model("bytes-xl-18", "stdlib", *TINY_STEPS)
-    regularized = ("model.dropout=0.1", "model.variational_dropout=true", "train.average=exponential")
-    return {
-        **_by_key(
-            _model("words-xl", "stdlib", *ON_WORDS),
-            _model("words-xl-large", "stdlib", *ON_WORDS, *WIDER),
-            _model("words-adaptive-input", "stdlib", *ON_WORDS, *NO_MEMORY, "model.position=sinusoid"),
-            _model("words-qrnn", "qrnn-ptb", *ON_WORDS, *TINY_STATE),
-            _model("words-lstm", "lstm-ptb", *ON_WORDS, *TINY_STATE),
-            _model("bytes-xl-12", "stdlib", *TINY_STEPS, "model.n_layers=3"),
-            bytes_xl,
-            _model("bytes-xl-24", "stdlib", *TINY_STEPS, DEEPER),
-            _model("bytes-vanilla-12", "vanilla-stdlib", *TINY_STEPS, "model.n_layers=3"),
-            _model("bytes-vanilla-64", "vanilla-stdlib", *TINY_STEPS, DEEPER),
-            _model("chars-xl-24", "stdlib", *ON_CHARS),
-            _model("chars-vanilla-12", "vanilla-stdlib", *ON_CHARS, "model.n_layers=3"),
-            _model("chars-vanilla-64", "vanilla-stdlib", *ON_CHARS),
-            _model("sentences-xl-large", "stdlib", *ON_WORDS, *SHORT, *WIDER),
-        ),
-        "ptb-xl": Model(f"ptb-xl-on-{ptb}", "stdlib", (*on_ptb, *regularized)),
-        **ablation,
-        "ablation-standard": bytes_xl,
-        **sentences,
-        "sentences-xl": sentences["short-xl"],
-        **frontier_models("stdlib", (*TINY_STEPS, *SHORT, *SMALLER)),
-    }
 
 
 def tiny(*, has_ptb: bool) -> Scale:
     """Return the scale that takes minutes per table on two processor cores, without a network."""
     ptb = ScaleText("ptb", "ptb") if has_ptb else WORDS
-    texts = {text.store: text for text in (WORDS, CHARS, ScaleText("stdlib", "stdlib"), ptb)}
-    return Scale(
-        name="tiny",
-        description=(
-            "Tiny scale: models of about a million parameters, trained for a minute each on the source of Python's "
-            "standard library, which replaces the paper's corpora. This shows the mechanism; the numbers are not "
-            "comparable with the paper's, the order of similar rows may depend on the seed, and deeper models need "
-            "more steps than these to be better."
+    models = _models(DATA["tiny"]["models"])
+    sentences = sentence_models(("@on-words", "@short"), "stdlib", seg_len=16)
+    models |= {
+        "ptb-xl": Model(
+            f"ptb-xl-on-{ptb.store}",
+            "stdlib",
+            _expanded((f"corpus.store={ptb.store}", "@tiny-steps", "@regularized")),
         ),
-        texts=MappingProxyType(texts),
-        models=MappingProxyType(_tiny_models(ptb.store)),
-        positions=20_000,
-        stride=4,
-        attn_lens=(512, 256, 128),
-        recl_start=16,
-        recl_longest=160,
-        recl_positions=1_000,
-        sample_tokens=(500, 500, 1000),
-        context=64,
-    )
+        **ablation_models(
+            "ablation",
+            ("@tiny-steps", "@shortest"),
+            "stdlib",
+            seg_len=8,
+            longer=(12, 12),
+            more=("@fewer-lanes",),
+        ),
+        "ablation-standard": models["bytes-xl-18"],
+        **sentences,
+        "sentences-xl": sentences["short-xl"],
+        **frontier_models("stdlib", ("@tiny-steps", "@short", "@smaller")),
+    }
+    return _scale("tiny", (WORDS, CHARS, ScaleText("stdlib", "stdlib"), ptb), models, DATA["tiny"])
 
 
 SCALES: dict[str, Callable[[bool], Scale]] = {
