@@ -47,8 +47,8 @@ def reproduce(
     names = select(item_names or (NAMES if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    from txlcli.commands import plots
-    from txlcli.views import attention_result, recl_table, reproduction_report
+    from txlcli.commands import plots, reproduction_report
+    from txlcli.views import attention_result, recl_table
     from txlcli.workflows.reproduction import scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items

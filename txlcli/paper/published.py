@@ -5,7 +5,7 @@ Values that no version of the paper prints are None.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from types import MappingProxyType
@@ -109,6 +109,19 @@ class Slowdown:
     slowdown: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaterResult:
+    """Result of a variant on a test split, from a later source."""
+
+    system: str
+    parameters: str = "-"
+    """Parameter count as printed; "-" if the source has none."""
+    corpus: Literal["enwik8", "text8", "wt103"]
+    value: float
+    metric: Literal["bpc", "ppl"]
+    source: str
+
+
 Row = TypeVar("Row")
 
 
@@ -135,16 +148,20 @@ ROW_TYPES: dict[int, type] = {
 }
 
 
-def _read_tables() -> Iterator[Table[Any]]:
-    def hashable(row: dict[str, Any]) -> dict[str, Any]:
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-
-    for table in tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))["tables"]:
-        row_type = ROW_TYPES[table["number"]]
-        yield Table(**{**table, "rows": tuple(row_type(**hashable(row)) for row in table["rows"])})
+DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
 
 
-TABLES: Mapping[int, Table[Any]] = MappingProxyType({table.number: table for table in _read_tables()})
+def _hashable(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+
+
+def _table(number: int, rows: list[dict[str, Any]], **titles: Any) -> Table[Any]:
+    return Table(number=number, rows=tuple(ROW_TYPES[number](**_hashable(row)) for row in rows), **titles)
+
+
+TABLES: Mapping[int, Table[Any]] = MappingProxyType({table["number"]: _table(**table) for table in DATA["tables"]})
+LATER = tuple(LaterResult(**row) for row in DATA["later"]["rows"])
+"""Results of variants of Transformer-XL."""
 BENCHMARKS: tuple[Table[Result], ...] = tuple(TABLES[number] for number in range(1, 6))
 """Tables 1 to 5, one per corpus."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}

@@ -6,8 +6,8 @@ parameters within 1 %.
 
 import dataclasses
 import itertools
-from typing import Literal
 
+from txlcli.paper import published
 from txlcli.workflows.reproduction.runner import Measured, Runner
 from txlcli.workflows.reproduction.scales import BLOCKS, MEMORIES, POSITIONS, frontier_part
 from txlcli.workflows.reproduction.section import Grid, Section
@@ -28,39 +28,6 @@ LIMITS = (
     "settings are the same for all models; they were chosen for the paper's block. A difference smaller than the "
     "deviation over the seeds decides nothing."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedResult:
-    """A result on a test split."""
-
-    system: str
-    parameters: str
-    """Parameter count as printed; "-" if the source has none."""
-    corpus: Literal["enwik8", "text8", "wt103"]
-    value: float
-    metric: Literal["bpc", "ppl"]
-    source: str
-
-
-_RMT = "Bulatov et al. (2022), arXiv 2207.06881, Tables 4 and 5"
-_SPAN = "README of facebookresearch/adaptive-span"
-_SEQUENTIAL = "README of facebookresearch/transformer-sequential"
-
-PUBLISHED = (
-    PublishedResult("Transformer-XL, trained again", "41M", "enwik8", 1.071, "bpc", _RMT),
-    PublishedResult("Transformer-XL, trained again, L = 150", "151M", "wt103", 24.12, "ppl", _RMT),
-    PublishedResult("no memory, L = 150", "151M", "wt103", 29.95, "ppl", _RMT),
-    PublishedResult("RMT, 10 memory tokens, 3 segments, L = 150", "151M", "wt103", 25.04, "ppl", _RMT),
-    PublishedResult("Transformer-XL with RMT, 150 and 10, twice the steps", "151M", "wt103", 23.99, "ppl", _RMT),
-    PublishedResult("Transformer-XL, L = 128, M = 40", "-", "enwik8", 1.230, "bpc", _RMT),
-    PublishedResult("RMT, L = 128, 2 segments", "-", "enwik8", 1.228, "bpc", _RMT),
-    PublishedResult("adaptive span", "38M", "enwik8", 1.02, "bpc", _SPAN),
-    PublishedResult("adaptive span", "39M", "text8", 1.11, "bpc", _SPAN),
-    PublishedResult("Expire-Span, 12 layers", "38M", "enwik8", 0.994, "bpc", _SEQUENTIAL),
-    PublishedResult("Feedback Transformer", "77M", "enwik8", 0.962, "bpc", _SEQUENTIAL),
-)
-"""Results of their sources; what is known from citations only is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +116,7 @@ def _differences(cells: dict[str, Cell]) -> Grid:
 def _published() -> Grid:
     rows = [
         [result.system, result.parameters, result.corpus, f"{result.value:g} {result.metric}", result.source]
-        for result in PUBLISHED
+        for result in published.LATER
     ]
     caption = "Published results of such models at the paper's sizes, on the test split, as the sources print them."
     return Grid(["system", "parameters", "corpus", "result", "source"], rows, caption)

@@ -3,6 +3,7 @@
 import base64
 import html
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,64 +144,19 @@ def to_html(title: str, sections: Sequence[Section], footer: str, directory: Pat
 
 
 def to_script(commands: Sequence[str]) -> str:
-    """Return commands as a shell script that states the options of all trainings once, and loops over splits.
-
-    An option is shared only if no training gives its key twice: of several values the last one counts. Long lines are
-    continued.
-    """
-    return "\n".join(_continued(line) for line in _script_lines(commands))
+    """Return commands as a shell script, in which long lines are continued."""
+    return "\n".join(map(_continued, commands))
 
 
-def _script_lines(commands: Sequence[str]) -> list[str]:
-    trainings = [line for line in commands if line.startswith("txl train ")]
-    first = trainings[0] if len(trainings) > 1 else ""
-    shared = [option for option in _options(first) if all(_gives_once(line, option) for line in trainings)]
-    if not shared:
-        return _loop_over_splits(commands)
-    lines = []
-    for line in commands:
-        if line in trainings:
-            options = "|".join(map(re.escape, shared))
-            lines.append(re.sub(rf" (?:{options})(?= |$)", "", line) + " $shared")
-        else:
-            lines.append(line)
-    return [f'shared="{" ".join(shared)}"', *_loop_over_splits(lines)]
-
-
-def _continued(line: str, columns: int = COLUMNS) -> str:
-    """Break a line of shell between options, outside single quotes, so that it has at most `columns` if it can."""
-    parts = re.findall(
-        r"(?:'[^']*'|(?! --)(?! \$shared)[^'])+|(?: --| \$shared)(?:'[^']*'|(?! --)(?! \$shared)[^'])*", line
-    )
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1] + part) > columns - len(" \\"):
-            lines.append(" " + part)
-        else:
-            lines[-1] += part
+def _continued(line: str) -> str:
+    """Break a command between its options, so that its lines have at most COLUMNS if they can."""
+    lines = [""]
+    for word in shlex.split(line):
+        quoted = shlex.quote(word)
+        if word.startswith("--") and len(lines[-1]) + len(quoted) > COLUMNS - 30:
+            lines.append("   ")
+        lines[-1] += f" {quoted}" if lines[-1] else quoted
     return " \\\n".join(lines)
-
-
-def _gives_once(line: str, option: str) -> bool:
-    """Return True if a command has an option, and no other value for its key."""
-    key = option.partition("=")[0] if option.startswith("--set ") else option.partition(" ")[0]
-    return option in _options(line) and len(re.findall(rf" {re.escape(key)}[ =]", line)) == 1
-
-
-def _options(line: str) -> list[str]:
-    """Return the options of a command that need no quotes, with their values: `--seed 1111`."""
-    return [f"{option} {value}" for option, value in re.findall(r"(--[a-z-]+) ([\w.=,+-]+)(?= |$)", line)]
-
-
-def _loop_over_splits(lines: Sequence[str]) -> list[str]:
-    """Replace two commands in a row that differ by the split alone by a loop."""
-    merged: list[str] = []
-    for line in lines:
-        if merged and "--split test" in line and merged[-1] == line.replace("--split test", "--split valid"):
-            merged[-1] = f"for split in valid test; do {line.replace('--split test', '--split $split')}; done"
-        else:
-            merged.append(line)
-    return merged
 
 
 def _image(path: Path, caption: str) -> str:

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from txlcli.views.reproduction_report import to_html, to_markdown, to_script
+from txlcli.commands.reproduction_report import to_html, to_markdown, to_script
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 SECTION = Section(
@@ -104,25 +104,6 @@ def test_a_section_survives_json():
     assert Section.from_table(json.loads(json.dumps(SECTION.to_table()))) == SECTION
 
 
-def test_a_script_states_shared_options_once_and_runs_the_same_commands():
-    steps = "--seed 1111 --set log.every=5 --set train.max_steps=50"
-    commands = [
-        "txl prepare stdlib",
-        f"txl train stdlib --name a {steps} --set 'model.cutoffs=[]' --set train.max_steps=500",
-        "txl eval runs/a --split valid --positions 20",
-        "txl eval runs/a --split test --positions 20",
-        f"txl train vanilla-stdlib --name b {steps} --set 'model.cutoffs=[]'",
-        "txl eval runs/b --split test",
-    ]
-    script = to_script(commands)
-    assert script.splitlines()[0] == 'shared="--seed 1111 --set log.every=5"'  # train.max_steps is given twice
-    whole = script.replace("\\\n", "").splitlines()
-    assert len(whole) == len(commands)  # a line more for the options, a line less for the loop
-    shell = subprocess.run(["sh", "-c", 'txl() { echo "$@"; }\n' + script], check=True, capture_output=True, text=True)
-    for ran, command in zip(shell.stdout.splitlines(), commands, strict=True):
-        assert sorted(ran.split()) == sorted(shlex.split(command)[1:])
-
-
 def test_a_script_has_short_lines_and_runs_the_same_commands():
     changes = [f"--set 'model.cutoffs=[{number}, 20]' --set train.max_steps={number}0{number}" for number in range(9)]
     text = "one -- two  --three"
@@ -139,8 +120,3 @@ def test_a_script_has_short_lines_and_runs_the_same_commands():
     shell = subprocess.run(["sh", "-c", show + script], check=True, capture_output=True, text=True)
     for ran, command in zip(shell.stdout.strip().split("\n\n"), commands, strict=True):
         assert sorted(ran.split("\n")) == sorted(shlex.split(command)[1:])
-
-
-@pytest.mark.parametrize("commands", [["txl speed enwik8"], ["txl train a --seed 1", "txl train b --seed 2"]])
-def test_commands_that_share_nothing_are_a_script_as_they_are(commands):
-    assert to_script(commands) == "\n".join(commands)
