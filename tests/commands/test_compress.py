@@ -1,5 +1,6 @@
 """txl compress and txl decompress: sizes, exact restoration, and what is refused."""
 
+import dataclasses
 import gzip
 import math
 import os
@@ -80,7 +81,7 @@ def test_the_predictions_have_the_bits_that_eval_reports(here):
     evaluated = row["bpc"] * (len(NOVEL.encode()) - 1)
     first = result["predicted_bits"] - evaluated
     assert 0 < first < 8.1  # the first byte has no prediction
-    assert result["compressed_bytes"] - result["predicted_bits"] / 8 < 250
+    assert result["compressed_bytes"] - result["predicted_bits"] / 8 < 700
 
 
 def test_more_lanes_than_a_file_may_have_are_refused(here):
@@ -157,10 +158,10 @@ class TestRefusals:
     def test_another_version_of_the_format(self, packed):
         assert "a format that this release does not know" in self.refused(b"TXLZ9" + packed[5:])
 
-    @pytest.mark.parametrize("body", [b"", b"\xff\xff", b"\x28\x00" + bytes(40), b"\x03\x00abc"])
+    @pytest.mark.parametrize("body", [b"", b"\xff\xff\0\0", b"\x28\0\0\0" + bytes(40), b"\x03\0\0\0abc"])
     def test_a_header_of_another_program(self, packed, body):
         content = compressed_file.MAGIC + body
-        assert "its header cannot be read" in self.refused(content + compressed_file.digest(content))
+        assert "its header cannot be read" in self.refused(content + bytes.fromhex(compressed_file.digest(content)))
 
     def test_another_run(self, packed):
         message = refusal("decompress", "char", "packed", "back", code=1)
@@ -171,19 +172,18 @@ class TestRefusals:
     )
     def test_another_release_or_processor(self, packed, name, value):
         old = compressed_file.read(Path("packed"))
-        changed = old.header | {name: value}
-        compressed_file.write(Path("other"), changed, old.digests, old.words)
+        compressed_file.write(Path("other"), dataclasses.replace(old.header, **{name: value}), old.words)
         message = refusal("decompress", "byte", "other", "back", code=1)
         assert f"compressed with {name} {value}, and this is " in message
 
     def test_other_rounding(self, packed, tmp_path):
         old = compressed_file.read(Path("packed"))
-        compressed_file.write(Path("other"), old.header, old.digests | {"probe": b"8 bytes."}, old.words)
+        compressed_file.write(Path("other"), dataclasses.replace(old.header, probe="another"), old.words)
         assert "rounds differently" in refusal("decompress", "byte", "other", "back", code=1)
 
     def test_words_of_another_text(self, packed):
         old = compressed_file.read(Path("packed"))
-        compressed_file.write(Path("other"), old.header, old.digests, old.words[::-1].copy())
+        compressed_file.write(Path("other"), old.header, old.words[::-1].copy())
         message = refusal("decompress", "byte", "other", "back", code=1)
         assert "the restored text differs" in message or "no encoder wrote these words" in message
         assert not os.path.exists("back")

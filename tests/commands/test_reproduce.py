@@ -6,12 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from filelock import FileLock
 
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal, txl
-from tests.hdf5_files import unsealed
 from tests.samples import sampled
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
@@ -176,7 +176,7 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     store.splits["valid"] = dataclasses.replace(store.splits["valid"], sha256="another")
     note()
     vocab, before = Vocab(tokenizer="char", symbols=["a", "b"]), store
-    with unsealed(store.path) as file:
+    with h5py.File(store.path, "r+") as file:
         del file["vocabulary"]
         file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
         file.attrs["fingerprint"] = vocab.fingerprint

@@ -667,7 +667,7 @@ def test_a_missing_store_gives_the_command_that_prepares_it(untouched, store, co
 def test_a_truncated_store_is_refused(here):
     path = here / "data/novel.h5"
     path.write_bytes(path.read_bytes()[:700])
-    assert refusal("train", "tiny.toml", code=1).startswith("data/novel.h5 is damaged or no HDF5 file (")
+    assert refusal("train", "tiny.toml", code=1).startswith("data/novel.h5 is damaged or not an HDF5 file (")
 
 
 def prepared(directory, texts):

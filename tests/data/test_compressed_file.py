@@ -1,36 +1,49 @@
-"""The file of `txl compress`: what is written is read, and a header of another program is refused."""
+"""The file of `txl compress`: what is written is read, and a header of another program is rejected."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from txlcli.data import compressed_file
+from txlcli.data.compressed_file import CompressionHeader
 from txlcli.errors import CompressedFileError
 
-HEADER = {
+HEADER = CompressionHeader(
     **{"txl": "0.1.0", "torch": "2.13.0", "constriction": "0.5.0", "processor": "AVX2", "threads": 2},
-    **{"bytes": 11, "tokens": 7, "lanes": 3, "seg_len": 5, "mem_len": 0, "max_distance": None, "same_length": "m"},
-    "dynamic": [3e-4, 1e-3],
-}
-DIGESTS = {name: bytes([number]) * 8 for number, name in enumerate(compressed_file.DIGESTS)}
+    **{"weights": "00", "vocabulary": "01", "probe": "02", "content": "03", "bytes": 11, "tokens": 7, "lanes": 3},
+    **{"seg_len": 5, "mem_len": 0, "max_distance": None, "same_length": "m", "dynamic": (3e-4, 1e-3)},
+)
 WORDS = np.arange(13, dtype=np.uint32)
 
 
 def test_what_is_written_is_read(tmp_path):
-    size = compressed_file.write(tmp_path / "packed", HEADER, DIGESTS, WORDS)
+    size = compressed_file.write(tmp_path / "packed", HEADER, WORDS)
     assert size == (tmp_path / "packed").stat().st_size
     found = compressed_file.read(tmp_path / "packed")
     assert found.header == HEADER
-    assert found.digests == DIGESTS
     assert (found.words == WORDS).all()
+
+
+def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
+    path = tmp_path / "packed"
+    compressed_file.write(path, HEADER, WORDS)
+    content = path.read_bytes()
+    damaged = [content[:end] for end in range(len(content))]
+    damaged += [content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(len(content))]
+    for changed in damaged:
+        path.write_bytes(changed)
+        with pytest.raises(CompressedFileError):
+            compressed_file.read(path)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("txl", 1, "txl is 1"),
+        ("txl", 1, "txl is 1, not a value of type str"),
         ("tokens", -1, "tokens is -1"),
-        ("tokens", True, "tokens is True"),
-        ("lanes", 2.0, "lanes is 2.0"),
+        ("tokens", True, "tokens is true, not a value of type int"),
+        ("lanes", 2.0, "lanes is 2.0, not a value of type int"),
         ("tokens", 1 << 60, f"tokens is {1 << 60}"),
         ("bytes", 1 << 60, f"bytes is {1 << 60}"),
         ("threads", 0, "threads is 0"),
@@ -38,12 +51,13 @@ def test_what_is_written_is_read(tmp_path):
         ("lanes", 0, "lanes is 0"),
         ("lanes", 4097, "lanes is 4097"),
         ("seg_len", 1 << 60, f"seg_len is {1 << 60}"),
+        ("max_distance", "x", 'max_distance is "x", not a value of type int'),
         ("dynamic", [0.1], "dynamic is [0.1]"),
         ("dynamic", [0.1, "x"], "dynamic is [0.1, 'x']"),
     ],
 )
-def test_a_header_of_another_program_is_refused(tmp_path, name, value, reason):
-    compressed_file.write(tmp_path / "packed", HEADER | {name: value}, DIGESTS, WORDS)
+def test_a_header_of_another_program_is_rejected(tmp_path, name, value, reason):
+    compressed_file.write(tmp_path / "packed", dataclasses.replace(HEADER, **{name: value}), WORDS)
     with pytest.raises(CompressedFileError) as caught:
         compressed_file.read(tmp_path / "packed")
     assert f"its header cannot be read ({reason})" in str(caught.value)

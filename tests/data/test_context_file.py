@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.hdf5_files import unsealed
+from tests.hdf5_files import flip
 from txlcli.data.context_file import ContextFile, key_of
 from txlcli.errors import UsageError
 
@@ -41,7 +41,7 @@ def test_losses_are_read_from_the_file_by_position(tmp_path):
 def test_the_file_records_what_its_losses_depend_on(tmp_path):
     filled(tmp_path / "recl.h5").save()
     with h5py.File(tmp_path / "recl.h5") as file:
-        assert file[KEY].attrs["facts"] == '{"reading": {"mem_len": 5}, "weights": "abc"}'
+        assert file[KEY].attrs["facts"] == b'{"reading": {"mem_len": 5}, "weights": "abc"}'
         assert file[KEY]["context_100"]["positions"][()].tolist() == [3, 5, 7]
 
 
@@ -60,29 +60,55 @@ def test_without_new_losses_the_file_is_not_written(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"no HDF5", b""])
-def test_another_file_is_refused(tmp_path, content):
+def test_another_file_is_rejected(tmp_path, content):
     path = tmp_path / "recl.h5"
     path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"^--losses {path}: is damaged \(.*\); remove it or give another name$"):
         ContextFile(path)
-    assert str(caught.value) == f"--losses {path}: holds no losses of txl recl; give another name or remove it"
     assert path.read_bytes() == content
 
 
-def test_another_hdf5_file_is_refused(tmp_path):
+def test_another_hdf5_file_is_rejected(tmp_path):
     path = tmp_path / "store.h5"
     with h5py.File(path, "w") as file:
         file["ids"] = np.arange(5)
-    with pytest.raises(UsageError, match=r"holds no losses of txl recl"):
+    with pytest.raises(UsageError, match=r"holds no losses of txl recl; give another name or remove it$"):
         ContextFile(path)
 
 
-def test_a_damaged_part_is_refused(tmp_path):
+def contents(saved):
+    """Return everything that is read from a file."""
+    keys, positions = (KEY, key_of({})), np.array([3, 5, 7])
+    return [
+        (key, length, number, saved.losses(key, length, np.array([number])).tolist())
+        for key in keys
+        for length in (100, 200)
+        for number in positions
+        if not saved.missing(key, length, np.array([number])).size
+    ]
+
+
+def test_no_flipped_bit_changes_losses_without_an_error(tmp_path):
     path = tmp_path / "recl.h5"
     filled(path).save()
-    with unsealed(path) as file:
+    before, whole = contents(ContextFile(path)), path.read_bytes()
+    rejected = 0
+    for place in range(0, len(whole), 7):
+        flip(path, place, bit=place % 8)
+        try:
+            assert contents(ContextFile(path)) == before
+        except UsageError:
+            rejected += 1
+        path.write_bytes(whole)
+    assert rejected > len(whole) // 7 // 4
+
+
+def test_a_file_without_a_part_is_rejected(tmp_path):
+    path = tmp_path / "recl.h5"
+    filled(path).save()
+    with h5py.File(path, "r+") as file:
         del file[KEY]["context_100"]["positions"]
-    with pytest.raises(UsageError, match=r"holds no losses of txl recl"):
+    with pytest.raises(UsageError, match=r"is damaged"):
         ContextFile(path)
 
 

@@ -36,9 +36,9 @@ def test_tokens_and_losses_are_written(tmp_path):
 def test_evaluation_settings_that_are_not_none_become_attributes(tmp_path):
     write(tmp_path / "losses.h5")
     with h5py.File(tmp_path / "losses.h5") as file:
-        assert dict(file.attrs) == {"format": 1, "run": "runs/mine", "step": 11}
+        assert dict(file.attrs) == {"format": 1, "run": b"runs/mine", "step": 11}
         assert dict(file["mem_len_0"].attrs) == {"mem_len": 0, "seg_len": 7}
-        assert dict(file["mem_len_160"].attrs) == {"mem_len": 160, "seg_len": 7, "same_length": "m"}
+        assert dict(file["mem_len_160"].attrs) == {"mem_len": 160, "seg_len": 7, "same_length": b"m"}
         assert dict(file["attn_len_160"].attrs) == {"attn_len": 160, "stride": 3}
 
 
@@ -64,7 +64,7 @@ def test_a_new_path_and_an_existing_loss_file_are_accepted(tmp_path):
     loss_file.check_path(path)
 
 
-def test_any_other_file_is_refused(tmp_path):
+def test_any_other_file_is_rejected(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     (tmp_path / "folder.h5").mkdir()
     with h5py.File(tmp_path / "other.h5", "w") as file:
@@ -75,7 +75,7 @@ def test_any_other_file_is_refused(tmp_path):
         assert str(caught.value) == f"--losses {tmp_path / name}: exists and holds no losses; give another name"
 
 
-def test_a_missing_directory_is_refused_beforehand():
+def test_a_missing_directory_is_rejected_beforehand():
     with pytest.raises(UsageError, match=r"^--losses no/losses\.h5: there is no folder no; make it first$"):
         loss_file.check_path(Path("no/losses.h5"))
 

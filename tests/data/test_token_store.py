@@ -1,5 +1,5 @@
+import hashlib
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hdf5_files import unsealed
+from tests.hdf5_files import flip
+from tests.samples import sampled
 from txlcli.corpora.corpus import SPLITS
 from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, prepare_command, stores_in, writing
 from txlcli.data.vocabulary import Vocab
@@ -181,35 +182,25 @@ def test_a_permission_error_is_not_reported_as_damage(tmp_path, monkeypatch):
     assert str(refused.value) == f"{path}: cannot be read (Permission denied); check its permissions"
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
-    with pytest.raises(StoreError, match="is damaged or no HDF5 file"):
+    with pytest.raises(StoreError, match="is damaged or not an HDF5 file"):
         TokenStore.open(tmp_path / "text.h5")
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["data"] = [1, 2, 3]
-    with pytest.raises(StoreError, match="is an HDF5 file, but no token store of txl"):
+    with pytest.raises(StoreError, match="is an HDF5 file, but not a token store of txl"):
         TokenStore.open(tmp_path / "foreign.h5")
 
 
-def test_a_newer_format_is_refused(tmp_path):
-    with unsealed(write(tmp_path / "tiny.h5")) as file:
+def test_a_newer_format_is_rejected(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file.attrs["version"] = 2
     with pytest.raises(StoreError, match="has format 2, this txl reads up to 1; upgrade txl"):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
-def test_a_store_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
-    done = []
-    flush, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append("flushed"), flush(file)))
-    monkeypatch.setattr(os, "replace", lambda *names: (done.append("named"), replace(*names)))
-    with writing(tmp_path / "tiny.h5", FACTS, VOCAB):
-        pass
-    assert done == ["flushed", "named"]
-
-
 def test_an_incomplete_header_is_reported_as_damage(tmp_path):
-    with unsealed(write(tmp_path / "tiny.h5")) as file:
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         del file.attrs["facts"]
     with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
         TokenStore.open(tmp_path / "tiny.h5")
@@ -218,9 +209,9 @@ def test_an_incomplete_header_is_reported_as_damage(tmp_path):
 WRONG_FACTS = [
     ("", {"metric": {}}, "metric is {}, not a value of type str"),
     ("", {"corpus": {"a": 1}}, r'corpus is {"a": 1}, not a value of type str'),
-    ("", {"conventions": {"split": [[[]]]}}, "a convention or a note is no text"),
-    ("", {"conventions": {"split": float("nan")}}, "a convention or a note is no text"),
-    ("", {"notes": [7]}, "a convention or a note is no text"),
+    ("", {"conventions": {"split": [[[]]]}}, "a convention or a note is not text"),
+    ("", {"conventions": {"split": float("nan")}}, "a convention or a note is not text"),
+    ("", {"notes": [7]}, "a convention or a note is not text"),
     ("", {"metric": "bits"}, "metric is bits, not one of bpc, ppl"),
     ("", {"every_byte_scored": 1}, "every_byte_scored is 1, not a value of type bool"),
     ("splits/test", {"tokens": ""}, 'tokens is "", not a value of type int'),
@@ -230,23 +221,23 @@ WRONG_FACTS = [
 
 
 @pytest.mark.parametrize(("place", "wrong", "reason"), WRONG_FACTS)
-def test_facts_of_another_type_are_refused_also_without_a_seal(tmp_path, place, wrong, reason):
-    with unsealed(write(tmp_path / "tiny.h5")) as file:
+def test_facts_of_another_type_are_rejected(tmp_path, place, wrong, reason):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         holder, attribute = (file[place], "info") if place else (file, "facts")
         holder.attrs[attribute] = json.dumps(json.loads(holder.attrs[attribute]) | wrong)
     with pytest.raises(StoreError, match=rf'is damaged .*{reason}.*; run "txl prepare PATH --name tiny --force" again'):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
-def test_a_damaged_vocabulary_is_refused(tmp_path):
-    with unsealed(write(tmp_path / "tiny.h5")) as file:
+def test_a_damaged_vocabulary_is_rejected(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["vocabulary"][0] = 0
-    with pytest.raises(StoreError, match=r"tiny\.h5: this is no vocabulary of txl"):
+    with pytest.raises(StoreError, match=r"tiny\.h5: this is not a vocabulary of txl"):
         _ = TokenStore.open(tmp_path / "tiny.h5").vocab
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.01])
-def test_a_truncated_store_is_refused(tmp_path, kept):
+def test_a_truncated_store_is_rejected(tmp_path, kept):
     whole = write(tmp_path / "tiny.h5", {"train": [2] * 5000, "test": [3, 0]}).read_bytes()
     (tmp_path / "tiny.h5").write_bytes(whole[: int(len(whole) * kept)])
     with pytest.raises(StoreError, match=r"tiny\.h5"):
@@ -254,7 +245,7 @@ def test_a_truncated_store_is_refused(tmp_path, kept):
 
 
 def test_changed_ids_are_detected(tmp_path):
-    with unsealed(write(tmp_path / "tiny.h5")) as file:
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["splits/train/ids"][3] = 1
     store = TokenStore.open(tmp_path / "tiny.h5")
     assert store.ids("test").tolist() == [3, 0]
@@ -272,33 +263,127 @@ def test_a_failure_while_writing_keeps_the_old_store(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.h5"]
 
 
-FULL_DISK = """
+LIMITED = """
     import resource, sys
-    import numpy as np
     from pathlib import Path
+    import numpy as np
     from tests.data.test_token_store import FACTS, VOCAB
-    from txlcli.errors import StoreError
     from txlcli.data.token_store import SplitCounts, writing
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    from txlcli.errors import StoreError
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
-            ids = np.zeros(1 << 20, dtype=np.uint8)
-            writer.add("train", SplitCounts(tokens=ids.size, words=1, bytes=1, unknown=0, types=1), [ids])
+            counts = SplitCounts(tokens=30_000, words=1, bytes=1, unknown=0, types=1)
+            writer.add("train", counts, np.array_split(np.zeros(30_000, dtype=np.uint8), 7))
     except StoreError as error:
         print(error)
 """
 
 
-def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path):
-    assert resource.RLIMIT_FSIZE is not None
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path / "tiny.h5")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(f"could not write {tmp_path}/tiny.h5 (File too large); free some space")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("size", sampled(2, range(0, 32_768, 4096)))
+def test_wherever_space_ends_the_old_store_stays_and_the_error_is_one_line(tmp_path, size):
+    path = write(tmp_path / "tiny.h5")
+    before = path.read_bytes()
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(path), str(size)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == f"could not write {path} (File too large); free some space or give another --data-dir\n"
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.h5"]
+
+
+def contents(path):
+    """Return everything that is read from a store, after all digests have been verified."""
+    store = TokenStore.open(path)
+    store.verify()
+    ids = {split: store.ids(split).tolist() for split in store.splits}
+    return store.facts, store.splits, ids, store.sentence_starts("test").tolist(), store.vocab.to_json()
+
+
+def is_intact_or_rejected(path, before):
+    """Return True if damage changed nothing, and False if it is an error."""
+    try:
+        assert contents(path) == before
+    except StoreError:
+        return False
+    return True
+
+
+def test_no_flipped_bit_changes_a_store_without_an_error(tmp_path):
+    path = write(tmp_path / "tiny.h5", {"train": [2, 3, 0, 1] * 50, "test": [3, 0]})
+    before, count = contents(path), 0
+    places = range(0, path.stat().st_size, 7)
+    for place in places:
+        flip(path, place, bit=place % 8)
+        count += not is_intact_or_rejected(path, before)
+        flip(path, place, bit=place % 8)
+    assert count > len(places) // 3  # most others are in the gaps between aligned parts
+
+
+@pytest.mark.parametrize("fill", [b"\0", b"\xff"])
+def test_no_bad_page_changes_a_store_without_an_error(tmp_path, fill):
+    path = write(tmp_path / "tiny.h5", {"train": [2, 3, 0, 1] * 1250, "test": [3, 0]})
+    before, whole = contents(path), path.read_bytes()
+    for start in range(0, len(whole), 512):
+        path.write_bytes(whole[:start] + fill * 512 + whole[start + 512 :])
+        is_intact_or_rejected(path, before)
+
+
+AGAIN = '; run "txl prepare PATH --name tiny --force" again'
+
+
+def refusal(path):
+    """Return the error of reading everything that a store has."""
+    with pytest.raises(StoreError) as refused:
+        contents(path)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("part", ["splits/train/ids", "splits/test/sentence_starts", "vocabulary"])
+def test_packed_arrays_that_are_larger_than_the_file_are_rejected(tmp_path, part):
+    path = write(tmp_path / "tiny.h5")
+    with h5py.File(path, "r+") as file:
+        del file[part]
+        file.create_dataset(part, shape=(1 << 40,), dtype=np.uint8, chunks=(1 << 20,), compression="gzip")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "declares 1,099,511,627,776 bytes, more than the file has" in refusal(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+def set_digest(group):
+    """Set the digest of the ids of a split to that of the ids in the file."""
+    info = json.loads(group.attrs["info"]) | {"sha256": hashlib.sha256(group["ids"][()].tobytes()).hexdigest()}
+    group.attrs["info"] = json.dumps(info)
+
+
+def test_ids_beyond_the_vocabulary_are_rejected(tmp_path):
+    path = write(tmp_path / "tiny.h5", {"train": [2, 3, 1, 0], "test": [1]})
+    with h5py.File(path, "r+") as file:
+        group = file["splits/train"]
+        group["ids"][2] = 4
+        set_digest(group)
+    assert refusal(path) == f"{path}: the train split has the id 4, but its vocabulary 4{AGAIN}"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64, "S1"])
+def test_ids_of_another_type_are_rejected(tmp_path, dtype):
+    path = write(tmp_path / "tiny.h5")
+    with h5py.File(path, "r+") as file:
+        group = file["splits/train"]
+        ids = group["ids"][()].astype(dtype)
+        del group["ids"]
+        group["ids"] = ids
+        set_digest(group)
+    assert refusal(path) == f"{path}: the train split is damaged{AGAIN}"
+
+
+@pytest.mark.parametrize("starts", [[0, 2], [1, 0], [0, 0], [-1], [0.5], [[0]]])
+def test_sentences_outside_their_split_are_rejected(tmp_path, starts):
+    path = write(tmp_path / "tiny.h5")
+    with h5py.File(path, "r+") as file:
+        del file["splits/test/sentence_starts"]
+        file["splits/test/sentence_starts"] = starts
+    assert refusal(path) == f"{path}: the list of sentences of the test split is damaged{AGAIN}"
 
 
 def test_stores_are_found_by_name(tmp_path):

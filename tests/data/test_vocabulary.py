@@ -1,7 +1,10 @@
+import base64
+import io
 import json
 
 import numpy as np
 import pytest
+import sentencepiece as sentencepiece_library
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,12 +153,99 @@ def test_fingerprints_distinguish_vocabularies():
     assert len(prints) == 3
 
 
+WORDS = {"kind": "word", "symbols": ["<eos>", "a", "b", "c"], "lower_case": False, "boundary": 0, "unknown": None}
+BYTES = {"kind": "byte", "bytes": list(range(256)), "dropped": [], "boundary": None, "unknown": None}
+WRONG = {
+    "a boundary of -1": WORDS | {"boundary": -1},
+    "a boundary beyond the words": WORDS | {"boundary": 4},
+    "a boundary that is no number": WORDS | {"boundary": "0"},
+    "a boundary that is true": WORDS | {"boundary": True},
+    "a fraction as unknown": WORDS | {"unknown": 1.0},
+    "a huge unknown": WORDS | {"unknown": 10**30},
+    "a word that is a number": WORDS | {"symbols": ["<eos>", 7, "b", "c"]},
+    "a text of symbols": WORDS | {"symbols": "abcd"},
+    "a mapping of symbols": WORDS | {"symbols": {"a": 1, "b": 2, "c": 3, "d": 4}},
+    "half a character": WORDS | {"symbols": ["<eos>", "\ud800", "b", "c"]},
+    "a word twice": WORDS | {"symbols": ["<eos>", "a", "a", "c"]},
+    "no words": WORDS | {"symbols": [], "boundary": None},
+    "lower case that is a text": WORDS | {"lower_case": "no"},
+    "bytes above 255": BYTES | {"bytes": [0, 1, 2, 256]},
+    "negative bytes": BYTES | {"bytes": [0, 1, 2, -1]},
+    "fractions as bytes": BYTES | {"bytes": [0, 1, 2, 3.5]},
+    "a byte twice": BYTES | {"bytes": [0, 1, 2, 2]},
+    "dropped texts": BYTES | {"dropped": ["a"]},
+    "a number of dropped bytes": BYTES | {"dropped": 10**12},
+    "a number of bytes": BYTES | {"bytes": 10**12},
+    "an unknown kind": WORDS | {"kind": "syllable"},
+    "a list as kind": WORDS | {"kind": []},
+    "no boundary": {key: value for key, value in WORDS.items() if key != "boundary"},
+    "no base64": {"kind": "sentencepiece", "model": "?", "boundary": 0, "unknown": 1},
+    "no model": {"kind": "sentencepiece", "model": "", "boundary": 0, "unknown": 1},
+    "a number as model": {"kind": "sentencepiece", "model": 7, "boundary": 0, "unknown": 1},
+    "a list": [],
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_vocabulary_of_wrong_facts_is_rejected(name):
+    with pytest.raises(VocabularyError, match=r"^this is not a vocabulary of txl \(") as caught:
+        Vocab.from_json(json.dumps(WRONG[name]))
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", '{"kind": "byte"}', '{"kind": "glyph", "boundary": null, "unknown": null}']
+    "text",
+    [
+        *("", "{", "{}", "[1]", '{"kind": "byte"}', '{"kind": "glyph", "boundary": null, "unknown": null}'),
+        *("[" * 100_000, '{"kind":' * 100_000, '{"kind": ' + "9" * 5000 + "}"),
+    ],
+    ids=range(9),
 )
-def test_other_json_is_refused(text):
-    with pytest.raises(VocabularyError, match="this is no vocabulary of txl"):
+def test_other_text_is_rejected(text):
+    with pytest.raises(VocabularyError, match=r"^this is not a vocabulary of txl \("):
         Vocab.from_json(text)
+
+
+def json_of_model(model):
+    facts = {"kind": "sentencepiece", "model": base64.b64encode(model).decode(), "boundary": 0, "unknown": 1}
+    return json.dumps(facts)
+
+
+@pytest.mark.parametrize("model", [b"garbage", b"\n" * 1000, bytes(range(256)) * 10, b"\xff" * 99], ids=range(4))
+def test_garbage_in_place_of_a_sentencepiece_model_is_rejected(model):
+    with pytest.raises(VocabularyError, match="not a SentencePiece model that can be used"):
+        Vocab.from_json(json_of_model(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({}, r"removes blanks \(remove_extra_whitespaces\)"),
+        ({"remove_extra_whitespaces": True}, r"removes blanks \(remove_extra_whitespaces\)"),
+        ({"remove_extra_whitespaces": False, "normalization_rule_name": "nmt_nfkc"}, "changes characters"),
+        ({"remove_extra_whitespaces": False}, None),
+        ({"remove_extra_whitespaces": False, "add_dummy_prefix": False}, None),
+    ],
+)
+def test_a_model_that_changes_text_is_rejected(options, fault):
+    """It removes blanks by default, and then bits per byte would count bytes that no piece stands for."""
+    model = io.BytesIO()
+    sentencepiece_library.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 5),
+        model_writer=model,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        minloglevel=2,
+        **{"normalization_rule_name": "identity", **options},
+    )
+    text = json_of_model(model.getvalue())
+    if fault is None:
+        assert Vocab.from_json(text).tokenizer == "sentencepiece"
+    else:
+        with pytest.raises(VocabularyError, match=f"the SentencePiece model {fault}"):
+            Vocab.from_json(text)
 
 
 def test_json_is_canonical():

@@ -160,7 +160,7 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path, name, start, end):
 def test_json_without_a_vocabulary_is_refused(tmp_path, text):
     (tmp_path / "vocab.json").write_text(text)
     message = refusal(tmp_path / "vocab.json")
-    assert message.startswith("this is no vocabulary of txl (")
+    assert message.startswith("this is not a vocabulary of txl (")
     assert message.endswith(f"; {AS_TEXT}")
 
 

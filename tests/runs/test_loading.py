@@ -139,7 +139,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
 def test_a_damaged_vocabulary_is_named(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.directory / run_directory.VOCAB).write_text(VOCAB.to_json()[:-9])
-    damaged = r"vocab.json: this is no vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
+    damaged = r"vocab.json: this is not a vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
     with pytest.raises(VocabularyError, match=damaged):
         open_run(tmp_path)
 

@@ -15,15 +15,19 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import member, read_array
-from txlcli.data.loss_file import replacing_file
-from txlcli.data.sealed_hdf5 import DamagedFileError, read_hdf5
+from txlcli.data.hdf5 import (
+    READ_ERRORS,
+    add_array,
+    read_array,
+    replacing_losses,
+    set_attributes,
+    text_attribute,
+)
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = "txl losses by context"
-VERSION = 1
 
 SavedLosses = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions, rising, and their losses in nats."""
@@ -46,32 +50,8 @@ def _saved_losses(part: h5py.Group) -> SavedLosses:
     return positions, losses
 
 
-def _read_all(file: h5py.File) -> tuple[dict[str, str], dict[str, dict[int, SavedLosses]]]:
-    """Read the facts of each key, and its losses by context length.
-
-    Raises:
-        KeyError, ValueError, TypeError, AttributeError: the file holds something else.
-    """
-    if file.attrs.get("format") != FORMAT or file.attrs["version"] > VERSION:
-        raise ValueError("another format")
-    groups = {key: member(file, key) for key in file}
-    facts = {key: str(group.attrs["facts"]) for key, group in groups.items()}
-    losses = {
-        key: {int(name.removeprefix("context_")): _saved_losses(member(group, name)) for name in group}
-        for key, group in groups.items()
-    }
-    return facts, losses
-
-
 class ContextFile:
-    """The losses of a file, in memory; `save` writes them.
-
-    Args:
-        path: path of the file, which need not exist.
-
-    Raises:
-        UsageError: neither the file nor its directory exists, or the file is not one of these.
-    """
+    """The losses of a file, which need not exist, in memory; `save` writes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,13 +65,20 @@ class ContextFile:
 
     def _read(self) -> None:
         try:
-            self._facts, self._losses = read_hdf5(self.path, _read_all)
-        except DamagedFileError as error:
-            raise UsageError(f"--losses {self.path}: is damaged ({error}); remove it or give another name") from error
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise UsageError(
-                f"--losses {self.path}: holds no losses of txl recl; give another name or remove it"
-            ) from error
+            with h5py.File(self.path) as file:
+                if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
+                    raise UsageError(
+                        f"--losses {self.path}: holds no losses of txl recl; give another name or remove it"
+                    )
+                for key in file:
+                    group = file[key]
+                    self._facts[key] = text_attribute(group, "facts")
+                    self._losses[key] = {
+                        int(name.removeprefix("context_")): _saved_losses(group[name]) for name in group
+                    }
+        except READ_ERRORS as error:
+            reason = " ".join(str(error).split())[:160]
+            raise UsageError(f"--losses {self.path}: is damaged ({reason}); remove it or give another name") from error
 
     def missing(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions whose loss at a context length has not been saved."""
@@ -118,28 +105,21 @@ class ContextFile:
         return self._losses.get(key, {}).get(context_len, nothing)
 
     def save(self) -> None:
-        """Write the file if there are new losses.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Write the file if there are new losses."""
         if not self._changed:
             return
-        with replacing_file(self.path) as file:
-            file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
+        with replacing_losses(self.path) as file:
+            set_attributes(file, {"format": FORMAT})
             for key, by_context in self._losses.items():
                 group = file.create_group(key)
-                group.attrs["facts"] = self._facts[key]
+                set_attributes(group, {"facts": self._facts[key]})
                 for context_len, (positions, losses) in by_context.items():
                     part = group.create_group(f"context_{context_len}")
-                    part["positions"], part["losses_nats"] = positions, losses
+                    add_array(part, "positions", positions)
+                    add_array(part, "losses_nats", losses)
         self._changed = False
 
     def check_writable(self) -> None:
-        """Refuse a file that cannot be written, before any loss is computed.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Raise a StoreError if the file cannot be written, before any loss is computed."""
         self._changed = True
         self.save()

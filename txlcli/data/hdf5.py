@@ -1,38 +1,116 @@
-"""Reads the parts of HDF5 files that others may have written: no links, nothing larger than the file."""
+"""HDF5 files of txl: written completely or not at all, with HDF5's own checksums, and read with bounded sizes.
 
+The file format of HDF5 1.10 has a checksum in each block of metadata. Texts are attributes of a fixed length, since HDF5
+stores those of variable length without a checksum.
+"""
+
+import io
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.errors import StoreError
+from txlcli.system.atomic_files import replacing
 
-def member(group: h5py.Group, name: str) -> Any:
-    """Return a part of a group.
+Facts = Mapping[str, str | int | float | None]
+"""Attributes by name; None is omitted."""
+READ_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+"""Exceptions that h5py raises for damaged files, and readers for files with other content."""
 
-    Raises:
-        KeyError: there is none of that name.
-        ValueError: the group is no group, or the part is a soft or external link, which may lead anywhere.
+
+class DiskFile(io.FileIO):
+    """File for HDF5 that remembers the first error of a write, or a signal during it, instead of raising it.
+
+    After a failed write, as on a full disk, HDF5 cannot close its file, and crashes the process later.
     """
-    if not isinstance(group, h5py.Group):
-        raise ValueError(f"an array in place of a group with {name}")
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{name} is a link")
-    return group[name]
+
+    error: BaseException | None = None
+
+    def write(self, content: Any) -> int:
+        """Write all bytes, unless a write has failed."""
+        view = memoryview(content).cast("B")
+        end = self.tell() + len(view)
+        while view and self.error is None:
+            try:
+                view = view[super().write(view) :]
+            except BaseException as error:
+                self.error = error
+        self.seek(end)
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Change the size, unless a write has failed."""
+        if self.error is None:
+            try:
+                return super().truncate(size)
+            except BaseException as error:
+                self.error = error
+        return 0
+
+    def raise_error(self) -> None:
+        """Raise the first error of a write so far, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def creating(path: Path, **options: int) -> Iterator[tuple[h5py.File, DiskFile]]:
+    """Yield a new HDF5 file, and the file on disk below it; raise an OSError if not everything was written."""
+    with DiskFile(path, "w+") as disk:
+        with h5py.File(disk, "w", libver="v110", **options) as file:
+            yield file, disk
+        disk.raise_error()
+
+
+@contextmanager
+def replacing_losses(path: Path) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file of losses, which replaces `path` if the block succeeds."""
+    try:
+        with replacing(path) as draft, creating(draft) as (file, _):
+            yield file
+    except OSError as error:
+        raise StoreError(
+            f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
+        ) from error
+
+
+def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
+    """Set attributes; texts get a fixed length."""
+    for key, value in facts.items():
+        if isinstance(value, str):
+            content = value.encode()
+            part.attrs[key] = np.array(content, dtype=h5py.string_dtype("utf-8", max(1, len(content))))
+        elif value is not None:
+            part.attrs[key] = value
+
+
+def text_attribute(part: h5py.Group | h5py.Dataset, name: str) -> str:
+    """Return an attribute that is a text; raise a KeyError or a ValueError if there is none."""
+    value = part.attrs[name]
+    if not isinstance(value, bytes | str):
+        raise ValueError(f"{name} is not a text")
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def add_array(group: h5py.Group, name: str, values: NDArray[Any]) -> h5py.Dataset:
+    """Add an array with HDF5's checksums of its numbers."""
+    checked = {"chunks": True, "fletcher32": True} if values.size else {}  # an empty array has no chunks
+    return group.create_dataset(name, data=values, **checked)
 
 
 def array(group: h5py.Group, name: str) -> h5py.Dataset:
-    """Return an array of a group, which is stored unpacked, as txl writes it, so that reading it takes no more memory.
-
-    Raises:
-        KeyError: there is none of that name.
-        ValueError: it is a group or a link, or larger than the file.
-    """
-    dataset = member(group, name)
+    """Return an array of a group; raise a ValueError if it is larger than the file, since txl compresses none."""
+    dataset = group[name]
     if not isinstance(dataset, h5py.Dataset) or dataset.dtype.hasobject:
-        raise ValueError(f"{name} is no array of numbers")
+        raise ValueError(f"{name} is not an array of numbers")
     if dataset.nbytes > os.path.getsize(dataset.file.filename):
-        raise ValueError(f"{name} states {dataset.nbytes:,} bytes, more than the file has")
+        raise ValueError(f"{name} declares {dataset.nbytes:,} bytes, more than the file has")
     return dataset
 
 

@@ -1,7 +1,6 @@
 """The HDF5 file with the loss of each token, written by `txl eval --losses`."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,15 +9,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.sealed_hdf5 import read_hdf5, replacing_hdf5
-from txlcli.errors import StoreError, UsageError
+from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, replacing_losses, set_attributes
+from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = 1
-
-Facts = Mapping[str, str | int | None]
-"""Values by name; None is omitted."""
 
 
 @dataclass(frozen=True)
@@ -36,61 +32,29 @@ class TokenLosses:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path to which losses cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: the directory does not exist or cannot be written to, or the file exists and is not a loss file.
-    """
-    if check_regular(path).exists() and not _holds_losses(path):
+    """Reject a path to which losses cannot be written, or that is another file, before anything is computed."""
+    if check_regular(path).exists() and not _has_losses(path):
         raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
     check_output(path, f"--losses {path}")
 
 
-def _holds_losses(path: Path) -> bool:
+def _has_losses(path: Path) -> bool:
     try:
-        return read_hdf5(path, lambda file: "tokens" in file and bool(file.attrs.get("format") == FORMAT))
-    except (OSError, ValueError, KeyError, RuntimeError):
+        with h5py.File(path) as file:
+            return "tokens" in file and bool(file.attrs.get("format") == FORMAT)
+    except READ_ERRORS:
         return False
 
 
 def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses], facts: Facts) -> None:
     """Write `tokens` (T,) and, per evaluation, `mem_len_M` or `attn_len_N` (T,): the losses, in stream order.
 
-    Args:
-        path: replaced if it exists; see `check_path`.
-        tokens: the predicted token ids, (T,).
-        results: the losses in nats; the length and facts of each become attributes of its dataset.
-        facts: attributes of the file, such as run, step, text, vocabulary fingerprint and precision.
-
-    Raises:
-        StoreError: the file cannot be written.
+    The length and facts of a result become attributes of its dataset. `facts` become attributes of the file, such as
+    run, step, text, vocabulary fingerprint and precision.
     """
-    with replacing_file(path) as file:
-        file.attrs["format"] = FORMAT
-        _set_attributes(file, facts)
-        file["tokens"] = tokens
-        for one in results:
-            dataset = file.create_dataset(f"{one.length_name}_{one.length}", data=one.losses_nats)
-            _set_attributes(dataset, {one.length_name: one.length, **one.facts})
-
-
-def _set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
-    for key, value in facts.items():
-        if value is not None:
-            part.attrs[key] = value
-
-
-@contextmanager
-def replacing_file(path: Path) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file with a seal, which is written atomically if the block succeeds.
-
-    Raises:
-        StoreError: the file cannot be written; an existing file is unchanged.
-    """
-    try:
-        with replacing_hdf5(path, path.with_name(f".{path.name}.new")) as file:
-            yield file.hdf5
-    except OSError as error:
-        raise StoreError(
-            f"{path}: the losses cannot be written ({error.strerror}); check the folder and the free space"
-        ) from error
+    with replacing_losses(path) as file:
+        set_attributes(file, {"format": FORMAT, **facts})
+        add_array(file, "tokens", tokens)
+        for result in results:
+            dataset = add_array(file, f"{result.length_name}_{result.length}", result.losses_nats)
+            set_attributes(dataset, {result.length_name: result.length, **result.facts})

@@ -8,90 +8,30 @@ from functools import cached_property
 import sentencepiece
 
 from txlcli.errors import CorpusInputError, UsageError
-from txlcli.system import child
 
 BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
-NORMALIZER, DENORMALIZER, CHARACTER_MAP, REMOVE_EXTRA_BLANKS = 3, 5, 2, 4
-"""Numbers of fields of a model file: rules that change text, and in these their table, which the library does not
-check, and whether they shorten blanks, as they do by default."""
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
-"""Types of fields."""
-TRIAL_TEXT = "The fox\n\n  jumps\0 over \u2581 naïve été 語 🦊 dogs." * 7
-_CHECKED: set[bytes] = set()
 LONGEST_LINE = 4000  # bytes of one training sentence
 # Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
 TRAINING_THREADS = 4
+_CHECKED: set[bytes] = set()
 
 
 def check(model: bytes) -> None:
-    """Check that the library can use a model that another program may have written; it may crash in trying to.
-
-    Raises:
-        ValueError: it cannot, or the model changes text before encoding it, which models of txl never do.
-    """
+    """Raise a ValueError if a model, which another program may have written, cannot be loaded or changes text."""
     if model in _CHECKED:
         return
-    if any(table for part in _messages(model, NORMALIZER, DENORMALIZER) for table in _messages(part, CHARACTER_MAP)):
-        raise ValueError("the SentencePiece model changes characters")
-    if ([1] + [flag for part in _messages(model, NORMALIZER) for flag in _numbers(part, REMOVE_EXTRA_BLANKS)])[-1]:
-        raise ValueError("the SentencePiece model removes blanks (remove_extra_whitespaces)")
-    reason = child.failure(f"{__name__}:{use.__name__}", model)
-    if reason is not None:
-        raise ValueError(f"not a SentencePiece model that can be used: {reason}")
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if len(processor.normalize(" a  b ")) < len(" a  b "):
+            raise ValueError("the SentencePiece model removes blanks (remove_extra_whitespaces)")
+        # Every character but those of the planes without letters, and one that a table could compose.
+        letters = "".join(map(chr, (*range(0x21, 0xD800), *range(0xE000, 0x30000)))) + "a\u0301"
+        if processor.normalize(letters).lstrip(SPACE) != letters:
+            raise ValueError("the SentencePiece model changes characters")
+    except RuntimeError as error:
+        raise ValueError(f"not a SentencePiece model that can be used: {str(error)[:200]}") from error
     _CHECKED.add(model)
-
-
-def _messages(message: bytes, *wanted: int) -> Iterator[bytes]:
-    """Yield the fields of bytes of a protocol buffer message that have one of these numbers; see `_fields`."""
-    return (value for number, value in _fields(message) if number in wanted and isinstance(value, bytes))
-
-
-def _numbers(message: bytes, *wanted: int) -> Iterator[int]:
-    """Yield the fields of whole numbers of a protocol buffer message that have one of these numbers; see `_fields`."""
-    return (value for number, value in _fields(message) if number in wanted and isinstance(value, int))
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield number and value of the fields of bytes and of whole numbers of a protocol buffer message.
-
-    Raises:
-        ValueError: it is not such a message.
-    """
-    start = 0
-    while start < len(message):
-        key, start = _number(message, start)
-        size = {FIXED_64: 8, FIXED_32: 4}.get(key & 7, 0)
-        if key & 7 == VARINT:
-            value, start = _number(message, start)
-            yield key >> 3, value
-        elif key & 7 == BYTES:
-            size, start = _number(message, start)
-            yield key >> 3, message[start : start + size]
-        elif not size:
-            break
-        start += size
-    if start != len(message):
-        raise ValueError("not a SentencePiece model")
-
-
-def _number(message: bytes, start: int) -> tuple[int, int]:
-    """Return the number of variable length at an offset, and the offset after it."""
-    number = 0
-    for index, value in enumerate(message[start : start + 10]):
-        number |= (value & 0x7F) << (7 * index)
-        if value < 0x80:
-            return number, start + index + 1
-    raise ValueError("not a SentencePiece model")
-
-
-def use(model: bytes) -> None:
-    """Load a model and use each function of it."""
-    loaded = SentencePieceModel(model)
-    loaded.encode(TRIAL_TEXT)
-    loaded.decode(range(loaded.size))
-    for number in range(loaded.size):
-        loaded.symbol(number)
 
 
 class SentencePieceModel:
@@ -160,12 +100,7 @@ def _needs_bytes(text: str) -> bool:
 
 
 def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
-    """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes.
-
-    Raises:
-        UsageError: the text does not allow that number of pieces.
-        CorpusInputError: the text is empty.
-    """
+    """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

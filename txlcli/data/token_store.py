@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,19 @@ from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
 from txlcli.corpora.corpus import SPLITS
-from txlcli.data.hdf5 import array, member, read_array
-from txlcli.data.sealed_hdf5 import DamagedFileError, NewFile, read_hdf5, replacing_hdf5
+from txlcli.data.hdf5 import (
+    READ_ERRORS,
+    DiskFile,
+    array,
+    creating,
+    read_array,
+    set_attributes,
+    text_attribute,
+)
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError, shortened
 from txlcli.paper.metrics import METRICS_OF_LOSS
+from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json, value_of
 
@@ -83,8 +91,8 @@ class _Array:
     """First byte in the file; None if they are not stored in one piece."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    sha256: str | None
-    """Digest of the numbers; files of earlier versions have none of the sentences."""
+    sha256: str
+    """Digest of the numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +119,7 @@ class TokenStore:
         self.unit, self.metric = facts.unit, facts.metric
         self.conventions, self.notes = dict(facts.conventions), facts.notes
         self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
-        self._vocabulary, self._fingerprint = header.vocabulary, header.fingerprint
-        self._ids, self._sentence_starts = header.ids, header.sentence_starts
+        self._header = header
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -122,28 +129,26 @@ class TokenStore:
         Args:
             path: of the store.
             is_verified: True if another process of this machine verifies the tokens, and ends this one if it has to.
-
-        Raises:
-            StoreError: the file is missing, damaged, in a newer format, or not a token store.
         """
         path = check_regular(Path(path))
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
-            return cls(path, read_hdf5(path, partial(_read_header, path)), is_verified=is_verified)
+            with h5py.File(path) as file:
+                return cls(path, _read_header(path, file), is_verified=is_verified)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise StoreError(f"{path} is damaged or no HDF5 file ({_short(error)}); {_again(path)}") from error
+        except READ_ERRORS as error:
+            raise StoreError(f"{path} is damaged or not an HDF5 file ({_short(error)}); {_again(path)}") from error
 
     @cached_property
     def vocab(self) -> Vocab:
         """Vocabulary of the store."""
         try:
-            vocab = Vocab.from_json(self._vocabulary)
+            vocab = Vocab.from_json(self._header.vocabulary)
         except VocabularyError as error:
             raise StoreError(f"{self.path}: {error}; {_again(self.path)}") from error
-        if vocab.fingerprint != self._fingerprint:
+        if vocab.fingerprint != self._header.fingerprint:
             raise StoreError(f"{self.path}: the vocabulary is damaged (wrong fingerprint); {_again(self.path)}")
         return vocab
 
@@ -153,21 +158,13 @@ class TokenStore:
         return self.vocab.fingerprint
 
     def ids(self, split: str) -> NDArray[Any]:
-        """Return the token stream of a split as a read-only memory map; the checksum is verified at the first call.
-
-        Raises:
-            StoreError: the split is missing or damaged.
-        """
+        """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self._open:
             self._open[split] = self._map_ids(split)
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
-        """Return the counts of a split.
-
-        Raises:
-            StoreError: the store has no such split.
-        """
+        """Return the counts of a split."""
         if split not in self.splits:
             existing = ", ".join(self.splits)
             raise StoreError(
@@ -181,11 +178,7 @@ class TokenStore:
         return self.splits[split].sha256 if split in self.splits else None
 
     def verify(self) -> None:
-        """Check the checksums of all tokens and sentences, and the vocabulary.
-
-        Raises:
-            StoreError: a part is damaged.
-        """
+        """Check the digests of all tokens and sentences, and the vocabulary."""
         for split in self.splits:
             self.ids(split)
             self.sentence_starts(split)
@@ -195,11 +188,8 @@ class TokenStore:
         """Return the offset of each sentence in the stream as a read-only memory map, after checking all offsets.
 
         None unless the corpus consists of unrelated sentences.
-
-        Raises:
-            StoreError: the split is missing, or its sentences are damaged.
         """
-        info, array = self.info(split), self._sentence_starts.get(split)
+        info, array = self.info(split), self._header.sentence_starts.get(split)
         if array is None:
             return None
         what = f"the list of sentences of the {split} split"
@@ -209,13 +199,13 @@ class TokenStore:
             digest.update(block.data)
             is_rising = is_rising and last < int(block[0]) and bool(np.all(block[1:] > block[:-1]))
             last = int(block[-1])
-        if not is_rising or last >= info.tokens or array.sha256 not in (None, digest.hexdigest()):
+        if not is_rising or last >= info.tokens or array.sha256 != digest.hexdigest():
             raise self._damage(what)
         return starts
 
     def _map_ids(self, split: str) -> NDArray[Any]:
         info, what = self.info(split), f"the {split} split"
-        array = self._ids[split]
+        array = self._header.ids[split]
         ids = self._map(array, what, dtypes="u", shape=(info.tokens,))
         if self._is_verified:
             return ids
@@ -234,22 +224,19 @@ class TokenStore:
 
     def _map(self, array: _Array, what: str, *, dtypes: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Map an array into memory if its type and its shape are as expected; errors begin with `what`."""
-        if array.offset is None or array.shape != shape or array.dtype.kind not in dtypes:
+        if array.shape != shape or array.dtype.kind not in dtypes or (array.offset is None and 0 not in shape):
             raise self._damage(what)
+        if 0 in shape:  # HDF5 gives it no place
+            return np.empty(shape, array.dtype)
         try:
             return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=shape)
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.path}: {what} cannot be read ({error}); {_again(self.path)}") from error
 
     def _blocks(self, array: _Array) -> Iterator[NDArray[Any]]:
-        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory.
-
-        Raises:
-            StoreError: the file has become shorter.
-        """
-        assert array.offset is not None
+        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory."""
         with self.path.open("rb") as file:
-            file.seek(array.offset)
+            file.seek(array.offset or 0)
             for start in range(0, array.shape[0], _BLOCK):
                 block = np.fromfile(file, array.dtype, count := min(_BLOCK, array.shape[0] - start))
                 if block.size < count:
@@ -261,34 +248,36 @@ class TokenStore:
 
 
 def _read_header(path: Path, file: h5py.File) -> _Header:
-    if file.attrs.get("format") != FORMAT:
-        raise StoreError(f"{path} is an HDF5 file, but no token store of txl; give another --data-dir or move it away")
+    if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
+        raise StoreError(
+            f"{path} is an HDF5 file, but not a token store of txl; give another --data-dir or move it away"
+        )
     version = int(file.attrs["version"])
     if version > VERSION:
         raise StoreError(
             f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
         )
-    groups = member(file, "splits")
-    splits = {name: _read_info(member(groups, name)) for name in groups}
+    groups = file["splits"]
+    splits = {name: _read_info(groups[name]) for name in groups}
     return _Header(
         facts=_read_facts(file),
         vocabulary=bytes(read_array(file, "vocabulary")).decode(),
-        fingerprint=str(file.attrs["fingerprint"]),
+        fingerprint=text_attribute(file, "fingerprint"),
         splits={name: splits[name] for name in sorted(splits, key=SPLITS.index)},
         ids={name: _describe(groups[name], "ids", info.sha256) for name, info in splits.items()},
         sentence_starts={
-            name: _describe(groups[name], "sentence_starts", groups[name].attrs.get("sentence_starts_sha256"))
+            name: _describe(groups[name], "sentence_starts", text_attribute(groups[name], "sentence_starts_sha256"))
             for name in splits
-            if "sentence_starts" in list(groups[name])
+            if "sentence_starts" in groups[name]
         },
     )
 
 
 def _read_facts(file: h5py.File) -> StoreFacts:
-    facts = parse_json(file.attrs["facts"])
+    facts = parse_json(text_attribute(file, "facts"))
     conventions, notes = value_of(facts, "conventions", dict), value_of(facts, "notes", list)
     if not all(isinstance(text, str) for text in (*conventions.values(), *notes)):
-        raise ValueError("a convention or a note is no text")
+        raise ValueError("a convention or a note is not text")
     texts = {key: value_of(facts, key, str) for key in _TEXTS}
     if texts["metric"] not in METRICS_OF_LOSS:  # a run would keep it, and could not be read again
         raise ValueError(f"metric is {shortened(texts['metric'])}, not one of {', '.join(METRICS_OF_LOSS)}")
@@ -301,16 +290,16 @@ def _read_facts(file: h5py.File) -> StoreFacts:
 
 
 def _read_info(group: h5py.Group) -> SplitInfo:
-    info = parse_json(group.attrs["info"])
+    info = parse_json(text_attribute(group, "info"))
     counts = {field.name: value_of(info, field.name, int) for field in fields(SplitCounts)}
     if any(count < 0 for count in counts.values()):
         raise ValueError("a count is negative")
     return SplitInfo(**counts, sha256=value_of(info, "sha256", str))
 
 
-def _describe(group: h5py.Group, name: str, sha256: object) -> _Array:
+def _describe(group: h5py.Group, name: str, sha256: str) -> _Array:
     dataset = array(group, name)
-    return _Array(dataset.id.get_offset(), dataset.dtype, dataset.shape, None if sha256 is None else str(sha256))
+    return _Array(dataset.id.get_offset(), dataset.dtype, dataset.shape, sha256)
 
 
 def _again(path: Path) -> str:
@@ -340,32 +329,33 @@ def _short(error: BaseException) -> str:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: NewFile, dtype: np.dtype[Any]) -> None:
-        self._file, self._splits = file, file.hdf5.create_group("splits")
+    def __init__(self, file: h5py.File, disk: DiskFile, dtype: np.dtype[Any]) -> None:
+        self._disk, self._splits = disk, file.create_group("splits")
         self.dtype = dtype
 
     def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
         """Write one split from consecutive blocks of ids, `counts.tokens` ids in total."""
         group = self._splits.create_group(split)
-        dataset = group.create_dataset("ids", shape=(counts.tokens,), dtype=self.dtype)
-        info = SplitInfo(**vars(counts), sha256=self._write(dataset, blocks))
-        group.attrs["info"] = json.dumps(vars(info))
+        sha256 = self._write(group, "ids", (counts.tokens,), self.dtype, blocks)
+        set_attributes(group, {"info": json.dumps({**vars(counts), "sha256": sha256})})
 
     def add_sentence_starts(self, split: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> None:
         """Write the offsets of the sentences of a split from consecutive blocks, `count` offsets in total."""
         group = self._splits[split]
-        dataset = group.create_dataset("sentence_starts", shape=(count,), dtype=dtype)
-        group.attrs["sentence_starts_sha256"] = self._write(dataset, blocks)
+        sha256 = self._write(group, "sentence_starts", (count,), dtype, blocks)
+        set_attributes(group, {"sentence_starts_sha256": sha256})
 
-    def _write(self, dataset: h5py.Dataset, blocks: Iterable[NDArray[Any]]) -> str:
-        """Write consecutive blocks of a dataset and return its digest."""
-        self._file.leave_unsealed(dataset)
+    def _write(
+        self, group: h5py.Group, name: str, shape: tuple[int], dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
+    ) -> str:
+        """Write a dataset from consecutive blocks and return its digest."""
+        dataset = group.create_dataset(name, shape=shape, dtype=dtype)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
-            numbers = np.ascontiguousarray(block, dtype=dataset.dtype)
+            numbers = np.ascontiguousarray(block, dtype=dtype)
             if numbers.size:
                 dataset.write_direct(numbers, dest_sel=np.s_[done : done + numbers.size])
-                self._file.raise_error()
+                self._disk.raise_error()
             digest.update(numbers.data)
             done += numbers.size
         return digest.hexdigest()
@@ -375,34 +365,27 @@ class StoreWriter:
 def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = None) -> Iterator[StoreWriter]:
     """Yield a writer for a new store, which is written to a temporary file and renamed if the block succeeds.
 
-    Args:
-        path: path of the store.
-        facts: facts about the store.
-        vocab: vocabulary of the store.
-        work: directory for the temporary file, on the same disk; by default that of the store.
-
-    Raises:
-        StoreError: the file cannot be written; no partial file is left.
+    The temporary file is in `work`, a directory on the same disk, by default that of the store.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
-    alignment = {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT}
+    temporary = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    attributes = {
+        "format": FORMAT,
+        "version": VERSION,
+        "facts": json.dumps({**vars(facts), "conventions": dict(facts.conventions)}),
+        "fingerprint": vocab.fingerprint,
+    }
     try:
-        with replacing_hdf5(path, draft, check=_check_everything, **alignment) as file:
-            hdf5 = file.hdf5
-            hdf5.attrs["format"], hdf5.attrs["version"] = FORMAT, VERSION
-            hdf5.attrs["facts"] = json.dumps({**vars(facts), "conventions": dict(facts.conventions)})
-            hdf5.attrs["fingerprint"] = vocab.fingerprint
-            hdf5["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-            yield StoreWriter(file, smallest_dtype(vocab.size))
-    except (OSError, RuntimeError, DamagedFileError) as error:
+        with replacing(path, temporary) as draft:
+            with creating(draft, alignment_threshold=1, alignment_interval=_ALIGNMENT) as (file, disk):
+                set_attributes(file, attributes)
+                file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
+                yield StoreWriter(file, disk, smallest_dtype(vocab.size))
+            TokenStore.open(draft).verify()
+    except (OSError, RuntimeError) as error:
         raise StoreError(
             f"could not write {path} ({_reason(error)}); free some space or give another --data-dir"
         ) from error
-
-
-def _check_everything(path: Path) -> None:
-    TokenStore.open(path).verify()
 
 
 def _reason(error: BaseException) -> str:

@@ -248,8 +248,8 @@ class Vocab:
             if kind in get_args(TokenizerName):
                 return cls._from_facts(kind, facts)
         except (ValueError, KeyError, TypeError) as error:
-            raise VocabularyError(f"this is no vocabulary of txl ({type(error).__name__}: {error})") from error
-        raise VocabularyError(f'this is no vocabulary of txl (kind "{kind}"); a newer txl may have written it')
+            raise VocabularyError(f"this is not a vocabulary of txl ({type(error).__name__}: {error})") from error
+        raise VocabularyError(f'this is not a vocabulary of txl (kind "{kind}"); a newer txl may have written it')
 
     @classmethod
     def _from_facts(cls, kind: TokenizerName, facts: dict[str, Any]) -> "Vocab":

@@ -10,26 +10,24 @@ from txlcli.errors import TxlError, UsageError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that replaces it if the block succeeds, and is removed otherwise.
+def replacing(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` if the block succeeds, and is removed otherwise.
 
-    The new file has the default permissions, even if the block changes those of the temporary file.
-
-    Raises:
-        OSError: the file cannot be written or renamed; an existing file at `path` is unchanged.
+    The new file has the default permissions, even if the block changes those of the temporary file, which is next to
+    `path`, or `draft` on the same file system.
     """
-    beside = _draft_of(path)
+    draft = draft or _draft_of(path)
     try:
-        beside.unlink(missing_ok=True)
-        beside.touch()
-        mode = beside.stat().st_mode
-        yield beside
-        if beside.stat().st_mode != mode:
-            beside.chmod(mode)
-        sync_file(beside)
-        os.replace(beside, path)
+        draft.unlink(missing_ok=True)
+        draft.touch()
+        mode = draft.stat().st_mode
+        yield draft
+        if draft.stat().st_mode != mode:
+            draft.chmod(mode)
+        sync_file(draft)
+        os.replace(draft, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 
@@ -53,17 +51,10 @@ def sync_file(path: Path) -> None:
 
 
 def check_output(path: Path, asked: str) -> None:
-    """Refuse the path of an output file that cannot be written, before anything is computed for it.
+    """Reject the path of an output file that cannot be written, before anything is computed for it.
 
-    A new file would take the place of a pipe, a socket or a device such as /dev/null.
-
-    Args:
-        path: the output file, which need not exist.
-        asked: the option and value that the user gave; the error begins with it.
-
-    Raises:
-        UsageError: the directory does not exist or cannot be written to, or the path is no regular file.
-        OSError: the name is too long.
+    A new file would take the place of a pipe, a socket or a device such as /dev/null. The error begins with `asked`, the
+    option and value that the user gave.
     """
     if path.is_dir():
         raise UsageError(f"{asked} is a folder; name a file")

@@ -23,7 +23,7 @@ from txlcli.core.measures.adaptation import DynamicSettings, gradient_rms, head_
 from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor
 from txlcli.core.reading.scoring import Lanes, score_total
 from txlcli.data import compressed_file
-from txlcli.data.compressed_file import CompressedFile
+from txlcli.data.compressed_file import CompressedFile, CompressionHeader
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.paper import metrics
@@ -81,10 +81,22 @@ def compress(
     started = time.perf_counter()
     coder, probe = _coded(opened, settings, CodedText(ids, others), dynamic, workspace, title=f"compressing {source}")
     seconds = time.perf_counter() - started
-    header = _header(settings, dynamic, size=len(data), tokens=len(ids))
-    digests = _digests(opened) | {"probe": probe, "content": compressed_file.digest(data)}
+    header = CompressionHeader(
+        **_conditions(torch.get_num_threads()),
+        **_digests(opened),
+        probe=probe,
+        content=compressed_file.digest(data),
+        bytes=len(data),
+        tokens=len(ids),
+        lanes=settings.batch_size,
+        seg_len=settings.seg_len,
+        mem_len=settings.mem_len,
+        max_distance=settings.max_distance,
+        same_length=settings.same_length,
+        dynamic=None if dynamic is None else (dynamic.lr, dynamic.decay),
+    )
     with errors_of_writing(target):
-        size = compressed_file.write(target, header, digests, coder.words())
+        size = compressed_file.write(target, header, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
     return {
         "run": str(opened.run.directory),
@@ -99,7 +111,7 @@ def compress(
         "lane_cost_bits": cost,
         "seg_len": settings.seg_len,
         "mem_len": settings.mem_len,
-        "dynamic": header["dynamic"],
+        "dynamic": header.dynamic,
         "seconds": seconds,
     }
 
@@ -112,31 +124,17 @@ def _coded(
     workspace: Workspace,
     *,
     title: str,
-) -> tuple[compression.Encoder, bytes]:
-    """Return the encoder of all of a text, and the probe of the predictor; an empty text has a probe of zeros."""
+) -> tuple[compression.Encoder, str]:
+    """Return the encoder of all of a text, and the probe of the predictor, which an empty text does not have."""
     coder, count = compression.Encoder(), len(text.ids)
     if not count:
-        return coder, bytes(compressed_file.DIGEST_BYTES)
+        return coder, ""
     lanes = Lanes.of(count, settings)
     predictor = _predictor(opened, settings, lanes, dynamic, workspace)
     probe = predictor.probe()
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
         compression.code_text(predictor, coder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
     return coder, probe
-
-
-def _header(settings: EvalSettings, dynamic: DynamicSettings | None, *, size: int, tokens: int) -> dict[str, Any]:
-    """Return the header of a file of `size` bytes."""
-    return _conditions(torch.get_num_threads()) | {
-        "bytes": size,
-        "tokens": tokens,
-        "lanes": settings.batch_size,
-        "seg_len": settings.seg_len,
-        "mem_len": settings.mem_len,
-        "max_distance": settings.max_distance,
-        "same_length": settings.same_length,
-        "dynamic": None if dynamic is None else [dynamic.lr, dynamic.decay],
-    }
 
 
 def decompress(
@@ -164,9 +162,9 @@ def decompress(
     opened = workspace.open_run(run_name)
     _check_conditions(source, packed, opened)
     started = time.perf_counter()
-    with _threads(packed.header["threads"]):
+    with _threads(packed.header.threads):
         data = _restored(source, packed, opened, workspace)
-    if len(data) != packed.header["bytes"] or compressed_file.digest(data) != packed.digests["content"]:
+    if len(data) != packed.header.bytes or compressed_file.digest(data) != packed.header.content:
         raise CompressedFileError(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
             "was compressed"
@@ -336,7 +334,7 @@ def _conditions(threads: int) -> dict[str, Any]:
     }
 
 
-def _digests(opened: OpenRun) -> dict[str, bytes]:
+def _digests(opened: OpenRun) -> dict[str, str]:
     return {
         "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
         "vocabulary": compressed_file.digest(opened.run.vocab_fingerprint.encode()),
@@ -350,41 +348,39 @@ def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> 
         CompressedFileError: one of them differs.
     """
     for name, value in _digests(opened).items():
-        if packed.digests[name] != value:
+        if getattr(packed.header, name) != value:
             raise CompressedFileError(
                 f"{source}: compressed with other {name} than those of {opened.run.directory}; name the run and keep "
                 "the checkpoint that compressed it"
             )
-    for name, value in _conditions(packed.header["threads"]).items():
-        if packed.header[name] != value:
+    for name, value in _conditions(packed.header.threads).items():
+        if getattr(packed.header, name) != value:
             raise CompressedFileError(
-                f"{source}: compressed with {name} {packed.header[name]}, and this is {value}, which may round "
+                f"{source}: compressed with {name} {getattr(packed.header, name)}, and this is {value}, which may round "
                 "differently; decompress it there"
             )
 
 
 def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: Workspace) -> bytes:
     header = packed.header
-    if not header["tokens"]:
+    if not header.tokens:
         return b""
     settings = opened.run.settings.evaluation_settings(
-        batch_size=header["lanes"],
-        seg_len=header["seg_len"],
-        mem_len=header["mem_len"],
-        max_distance=header["max_distance"],
-        same_length=header["same_length"],
+        batch_size=header.lanes,
+        seg_len=header.seg_len,
+        mem_len=header.mem_len,
+        max_distance=header.max_distance,
+        same_length=header.same_length,
     )
-    dynamic = (
-        None if header["dynamic"] is None else DynamicSettings(lr=header["dynamic"][0], decay=header["dynamic"][1])
-    )
-    lanes = Lanes.of(header["tokens"], settings)
+    dynamic = None if header.dynamic is None else DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
+    lanes = Lanes.of(header.tokens, settings)
     predictor = _predictor(opened, settings, lanes, dynamic, workspace)
-    if predictor.probe() != packed.digests["probe"]:
+    if predictor.probe() != header.probe:
         raise CompressedFileError(
             f"{source}: this machine rounds differently from the one that compressed it; decompress it there"
         )
-    text = CodedText(np.zeros(header["tokens"], dtype=np.int64))
-    with workspace.reporter.progress(f"restoring {source}", total=header["tokens"], unit="tokens") as bar:
+    text = CodedText(np.zeros(header.tokens, dtype=np.int64))
+    with workspace.reporter.progress(f"restoring {source}", total=header.tokens, unit="tokens") as bar:
         decoder = compression.Decoder(packed.words)
         try:
             compression.code_text(predictor, decoder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)

@@ -69,7 +69,7 @@ class Predictor(ABC):
             )
         return probabilities
 
-    def probe(self) -> bytes:
+    def probe(self) -> str:
         """Return a digest of the probabilities after fixed tokens: equal if and only if all of them are equal.
 
         Machines that round differently give different digests. The predictor begins anew afterwards.
@@ -79,7 +79,7 @@ class Predictor(ABC):
         for step in range(self.probed_steps):
             digest.update(self.read((np.arange(self.lanes.number, dtype=np.int64) + step) % self.vocab_size).tobytes())
         self.reset()
-        return digest.digest()
+        return digest.hexdigest()
 
 
 class FixedPredictor(Predictor):
