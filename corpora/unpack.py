@@ -1,4 +1,4 @@
-"""Unpacks zip, tar and compressed files into a directory; refuses damage, bombs, and members written elsewhere."""
+"""Unpacks zip, tar and compressed files into a directory; rejects damage, bombs, and members written elsewhere."""
 
 import bz2
 import contextlib
@@ -19,8 +19,6 @@ from .corpus import CorpusError
 from .signatures import BZIP2, GZIP, XZ, ZIP
 
 BLOCK = 1 << 20
-SYMLINK = 0o12  # file type in the highest 4 bits of a zip member's Unix mode
-ENCRYPTED = 0x1  # flag of a zip member
 SMALL = 64 << 20  # bytes that every archive may unpack to
 MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
 OPENERS: dict[tuple[bytes, int], Callable[[Path], Any]] = {
@@ -79,12 +77,7 @@ def _is_tar(path: Path) -> bool:
 
 
 def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> None:
-    """Extract the wanted members of an archive into `directory`. The archive is read to its end and its checksums.
-
-    Raises:
-        CorpusError: the archive is damaged or encrypted, would unpack to far more than its size, has a member that is a
-            link or would leave the directory, or has no wanted member.
-    """
+    """Extract the wanted members of an archive into `directory`. The archive is read to its end and its checksums."""
     try:
         if _is_zip(archive):
             extracted = _unpack_zip(archive, directory, wanted)
@@ -92,7 +85,7 @@ def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> Non
             extracted = _unpack_tar(archive, directory, wanted)
         else:
             extracted = _decompress(archive, directory)
-    except NotImplementedError as error:  # a compression method, or a version of the format
+    except RuntimeError as error:  # it is encrypted, or of an unknown method or version
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
@@ -103,7 +96,7 @@ def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> Non
 
 
 def _check_name(archive: Path, member: str) -> None:
-    # zipfile and tarfile would rename such members instead of refusing them, and accept Windows paths on other systems.
+    # zipfile and tarfile would rename such members, and accept Windows paths on other systems.
     path = PurePosixPath(member.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or PureWindowsPath(member).drive:
         raise CorpusError(f'{archive}: the member "{member}" would leave the folder; this archive is not to be trusted')
@@ -125,8 +118,6 @@ def _unpack_zip(archive: Path, directory: Path, wanted: Callable[[str], bool]) -
     with zipfile.ZipFile(archive) as source:
         for member in source.infolist():
             _check_name(archive, member.filename)
-            if (member.external_attr >> 28) == SYMLINK:
-                raise CorpusError(f'{archive}: the member "{member.filename}" is a link; links are not unpacked')
             if not member.is_dir() and wanted(member.filename):
                 members.append(member)
             else:
@@ -134,21 +125,19 @@ def _unpack_zip(archive: Path, directory: Path, wanted: Callable[[str], bool]) -
                     source.open(member).close()  # compares the two names of the member, so that damage hides no file
         if sum(member.file_size for member in members) > _most_bytes(archive):
             raise _bomb(archive)
-        for member in members:  # zipfile writes at most the size that the member states
-            if member.flag_bits & ENCRYPTED:
-                raise CorpusError(f'{archive}: the member "{member.filename}" is encrypted; unpack it first')
+        for member in members:  # zipfile writes at most the size that the member declares
             source.extract(member, directory)
     return len(members)
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to yield more bytes than an archive may unpack to."""
+    """A stream that yields no more bytes than an archive may unpack to."""
 
     def __init__(self, archive: Path, file: IO[bytes]) -> None:
         self._archive, self._file, self._left = archive, file, _most_bytes(archive)
 
     def read(self, size: int = -1) -> bytes:
-        """Read a block."""
+        """Read a block; raise an error beyond the limit."""
         block = self._file.read(min(size, BLOCK) if size >= 0 else BLOCK)
         self._left -= len(block)
         if self._left < 0:

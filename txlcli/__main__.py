@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from txlcli.system import child_imports, signals, standard_streams
+from txlcli.system import signals, standard_streams
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -24,12 +24,26 @@ def _is_rank_0() -> bool:
         return True
 
 
+def _keep_children_from_working_directory() -> None:
+    """Let child processes import nothing from the working directory, unless this process does, too.
+
+    Python would search it first for workers and ranks, which start with `-c` or `-m`, and execute a file there that has
+    the name of any module.
+    """
+    try:
+        directory = os.getcwd()
+    except OSError:  # it was deleted
+        directory = ""
+    if not {"", os.curdir, directory} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def main() -> None:
     """Run the command line; a signal ends it with one line even while modules are imported."""
     for number in signals.handled():
         signal.signal(number, _end)
     standard_streams.open_closed()
-    child_imports.without_working_directory()
+    _keep_children_from_working_directory()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
         from txlcli import console

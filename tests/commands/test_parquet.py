@@ -160,7 +160,7 @@ def test_ids_without_text_are_not_exported_as_text(here):
     assert not (here / "files").exists()
 
 
-def test_files_without_text_are_refused(untouched):
+def test_files_without_text_are_rejected(untouched):
     (untouched / "hub").mkdir()
     parquet.write_table(arrow.table({"text": arrow.array([None, None], arrow.string())}), "hub/train.parquet")
     assert refusal("prepare", "hub", code=1) == "hub: the column text has no text; give --column another"
@@ -173,4 +173,4 @@ def test_a_column_needs_parquet_files(untouched):
         "--column has no effect here; it is for files that end with .parquet"
     )
     (untouched / "broken.parquet").write_text("the fox")
-    assert refusal("prepare", "broken.parquet", code=1).startswith("broken.parquet: damaged, or no Parquet file (")
+    assert refusal("prepare", "broken.parquet", code=1).startswith("broken.parquet: damaged, or not a Parquet file (")

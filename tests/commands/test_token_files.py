@@ -282,8 +282,8 @@ def test_the_pickle_of_nanogpt_is_refused_as_a_vocabulary(ids_of_nanogpt):
 def test_a_vocabulary_of_another_system_beside_the_ids_is_refused(ids_of_nanogpt):
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
     assert refusal("prepare", "shakespeare", code=1) == (
-        "shakespeare/vocab.json: lies beside the files, but is no vocabulary of txl; move it away, or give --vocab or "
-        "--vocab-size"
+        "shakespeare/vocab.json: lies beside the files, but is not a vocabulary of txl; move it away, or give --vocab "
+        "or --vocab-size"
     )
     done("prepare", "shakespeare", "--vocab-size", 17)
 

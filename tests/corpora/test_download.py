@@ -1,7 +1,13 @@
+import contextlib
 import hashlib
 import http.client
+import itertools
+import socket
 import ssl
+import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -139,18 +145,18 @@ def test_a_missing_server_is_named(tmp_path):
         fetch(Download("text.zip", ("http://127.0.0.1:9/x",)), tmp_path)
 
 
-def test_a_file_with_a_wrong_digest_is_refused_and_removed(site, tmp_path):
+def test_a_file_with_a_wrong_digest_is_rejected_and_removed(site, tmp_path):
     with pytest.raises(CorpusError, match=f"wrong digest: sha256 {DIGEST[7:]} instead of 00"):
         fetch(download(site, digest="sha256:00"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_another_size_is_refused(site, tmp_path):
+def test_a_file_of_another_size_is_rejected(site, tmp_path):
     with pytest.raises(CorpusError, match="258,304 bytes instead of 99"):
         fetch(download(site, size=99), tmp_path)
 
 
-def test_an_incomplete_file_is_refused_and_can_be_resumed(site, tmp_path):
+def test_an_incomplete_file_is_rejected_and_can_be_resumed(site, tmp_path):
     site.files["text.zip"] = CONTENT[:5000]
     with pytest.raises(CorpusError, match="5,000 bytes instead of 258,304"):
         fetch(download(site), tmp_path)
@@ -161,3 +167,125 @@ def test_the_partial_file_is_kept_if_every_attempt_is_interrupted(site, tmp_path
     with pytest.raises(CorpusError, match="interrupted after 1,000"):
         fetch(download(site), tmp_path)
     assert (tmp_path / "text.zip.part").stat().st_size == 1000
+
+
+@contextmanager
+def answering(answer, context=None):
+    """Serve blocks, which may be endless, on loopback; yield the address without scheme and the list of requests.
+
+    Without a block the server keeps the connection open and sends nothing.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    requests, stopped = [], threading.Event()
+
+    def handle(connection):
+        with contextlib.suppress(OSError), connection:
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            requests.append(connection.recv(1 << 16))
+            for block in answer:
+                connection.sendall(block)
+            if not answer:
+                stopped.wait()
+            connection.close()
+
+    def accept():
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                threading.Thread(target=handle, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", requests
+    finally:
+        stopped.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def failure(directory, host, *, scheme="http", size=None):
+    """Return the error of a download."""
+    with pytest.raises(CorpusError) as refused:
+        fetch(Download("text.zip", (f"{scheme}://{host}/x",), size), directory, timeout_s=0.5)
+    assert "\n" not in str(refused.value)
+    return str(refused.value).removeprefix(f"could not download text.zip ({scheme}://{host}/x: ").removesuffix(")")
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def redirect(location):
+    return [f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()]
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("ftp://127.0.0.1/x", "HTTP 302 redirects from http to ftp, refused"),
+        ("file:///etc/passwd", "HTTP 302 Found - Redirection to url 'file:///etc/passwd' is not allowed"),
+        ("http://[", "no answer (ValueError)"),
+        ("/x", "HTTP 302 The HTTP server returned a redirect error that would lead to an infinite loop."),
+    ],
+)
+def test_a_redirect_that_leads_to_no_file_is_rejected(tmp_path, location, reason):
+    with answering(redirect(location)) as (host, _):
+        assert failure(tmp_path, host).startswith(reason)
+
+
+@pytest.fixture
+def tls(tmp_path, monkeypatch):
+    """Make a certificate for loopback that this process trusts."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    try:
+        subprocess.run([*words.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl here")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def test_https_is_not_downgraded(tmp_path, tls):
+    body = [OK, b"Content-Length: 1\r\n\r\nx"]
+    with answering(body) as (plain, requests):
+        answer = redirect(f"http://{plain}/x")
+        with answering(answer, tls) as (host, _):
+            message = failure(tmp_path / "new", host, scheme="https")
+    assert message == "HTTP 302 redirects from https to http, refused"
+    assert requests == []
+
+
+def test_http_may_be_redirected_to_https(tmp_path, tls):
+    with answering([OK, b"Content-Length: 1\r\n\r\nx"], tls) as (secure, _):
+        answer = redirect(f"https://{secure}/x")
+        with answering(answer) as (host, _):
+            path = fetch(Download("text", (f"http://{host}/x",)), tmp_path / "new")
+    assert path.read_bytes() == b"x"
+
+
+def test_a_longer_file_than_published_is_rejected_at_once(tmp_path):
+    with answering([OK, b"Content-Length: 99999999999\r\n\r\n", bytes(10_000)]) as (host, _):
+        assert failure(tmp_path, host, size=7) == "99,999,999,999 bytes instead of 7"
+        assert failure(tmp_path, host) == "99,999,999,999 bytes instead of 8,589,934,592"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_body_without_end_is_cut_at_the_published_size(tmp_path):
+    with answering(itertools.chain([OK + b"\r\n"], itertools.repeat(bytes(1 << 16)))) as (host, _):
+        assert failure(tmp_path, host, size=100_000) == "more than 100,000 bytes"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_part_than_requested_is_rejected(tmp_path):
+    (tmp_path / "text.zip.part").write_bytes(b"abc")
+    part = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n0123456789"
+    with answering([part]) as (host, _):
+        assert failure(tmp_path, host) == "answers with another part of the file than requested"
+    assert (tmp_path / "text.zip.part").read_bytes() == b"abc"
+
+
+def test_a_silent_server_is_given_up(tmp_path):
+    with answering([]) as (host, _):
+        assert failure(tmp_path, host) in ("timed out", "no answer (TimeoutError)")

@@ -145,7 +145,7 @@ PICKLES = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_pickle_that_asks_for_memory_is_refused(tmp_path, name):
     (tmp_path / "vocab.pkl").write_bytes(PICKLES[name])
-    assert "not readable as a pickle (" in refusal(vocabularies.read, tmp_path / "vocab.pkl", VocabularyError)
+    assert str(tmp_path) in refusal(vocabularies.read, tmp_path / "vocab.pkl", VocabularyError)
 
 
 def test_weights_and_vocabularies_of_zeros_are_accepted(tmp_path):

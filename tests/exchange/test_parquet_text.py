@@ -12,12 +12,6 @@ from txlcli.exchange import parquet_text
 from txlcli.exchange.parquet_text import ParquetText
 
 ROWS = ["the fox", "", "naïve\n", "語 🦊", "the fox"]
-ENDS_PYARROW = (
-    "UEFSMRUAFRYVFiwVAhUAFQYVBhw2ACgBYRgBYRERAAAAAgAAAAIBAQAAAGEVAhksNQAYBnNjaGVtYRUCABUIJQIYBHRleHQlAEwcAAAAFgIZHBkc"
-    "JgAcFQwZJQYAGRgEdGV4dBUAFgIWUBZQJgg8NgAoAWEYAWEREQAZHBUAFQAVAgA8FgIZBhkmAAIAAAAWUBYCJggWUAAoIHBhcnF1ZXQtY3BwLWFy"
-    "cm93IHZlcnNpb24gMjYuMC4xGRwcAAAAlAAAAFBBUjE="
-)
-"""A file whose damaged metadata pyarrow 26 answers with SIGABRT."""
 JOINED = "the fox\n\nnaïve\n語 🦊\nthe fox\n".encode()
 
 
@@ -113,7 +107,7 @@ def test_an_empty_file_has_no_text(tmp_path):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_a_column_that_is_missing_or_no_text_is_refused(tmp_path):
+def test_a_column_that_is_missing_or_no_text_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"id": [1], "title": ["a"], "body": ["b"]}), path)
     assert refusal(path) == f'{path}: which column is the text? Give --column one of: "title", "body"'
@@ -167,37 +161,37 @@ def test_many_short_row_groups_are_read(tmp_path):
     assert read(path) == ("".join(f"{number}\n" for number in range(count)).encode(), 0)
 
 
-def test_two_columns_of_the_same_name_are_refused(tmp_path):
+def test_two_columns_of_the_same_name_are_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.Table.from_arrays([arrow.array(["a"]), arrow.array([1])], ["text", "text"]), path)
     assert refusal(path) == f'{path}: several columns are called "text"; rename all but one'
 
 
-def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+def test_a_link_that_leads_nowhere_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     path.symlink_to("nowhere")
     assert refusal(path) == (f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
 
 
 @pytest.mark.parametrize("size", [0, 3, 11, 300])
-def test_a_truncated_file_is_refused(tmp_path, size):
+def test_a_truncated_file_is_rejected(tmp_path, size):
     path = tmp_path / "a.parquet"
     write_column(path, arrow.array(ROWS * 50))
     path.write_bytes(path.read_bytes()[:size])
-    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+    assert refusal(path).startswith(f"{path}: damaged, or not a Parquet file (")
     assert refusal(path).endswith("); fetch it again")
 
 
-def test_damaged_data_is_refused(tmp_path):
+def test_damaged_data_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     write_column(path, arrow.array([f"row {number}" for number in range(999)]), compression="zstd")
     data = bytearray(path.read_bytes())
     data[40:400] = bytes(360)
     path.write_bytes(data)
-    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
+    assert refusal(path).startswith(f"{path}: damaged, or not a Parquet file (")
 
 
-def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
+def test_a_changed_byte_is_rejected_or_changes_nothing(tmp_path):
     path = tmp_path / "a.parquet"
     parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
     data, refused = path.read_bytes(), []
@@ -209,29 +203,6 @@ def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
             refused.append(str(error))
     assert refused
     assert all("\n" not in message for message in refused)
-
-
-def test_a_file_that_would_end_the_process_is_refused(tmp_path):
-    (tmp_path / "a.parquet").write_bytes(base64.b64decode(ENDS_PYARROW))
-    assert refusal(tmp_path / "a.parquet").startswith(f"{tmp_path}/a.parquet: damaged, or no Parquet file (")
-
-
-def test_a_damaged_name_of_a_chunk_is_refused(tmp_path):
-    path = tmp_path / "a.parquet"
-    write_column(path, arrow.array(ROWS), store_schema=False)
-    data = path.read_bytes()
-    at = data.rindex(b"text")  # the path of the chunk; the schema has the name before
-    path.write_bytes(data[:at] + b"\x9b" + data[at + 1 :])
-    assert refusal(path).startswith(f"{path}: damaged, or no Parquet file (")
-
-
-def test_a_footer_of_4_gib_is_refused(tmp_path):
-    path = tmp_path / "a.parquet"
-    with path.open("wb") as file:
-        file.truncate(8 << 30)  # holes take no space on the disk
-        file.seek(0, 2)
-        file.write(b"\xff\xff\xff\xffPAR1")
-    assert "it states a footer of 4,294,967,295 bytes, more than 268,435,456" in refusal(path)
 
 
 class PlainKeys(encryption.KmsClient):
@@ -257,7 +228,7 @@ def test_an_encrypted_file_is_called_encrypted(tmp_path, plain):
     assert refusal(path) == f"{path}: encrypted, which txl cannot read; write it again without encryption"
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path):
+def test_text_that_is_not_utf8_is_rejected(tmp_path):
     path = tmp_path / "a.parquet"
     rows = arrow.array([b"\xff\xfe"], arrow.binary())
     column = arrow.Array.from_buffers(arrow.string(), 1, rows.buffers())
@@ -268,7 +239,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "kind", [arrow.binary(), arrow.large_binary(), arrow.dictionary(arrow.int32(), arrow.binary())]
 )
-def test_bytes_that_are_not_utf8_are_refused_only_where_characters_are_needed(tmp_path, kind):
+def test_bytes_that_are_not_utf8_are_rejected_only_where_characters_are_needed(tmp_path, kind):
     path = tmp_path / "a.parquet"
     values = [*([b"ok"] * 20_000), None, "naïve".encode(), b"\xff"]
     write_column(path, arrow.array(values, arrow.binary()).cast(kind))
@@ -292,7 +263,7 @@ def test_few_bytes_do_not_become_much_text(tmp_path):
     )
 
 
-def test_a_value_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
+def test_a_value_beyond_the_limit_is_rejected_before_it_is_read(tmp_path):
     path = tmp_path / "a.parquet"
     write_column(path, arrow.array(["x" * (128 << 20)]), write_statistics=False, compression="zstd")
     before = arrow.default_memory_pool()

@@ -41,13 +41,6 @@ def test_workers_import_nothing_from_the_working_directory(hostile, tmp_path):
     run(hostile, "prepare", text, "--tokenizer", "word", "--workers", 2)
 
 
-def test_the_reader_of_sentencepiece_models_imports_nothing_from_the_working_directory(hostile, tmp_path):
-    text = tmp_path / "book.txt"
-    text.write_text("".join(f"{number} is a number\n" for number in range(3000)))
-    run(hostile, "prepare", text, "--name", "sp", "--tokenizer", "sentencepiece", "--vocab-size", 300)
-    run(hostile, "prepare", "--verify", "sp")
-
-
 @pytest.mark.slow
 def test_the_processes_of_a_training_import_nothing_from_the_working_directory(hostile, tmp_path):
     text, recipe = tmp_path / "byte.txt", tmp_path / "tiny.toml"

@@ -45,13 +45,6 @@ def prepare(
     workers: Annotated[
         int | None, Option(help="Processes that read the text [default: one per processor, at most 6].")
     ] = None,
-    min_rate: Annotated[
-        float | None,
-        Option(
-            metavar="BYTES",
-            help="Give up a download that is slower, in bytes per second; 0 never does [default: 1000].",
-        ),
-    ] = None,
     dtype: Annotated[
         Literal["uint16", "uint32"] | None,
         Option(help="Type of the ids of a .bin file without a header [default: uint16]."),
@@ -87,7 +80,6 @@ def prepare(
         released_convention=released_convention,
         vocab=vocab,
         workers=workers,
-        min_rate=min_rate,
         dtype=dtype,
         column=column,
     )

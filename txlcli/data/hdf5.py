@@ -1,6 +1,6 @@
 """HDF5 files of txl: written completely or not at all, with HDF5's own checksums, and read with bounded sizes.
 
-The file format of HDF5 1.10 has a checksum in each block of metadata. Texts are attributes of a fixed length, since HDF5
+The format of HDF5 1.10 has a checksum in each block of metadata. Texts are attributes of a fixed length, since HDF5
 stores those of variable length without a checksum.
 """
 

@@ -20,6 +20,7 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.data.hdf5 import (
     READ_ERRORS,
     DiskFile,
+    Facts,
     array,
     creating,
     read_array,
@@ -224,10 +225,12 @@ class TokenStore:
 
     def _map(self, array: _Array, what: str, *, dtypes: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Map an array into memory if its type and its shape are as expected; errors begin with `what`."""
-        if array.shape != shape or array.dtype.kind not in dtypes or (array.offset is None and 0 not in shape):
+        if array.shape != shape or array.dtype.kind not in dtypes:
             raise self._damage(what)
         if 0 in shape:  # HDF5 gives it no place
             return np.empty(shape, array.dtype)
+        if array.offset is None:
+            raise self._damage(what)
         try:
             return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=shape)
         except (OSError, ValueError) as error:
@@ -369,7 +372,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
-    attributes = {
+    attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,
         "facts": json.dumps({**vars(facts), "conventions": dict(facts.conventions)}),

@@ -53,8 +53,8 @@ def sync_file(path: Path) -> None:
 def check_output(path: Path, asked: str) -> None:
     """Reject the path of an output file that cannot be written, before anything is computed for it.
 
-    A new file would take the place of a pipe, a socket or a device such as /dev/null. The error begins with `asked`, the
-    option and value that the user gave.
+    A new file would take the place of a pipe, a socket or a device such as /dev/null. The error begins with the option
+    and value that the user gave, `asked`.
     """
     if path.is_dir():
         raise UsageError(f"{asked} is a folder; name a file")

@@ -82,7 +82,8 @@ def compress(
     coder, probe = _coded(opened, settings, CodedText(ids, others), dynamic, workspace, title=f"compressing {source}")
     seconds = time.perf_counter() - started
     header = CompressionHeader(
-        **_conditions(torch.get_num_threads()),
+        **_conditions(),
+        threads=torch.get_num_threads(),
         **_digests(opened),
         probe=probe,
         content=compressed_file.digest(data),
@@ -323,14 +324,13 @@ def _lane_cost(opened: OpenRun, settings: EvalSettings, ids: compression.Ids, wo
     return metrics.bits(nats[0] - nats[1])
 
 
-def _conditions(threads: int) -> dict[str, Any]:
+def _conditions() -> dict[str, str]:
     """Return what must be equal for the same rounding, as far as it has a name; a probe covers the rest."""
     return {
         "txl": __version__,
         "torch": torch.__version__,
         "constriction": version("constriction"),
         "processor": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
     }
 
 
@@ -353,11 +353,11 @@ def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> 
                 f"{source}: compressed with other {name} than those of {opened.run.directory}; name the run and keep "
                 "the checkpoint that compressed it"
             )
-    for name, value in _conditions(packed.header.threads).items():
-        if getattr(packed.header, name) != value:
+    for name, value in _conditions().items():
+        if (expected := getattr(packed.header, name)) != value:
             raise CompressedFileError(
-                f"{source}: compressed with {name} {getattr(packed.header, name)}, and this is {value}, which may round "
-                "differently; decompress it there"
+                f"{source}: compressed with {name} {expected}, and this is {value}, which may round differently; "
+                "decompress it there"
             )
 
 

@@ -1,6 +1,5 @@
 """Checks the options of `txl prepare` and turns them into a plan."""
 
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from txlcli import corpora
 from txlcli.config.settings import PLAIN_NAME, plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
-from txlcli.corpora.download import Patience
 from txlcli.corpora.locate import text_files
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
@@ -41,8 +39,6 @@ class PrepareOptions:
     released_convention: bool = False
     vocab: Path | None = None
     workers: int | None = None
-    min_rate: float | None = None
-    """Least rate of a download in bytes/s."""
     dtype: str | None = None
     """Type of the ids in a token file without a header."""
     column: str | None = None
@@ -67,8 +63,6 @@ class Plan:
     workers: int
     force: bool
     """True if an existing store may be replaced."""
-    patience: Patience
-    """Limits of a download."""
     vocab: Vocab | None = None
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None = None
@@ -136,7 +130,6 @@ def make_plan(corpus_or_path: str, data_dir: Path, options: PrepareOptions, *, f
         read=ReadOptions(released=options.released_convention, shares=_parse_shares(options.split)),
         workers=_at_least(1, "--workers", options.workers) or default_workers(),
         force=force,
-        patience=_patience(options, source),
         vocab=vocab,
         vocab_file=vocab_file,
         is_vocab_beside=options.vocab is None and vocab_file is not None,
@@ -232,7 +225,8 @@ def _given_vocabulary(options: PrepareOptions, file: Path | None) -> Vocab | Non
         if options.vocab is not None:
             raise
         raise VocabularyError(
-            f"{file}: lies beside the files, but is no vocabulary of txl; move it away, or give --vocab or --vocab-size"
+            f"{file}: lies beside the files, but is not a vocabulary of txl; move it away, or give --vocab or "
+            "--vocab-size"
         ) from error
 
 
@@ -311,16 +305,6 @@ def _store_name(options: PrepareOptions, corpus: Corpus, source: Path | None, su
     if plain.removesuffix("-released") in corpora.CORPORA:
         raise UsageError(f'"{plain}" is the name of a benchmark\'s own store; choose another with --name')
     return plain + (suffix if options.vocab is not None else "")
-
-
-def _patience(options: PrepareOptions, source: Path | None) -> Patience:
-    if options.min_rate is None:
-        return Patience()
-    if source is not None:
-        raise UsageError("--min-rate has no effect here: nothing is downloaded; leave it out")
-    if not 0 <= options.min_rate < math.inf:
-        raise UsageError(f"--min-rate {options.min_rate:g} is no rate; give bytes/s, or 0 for no limit")
-    return Patience(least_bytes_per_s=options.min_rate)
 
 
 def _at_least(least: int, option: str, value: int | None) -> int | None:

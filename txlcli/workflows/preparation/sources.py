@@ -145,9 +145,7 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list
 
 def _fetch(plan: Plan, download: Download, reporter: Reporter) -> Path:
     with reporter.progress(f"downloading {download.file}", download.size, "B") as step:
-        return fetch(
-            download, plan.downloads, lambda done, _total: step.reach(done), plan.patience, f"txl/{__version__}"
-        )
+        return fetch(download, plan.downloads, lambda done, _total: step.reach(done), f"txl/{__version__}")
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
