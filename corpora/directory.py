@@ -63,9 +63,6 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     """Return the files of each split, in the order of the splits; empty if no name mentions a split.
 
     Below the first level, names count only if one of them is train: source code has many files named test.
-
-    Raises:
-        CorpusError: some names mention a split, and a file mentions none or two.
     """
     named = {path: _splits_in(path.relative_to(directory)) for path in files}
     example = next(

@@ -29,9 +29,6 @@ def text_files(directory: Path, *, every_directory: bool = False) -> list[Path]:
         directory: the directory to search.
         every_directory: follow links to directories, reading each directory once; otherwise skip links, and directories
             that cannot be read.
-
-    Raises:
-        CorpusError: with `every_directory`, a directory cannot be read.
     """
     paths, visited = [], set()
     walk = os.walk(directory, onerror=_refuse_directory if every_directory else None, followlinks=every_directory)
@@ -123,11 +120,7 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
 
 
 def refuse_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> None:
-    """Refuse a file with a byte that a corpus does not have; `reason` says so in the error.
-
-    Raises:
-        CorpusError: there is one.
-    """
+    """Refuse a file with a byte that a corpus does not have; `reason` says so in the error."""
     offset = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -140,11 +133,7 @@ def refuse_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> No
 
 
 def whole(path: Path) -> tuple[Slice, ...]:
-    """Return a whole file as one slice.
-
-    Raises:
-        SpecialFileError: it is a pipe, a socket or a device.
-    """
+    """Return a whole file as one slice."""
     return (Slice(refuse_special(path), 0, path.stat().st_size),)
 
 

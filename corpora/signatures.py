@@ -32,20 +32,12 @@ HEAD = 512  # bytes
 
 
 def refuse_packed(paths: Iterable[Path]) -> None:
-    """Refuse archives and compressed files; a file of zeros, which is a tar without members, is accepted.
-
-    Raises:
-        CorpusError: the message names the first such file.
-    """
+    """Refuse archives and compressed files; a file of zeros, which is a tar without members, is accepted."""
     _refuse(paths, PACKED, "unpack it first")
 
 
 def refuse_beside_text(paths: Iterable[Path]) -> None:
-    """Refuse files that a directory may have beside its text, including txl's own files.
-
-    Raises:
-        CorpusError: the message names the first such file.
-    """
+    """Refuse files that a directory may have beside its text, including txl's own files."""
     _refuse(paths, BESIDE_TEXT, "keep the text in a folder of its own, or name a file of it")
 
 

@@ -13,11 +13,7 @@ class SpecialFileError(CorpusError):
 
 
 def refuse_special(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a directory are left to the reader of the path.
-
-    Raises:
-        SpecialFileError: it is, or links to, a pipe, a socket or a device.
-    """
+    """Return a path that is no special file; a missing path and a directory are left to the reader of the path."""
     kind = special_kind(path)
     if kind is not None:
         raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")

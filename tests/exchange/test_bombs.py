@@ -115,7 +115,6 @@ HEADERS = {
     "a product that overflows": ({"a": ENTRY | {"shape": [1 << 62, 4]}}, None),
     "offsets beyond the file": ({"a": ENTRY | {"shape": [1 << 30], "data_offsets": [0, 1 << 32]}}, None),
     "nesting": (b'{"a":' + b"[" * 1_000_000, None),
-    "a key twice": (b'{"a": {"dtype": "F16", "dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}', None),
 }
 
 

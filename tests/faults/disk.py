@@ -1,7 +1,6 @@
-"""Full disks of every size in steps of 4 kB, and disks that cannot be written.
+"""Full disks of several sizes.
 
 Each command runs in a file system of its own: a tmpfs in a private mount namespace, which vanishes with the process.
-Where none can be mounted, the length of files is limited instead, and directories cannot be made read-only.
 """
 
 import ctypes
@@ -13,13 +12,12 @@ from pathlib import Path
 
 from tests.faults import process, results
 from tests.faults.jobs import JOBS, Rehearsal, rehearse
-from tests.faults.table import LOST, SILENT
+from tests.faults.table import SILENT
 
 STEP = 4096  # bytes
-MARGIN = 4  # steps, since the use is only sampled
 AMPLE = 64 << 20  # bytes
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
-PRIVATE, RECURSIVE, REMOUNT, READ_ONLY = 1 << 18, 1 << 14, 1 << 5, 1
+PRIVATE, RECURSIVE, REMOUNT = 1 << 18, 1 << 14, 1 << 5
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,9 +42,9 @@ def mount(directory, size):
     _mount("tmpfs", directory, 0, f"size={size}")
 
 
-def resize(directory, size, *, read_only=False):
-    """Change the size of the file system, or make it read-only."""
-    _mount("tmpfs", directory, REMOUNT | (READ_ONLY if read_only else 0), f"size={size}")
+def resize(directory, size):
+    """Change the size of the file system."""
+    _mount("tmpfs", directory, REMOUNT, f"size={size}")
 
 
 def used(directory):
@@ -87,71 +85,16 @@ def can_mount(directory):
     return True
 
 
-def _fill(rehearsal, sample, directory, outcome, steps):
-    """Run a command with `steps` of free space, then check everything with ample space."""
-    job = rehearsal.job
-    mount(directory, AMPLE)
-    sample.copy(job.needs, directory)
-    resize(directory, used(directory) + steps * STEP)
-    ended = outcome.examine(process.run(*job.words, directory=directory, fresh=_is_fresh(job)))
-    _check_failure(ended, rehearsal, outcome)
-    resize(directory, AMPLE)
-    job.check(rehearsal.state(directory, outcome))
-    return outcome
-
-
-def _limit(rehearsal, sample, directory, outcome, steps):
-    """Run a command that cannot write files longer than `steps`, then check everything without the limit."""
-    job = rehearsal.job
-    sample.copy(job.needs, directory)
-    ended = process.run(*job.words, directory=directory, fresh=_is_fresh(job), longest_file=max(steps * STEP, 1))
-    outcome.examine(ended)
-    _check_failure(ended, rehearsal, outcome)
-    job.check(rehearsal.state(directory, outcome))
-    return outcome
-
-
-def _write_protect(rehearsal, sample, directory, outcome, _):
-    """Run a command in a read-only file system, then check everything with a writable one."""
-    job = rehearsal.job
-    mount(directory, AMPLE)
-    sample.copy(job.needs, directory)
-    before = _contents(directory)
-    resize(directory, AMPLE, read_only=True)
-    ended = outcome.examine(process.run(*job.words, directory=directory, fresh=_is_fresh(job)))
-    if ended.done:
-        outcome.add(SILENT, f"{ended.command}: exit code 0 although nothing can be written")
-    resize(directory, AMPLE)
-    if _contents(directory) != before:
-        outcome.add(LOST, "files of a read-only folder changed")
-    job.check(rehearsal.state(directory, outcome))
-    return outcome
-
-
-def _is_fresh(job):
-    """Return True for commands whose libraries write files while the interpreter exits."""
-    return job.words[0] == "prepare"
-
-
-def _check_failure(ended, rehearsal, outcome):
-    if ended.done and results.stable(ended.stdout) != rehearsal.result:
-        outcome.add(SILENT, f"{ended.command}: another result")
-
-
-def _contents(directory):
-    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 @dataclass(frozen=True)
 class DiskFault:
-    """A disk that is full or read-only during one command."""
+    """A disk that is full during one command."""
 
     rehearsal: Rehearsal
     sample: object
-    fault: str
-    work: object
-    """One of the functions above."""
-    steps: int = 0
+    free: int
+    """Bytes that the command can use."""
+
+    fault = "full disk"
 
     @property
     def target(self):
@@ -159,44 +102,36 @@ class DiskFault:
 
     @property
     def name(self):
-        return f"{self.steps * STEP:,} bytes" if self.fault == "full disk" else "read-only"
+        return f"{self.free:,} bytes"
 
     def act(self, directory, outcome):
-        found = in_child(self.work, self.rehearsal, self.sample, directory, outcome, self.steps)
-        outcome.findings, outcome.peak_bytes = found.findings, found.peak_bytes
+        outcome.findings = in_child(self._fill, directory, outcome).findings
+
+    def _fill(self, directory, outcome):
+        """Run the command with little free space, then check everything with ample space."""
+        job = self.rehearsal.job
+        mount(directory, AMPLE)
+        self.sample.copy(job.needs, directory)
+        resize(directory, used(directory) + self.free)
+        ended = outcome.examine(process.run(*job.words, directory=directory, fresh=job.words[0] == "prepare"))
+        if ended.done and results.stable(ended.stdout) != self.rehearsal.result:
+            outcome.add(SILENT, f"{ended.command}: another result")
+        resize(directory, AMPLE)
+        job.check(self.rehearsal.state(directory, outcome))
+        return outcome
 
 
 def injections(sample, amounts):
-    """Return full disks of every size up to one that suffices, and read-only disks, for every command."""
-    parent = sample.directory.parent
-    mounts = can_mount(parent)
-    fill = _fill if mounts else _limit
-    made = []
-    for rehearsal in rehearse(sample, [job for job in JOBS if job.name != "reproduce"]):
-        if mounts:
-            directory = parent / f"disk of {rehearsal.job.name}"
-            directory.mkdir(exist_ok=True)
-            enough = in_child(_steps_needed, rehearsal, sample, directory)
-        else:
-            enough = _steps_of_longest(rehearsal)
-        count = min(amounts.disk_steps or enough + 1, enough + 1)
-        sizes = sorted({round(number * enough / max(1, count - 1)) for number in range(count)})
-        made += [DiskFault(rehearsal, sample, "full disk", fill, steps) for steps in sizes]
-        if mounts:
-            made.append(DiskFault(rehearsal, sample, "read-only disk", _write_protect))
-    return made
+    """Return full disks of several sizes, the largest about as large as the files that a command leaves."""
+    if not can_mount(sample.directory.parent):
+        return []
+    return [
+        DiskFault(rehearsal, sample, STEP * (_steps(rehearsal) * number // max(1, amounts.disks - 1)))
+        for rehearsal in rehearse(sample, [job for job in JOBS if job.name != "reproduce"])
+        for number in range(amounts.disks)
+    ]
 
 
-def _steps_needed(rehearsal, sample, directory):
-    """Return the largest number of steps that a command uses at any moment."""
-    mount(directory, AMPLE)
-    sample.copy(rehearsal.job.needs, directory)
-    before, uses = used(directory), []
-    ended = process.run(*rehearsal.job.words, directory=directory, watch=lambda: uses.append(used(directory)))
-    assert ended.done, ended.stderr
-    return (max(uses) - before) // STEP + MARGIN
-
-
-def _steps_of_longest(rehearsal):
-    """Return the length of the longest file that a command writes, in steps."""
-    return max(path.stat().st_size for path in rehearsal.after.rglob("*") if path.is_file()) // STEP + MARGIN
+def _steps(rehearsal):
+    """Return the size of the files that a command leaves."""
+    return sum(-(-path.stat().st_size // STEP) for path in rehearsal.after.rglob("*") if path.is_file())

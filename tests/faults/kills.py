@@ -2,7 +2,6 @@
 
 import random
 import signal
-import time
 from dataclasses import dataclass
 
 from tests.faults import process
@@ -12,10 +11,8 @@ from tests.faults.table import SIGNAL, TRACEBACK
 
 TERMINATED = 128 + signal.SIGTERM
 LATEST = 1.05  # random moments, as a share of the duration of an uninterrupted command
-EARLIEST_S = 0.02  # after the call of txl in a new interpreter; Python reads its first module by then
 CHAIN = 9  # kills of one training at most
 CHAIN_SHARE = 0.1
-START_SHARE = 0.04  # of the kills that meet a new interpreter while it starts
 
 
 @dataclass(frozen=True)
@@ -76,27 +73,6 @@ class KillChain:
         job.check(self.rehearsal.state(directory, outcome))
 
 
-@dataclass(frozen=True)
-class KillAtStart:
-    """SIGTERM while a new interpreter imports txl."""
-
-    after_s: float
-    number: int
-
-    fault = "kills"
-    target = "start-up"
-
-    @property
-    def name(self):
-        return f"#{self.number} SIGTERM after {self.after_s:.3f} s"
-
-    def act(self, directory, outcome):
-        kill = Kill(signal.SIGTERM, after_s=self.after_s)
-        ended = outcome.examine(process.run("runs", directory=directory, kill=kill, fresh=True))
-        if ended.code != 1:  # otherwise there are no runs to list, and the signal came too late
-            _check_terminated(ended, outcome)
-
-
 def _check_terminated(ended, outcome):
     """Check that SIGTERM ended the process with one line and its exit code, if it came in time."""
     if ended.code not in (0, TERMINATED) and not ended.signal:
@@ -107,16 +83,15 @@ def _check_terminated(ended, outcome):
 
 def injections(sample, amounts):
     """Return kills of every command: half of them at random moments, half of them before changes of files in turn."""
-    chains, at_start = (max(1, round(share * amounts.kills)) for share in (CHAIN_SHARE, START_SHARE))
+    chains = max(1, round(CHAIN_SHARE * amounts.kills))
     rehearsals = rehearse(sample)
     training = next(rehearsal for rehearsal in rehearsals if rehearsal.job.name == "train")
     return [
         *(
             _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
-            for number in range(amounts.kills - chains - at_start)
+            for number in range(amounts.kills - chains)
         ),
         *(KillChain(training, sample, amounts.seed, number) for number in range(chains)),
-        *_kills_at_start(at_start, amounts.seed, sample.directory),
     ]
 
 
@@ -128,11 +103,3 @@ def _kill_of(rehearsal, sample, number, amounts):
     per_job = max(1, amounts.kills // 20)  # kills before changes, spread over all of them
     change = 1 + (number // 2 * max(1, rehearsal.changes // per_job) + chance.randrange(3)) % max(1, rehearsal.changes)
     return KillOf(rehearsal, sample, Kill(sent, before_change=change), number)
-
-
-def _kills_at_start(count, seed, directory):
-    chance = random.Random(f"{seed} start")
-    started = time.monotonic()
-    process.run("runs", directory=directory.parent, fresh=True)
-    duration = time.monotonic() - started
-    return [KillAtStart(chance.uniform(EARLIEST_S, duration), number) for number in range(count)]

@@ -1,14 +1,13 @@
 """Runs commands of txl in forked processes, with everything imported already, and can kill them at a given moment.
 
-A fork takes milliseconds where a new interpreter takes seconds. Each process has a directory, a time limit and a limit
-of its address space; its output goes to files in memory.
+A fork takes milliseconds where a new interpreter takes seconds. Each process has a directory and a time limit; its
+output goes to files in memory.
 """
 
 import contextlib
 import faulthandler
 import math
 import os
-import resource
 import signal
 import sys
 import time
@@ -20,7 +19,6 @@ import txlcli
 from tests.faults.table import HANG_S
 
 ROOT = Path(txlcli.__file__).parents[1]
-MORE_ADDRESSES = 4 << 30  # bytes of address space beyond those of the suite itself
 POLL_S = 0.002
 STACK_S = 1.0  # time that a process has to write its stack after the time limit
 READY = 8  # offset of the byte that says that txl is called now
@@ -58,9 +56,6 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float
-    cpu_seconds: float
-    """CPU time of the process; much less than `seconds` if it waited, or if the machine was busy."""
-    peak_bytes: int
     hung: bool
     changes: int
     """Number of file changes that Python made in the directory."""
@@ -78,26 +73,6 @@ class Ended:
         return (self.stderr.strip().splitlines() or ["(nothing on stderr)"])[-1][:300]
 
 
-def seconds_without_processor(pid):
-    """Return the time for which a process and its descendants waited for a processor, in seconds."""
-    waited = 0
-    for member in _family(pid):
-        try:
-            waited += int(Path(f"/proc/{member}/schedstat").read_text().split()[1])
-        except OSError:  # it has ended
-            continue
-    return waited / 1e9
-
-
-def _family(pid):
-    """Return a process and its descendants."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        children = []
-    return [pid, *(member for child in children for member in _family(int(child)))]
-
-
 class Process:
     """A running command; see `start`."""
 
@@ -105,26 +80,20 @@ class Process:
         self._words, self._pid, self._outputs, self._counter, self._kill = words, pid, outputs, counter, kill
         self._started = time.monotonic()
 
-    def wait(self, limit_s=HANG_S, *, watch=None):
-        """Wait for the end of the process, and call `watch` meanwhile; kill its group after the time limit.
-
-        The limit does not count the time for which the process was ready and other processes had all processors.
-        """
+    def wait(self, limit_s=HANG_S):
+        """Wait for the end of the process; kill its group after the time limit."""
         hung, sent, ready, stack_until = False, False, None, math.inf
         while True:
-            pid, status, usage = os.wait4(self._pid, os.WNOHANG)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 break
-            if watch:
-                watch()
             now = time.monotonic()
             ready = ready or (now if os.pread(self._counter, 1, READY) else None)
             if not sent and self._kill and self._kill.after_s is not None and ready:
                 sent = now - ready >= self._kill.after_s
                 if sent:
                     os.kill(self._pid, self._kill.number)
-            late_s = now - self._started - limit_s
-            if not hung and late_s > 0 and late_s > seconds_without_processor(self._pid):
+            if not hung and now - self._started > limit_s:
                 hung, stack_until = True, now + STACK_S
                 os.kill(self._pid, signal.SIGUSR1)  # it writes its stack
             if now > stack_until:
@@ -144,8 +113,6 @@ class Process:
             stdout=stdout,
             stderr=stderr,
             seconds=seconds,
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_bytes=usage.ru_maxrss << 10,
             hung=hung,
             changes=int.from_bytes(os.pread(self._counter, 8, 0), "little"),
         )
@@ -155,16 +122,8 @@ class Process:
             os.close(descriptor)
 
 
-def start(*arguments, directory, kill=None, fresh=False, longest_file=None):
-    """Start a command in a directory.
-
-    Args:
-        arguments: the words of the command line.
-        directory: working directory of the process.
-        kill: a signal that ends it.
-        fresh: start a new interpreter instead of a fork, which also covers the start and the exit of Python.
-        longest_file: limit of the size of files, in bytes; None for no limit.
-    """
+def start(*arguments, directory, kill=None, fresh=False):
+    """Start a command in a directory, in a fork or in a fresh interpreter, which also covers the exit of Python."""
     words = [str(argument) for argument in arguments]
     outputs = os.memfd_create("stdout"), os.memfd_create("stderr")
     counter = os.memfd_create("changes")
@@ -173,7 +132,7 @@ def start(*arguments, directory, kill=None, fresh=False, longest_file=None):
     pid = os.fork()
     if pid == 0:
         try:
-            _become(words, Path(directory), outputs, counter, kill, fresh=fresh, longest_file=longest_file)
+            _become(words, Path(directory), outputs, counter, kill, fresh=fresh)
         except BaseException:
             os.write(outputs[1], traceback.format_exc().encode(errors="backslashreplace"))
         finally:
@@ -181,16 +140,16 @@ def start(*arguments, directory, kill=None, fresh=False, longest_file=None):
     return Process(words, pid, outputs, counter, kill)
 
 
-def run(*arguments, limit_s=HANG_S, watch=None, **options):
+def run(*arguments, limit_s=HANG_S, **options):
     """Run a command to its end; see `start` and `Process.wait`."""
     process = start(*arguments, **options)
     try:
-        return process.wait(limit_s, watch=watch)
+        return process.wait(limit_s)
     finally:
         process.close()
 
 
-def _become(words, directory, outputs, counter, kill, *, fresh, longest_file):
+def _become(words, directory, outputs, counter, kill, *, fresh):
     os.setpgid(0, 0)
     os.chdir(directory)
     with open(os.devnull, "rb") as null:
@@ -199,26 +158,17 @@ def _become(words, directory, outputs, counter, kill, *, fresh, longest_file):
         os.dup2(output, number)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if longest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, resource.RLIM_INFINITY))
     if fresh:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         os.set_inheritable(counter, True)
         os.execve(sys.executable, [sys.executable, "-c", FRESH.format(READY=READY), str(counter), *words], environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(signal.SIGUSR1, file=2)
-    _limit_addresses()
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 - for the whole process
     sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as Python opens it
     sys.addaudithook(_Changes(directory, counter, kill))
     os.pwrite(counter, b"1", READY)
     os._exit(_exit_code(words))
-
-
-def _limit_addresses():
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MORE_ADDRESSES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _exit_code(words):

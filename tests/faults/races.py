@@ -28,9 +28,9 @@ class Race:
         self.sample.copy(self.needs, directory)
         processes = [process.start(*words, directory=directory) for words in self.words]
         ended = []
-        for one in processes:
-            ended.append(outcome.examine(one.wait()))
-            one.close()
+        for running in processes:
+            ended.append(outcome.examine(running.wait()))
+            running.close()
         for command in ended:
             if not command.done and command.code not in (1, 2):
                 outcome.add(TRACEBACK, f"{command.command}: exit code {command.code}")

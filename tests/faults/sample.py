@@ -57,6 +57,7 @@ def build(directory):
         done("eval", run, *where, "--split", "valid")
     done("recl", "byte", *where, *RECL, "--split", "valid")  # earlier losses
     done("eval", "byte", *where, "--split", "valid", "--losses", directory / "losses.h5", "--quiet")
+    done("compress", "byte", directory / "novel/valid.txt", directory / "packed", *where)
     done("export", "word", directory / "hf", "--runs-dir", directory / "runs")
     shutil.copytree(directory / "hf", directory / "out")
     (directory / "other.txt").write_text(

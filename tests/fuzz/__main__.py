@@ -46,14 +46,7 @@ class Ended:
 
 
 def fuzz(name, sample, corpus, seconds):
-    """Fuzz one reader in a child process.
-
-    Args:
-        name: of the target.
-        sample: directory of undamaged files.
-        corpus: directory of the inputs that reach new branches; it is created.
-        seconds: time limit.
-    """
+    """Fuzz one reader in a child process; inputs that reach new branches are added to the corpus."""
     directory = corpus / name
     directory.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(targets.named(name).seeds(sample)):

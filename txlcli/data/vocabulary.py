@@ -79,11 +79,7 @@ class Vocab:
         return {symbol: number for number, symbol in enumerate(self.symbols)}
 
     def encode(self, text: str) -> Ids:
-        """Encode a text; a word vocabulary ends each complete line with the boundary.
-
-        Raises:
-            VocabularyError: a symbol has no id, and there is no unknown id; or the text of the ids is not known.
-        """
+        """Encode a text; a word vocabulary ends each complete line with the boundary."""
         self.check_has_text()
         if self.tokenizer == "byte":
             return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
@@ -92,11 +88,7 @@ class Vocab:
         return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
     def check_has_text(self) -> None:
-        """Refuse to convert between text and ids of a token file that states no text.
-
-        Raises:
-            VocabularyError: this is such a vocabulary.
-        """
+        """Refuse to convert between text and ids of a token file that states no text."""
         if self.tokenizer == "ids":
             raise VocabularyError(
                 f"the vocabulary is {self.size:,} ids of a token file, whose text is not known; prepare the file with "
@@ -104,11 +96,7 @@ class Vocab:
             )
 
     def encode_bytes(self, data: bytes) -> Ids:
-        """Encode raw bytes; for byte vocabularies only.
-
-        Raises:
-            VocabularyError: a byte has no id, or the text of the ids is not known.
-        """
+        """Encode raw bytes; for byte vocabularies only."""
         self.check_has_text()
         if self.dropped:
             data = data.translate(None, self.dropped)
@@ -165,11 +153,7 @@ class Vocab:
         return words.replace(" \n", "\n").replace("\n ", "\n")
 
     def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
-        """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary, exactly where `decode` is.
-
-        Raises:
-            VocabularyError: the text of the ids is not known.
-        """
+        """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
         self.check_has_text()
         values = np.array([ord(symbol) for symbol in self.symbols], np.uint8) if self.tokenizer == "byte" else None
         before: list[int] = []
@@ -237,11 +221,7 @@ class Vocab:
 
     @classmethod
     def from_json(cls, text: str) -> "Vocab":
-        """Read a vocabulary that `to_json` wrote.
-
-        Raises:
-            VocabularyError: the text is not a vocabulary.
-        """
+        """Read a vocabulary that `to_json` wrote."""
         try:
             facts = parse_json(text)
             kind = facts["kind"]
@@ -253,11 +233,7 @@ class Vocab:
 
     @classmethod
     def _from_facts(cls, kind: TokenizerName, facts: dict[str, Any]) -> "Vocab":
-        """Return a vocabulary after checking its facts, which may come from another program.
-
-        Raises:
-            ValueError, KeyError, TypeError: they are not those of a vocabulary.
-        """
+        """Return a vocabulary after checking its facts, which may come from another program."""
         named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
         if kind == "byte":
             vocab = cls.of_bytes(bytes([*facts["bytes"]]), dropped=bytes([*facts["dropped"]]))

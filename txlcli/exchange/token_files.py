@@ -57,11 +57,7 @@ class TokenPart:
     """Number of ids before them in the file."""
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the ids in blocks.
-
-        Raises:
-            CorpusInputError: the file has become shorter since it was opened.
-        """
+        """Yield the ids in blocks."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             for start in range(0, self.count, BLOCK):
@@ -100,9 +96,6 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
     Args:
         source: file or directory.
         dtype: type of ids without a header, one of DTYPES; None is uint16.
-
-    Raises:
-        CorpusInputError: a file is empty, truncated, or inconsistent.
     """
     if source.is_file():
         ending = source.suffix.lower()
@@ -148,12 +141,7 @@ def _is_of_megatron(index: Path) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what is no file.
-
-    Raises:
-        CorpusInputError: it is missing, a directory, or a link that leads nowhere.
-        UsageError: it is a pipe, a socket or a device.
-    """
+    """Refuse what is no file."""
     if check_regular(path).is_file():
         return
     if path.is_dir():
@@ -279,11 +267,7 @@ def _covers(index: BinaryIO, offset: int, documents: int, sequences: int) -> boo
 
 
 def _numbers(file: BinaryIO, dtype: str, offset: int, count: int) -> NDArray[Any]:
-    """Read numbers from a file; a memory map would end the process if another program truncated the file.
-
-    Raises:
-        CorpusInputError: the file has become shorter.
-    """
+    """Read numbers from a file; a memory map would end the process if another program truncated the file."""
     file.seek(offset)
     content = file.read(count * np.dtype(dtype).itemsize)
     if len(content) < count * np.dtype(dtype).itemsize:
@@ -298,11 +282,7 @@ def write_nanogpt(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
 
 
 def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
-    """Write ids with llm.c's header.
-
-    Raises:
-        ExportError: the header cannot state so many ids.
-    """
+    """Write ids with llm.c's header."""
     if len(ids) > MAX_IDS:
         raise ExportError(
             f"{path.name}: {len(ids):,} ids are more than an llm.c file can state ({MAX_IDS:,}); give --format "

@@ -25,11 +25,7 @@ def find(directory: Path) -> Path | None:
 
 
 def read(path: Path) -> Vocab:
-    """Read a vocabulary: txl's JSON, a torch or plain pickle of a dict with idx2sym, or a list of words.
-
-    Raises:
-        VocabularyError: the file is missing, damaged, or refers to code.
-    """
+    """Read a vocabulary: txl's JSON, a torch or plain pickle of a dict with idx2sym, or a list of words."""
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
     if path.name == META_OF_NANOGPT:

@@ -25,11 +25,7 @@ STATE_DICT_HINT = (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it.
-
-    Raises:
-        RunError: the file is missing, damaged, or a pickle of more than tensors.
-    """
+    """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it."""
     if not check_regular(path).is_file():
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
@@ -65,11 +61,7 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]
 
 
 def _check_tensors(path: Path, loaded: Any) -> None:
-    """Check the tensors of a torch file: a few bytes can be the storage of a huge one, or of many.
-
-    Raises:
-        ValueError: one is not dense, or all of them are far more than the file.
-    """
+    """Check the tensors of a torch file: a few bytes can be the storage of a huge one, or of many."""
     tensors = _named_tensors(loaded) or {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
@@ -92,11 +84,7 @@ def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:
 
 
 def plain_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`.
-
-    Raises:
-        RunError: two tensors would have the same name, and only one of them can be right.
-    """
+    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`."""
     names: dict[str, str] = {}
     for name in tensors:
         plain = name.removeprefix("module.").removesuffix(":0")
@@ -110,11 +98,7 @@ def plain_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
-    """Return the system that names its tensors like these.
-
-    Raises:
-        RunError: they are not those of a known Transformer-XL.
-    """
+    """Return the system that names its tensors like these."""
     if any(name.startswith("transformer/") for name in tensors):
         return "tf"
     if any(name.startswith("transformer.word_emb.") for name in tensors):

@@ -54,12 +54,7 @@ def _check_types(state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read the state of a checkpoint file without its tensors, and without importing PyTorch.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, LookupError, TypeError: it is damaged, or not a checkpoint of txl.
-    """
+    """Read the state of a checkpoint file without its tensors, and without importing PyTorch."""
     with check_regular(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")  # of the JSON header
         if length > min(MAX_HEADER, path.stat().st_size):
@@ -69,12 +64,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none.
-
-    Raises:
-        LookupError: the metadata is not that of a checkpoint of txl.
-        ValueError: the state is damaged.
-    """
+    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none."""
     try:
         state = parse_json((metadata or {})[STATE])
         format_ = state["format"]

@@ -18,11 +18,7 @@ MAX_TEXT = GIB
 
 
 def check_regular(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a directory are left to the reader of the path.
-
-    Raises:
-        UsageError: it is, or links to, a pipe, a socket or a device.
-    """
+    """Return a path that is no special file; a missing path and a directory are left to the reader of the path."""
     try:
         return refuse_special(path)
     except SpecialFileError as error:
@@ -30,22 +26,13 @@ def check_regular(path: Path) -> Path:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes.
-
-    Raises:
-        UsageError: it is a special file, or larger.
-        OSError: it cannot be read.
-    """
+    """Read a regular file of at most `most` bytes."""
     with check_regular(path).open("rb") as file:
         return read_stream(file, most, str(path))
 
 
 def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
-    """Read a stream of at most `most` bytes; `name` begins the error.
-
-    Raises:
-        UsageError: it has more.
-    """
+    """Read a stream of at most `most` bytes; `name` begins the error."""
     data = file.read(most + 1)
     if len(data) > most:
         raise UsageError(f"{name}: larger than {_size(most)}, the limit of such a text; give a smaller one")
@@ -53,13 +40,7 @@ def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Read a regular file of at most `most` bytes as UTF-8 text; a byte order mark is skipped, line ends become "\\n".
-
-    Raises:
-        UsageError: it is a special file, or larger.
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """Read a regular file of at most `most` bytes as UTF-8, without a byte order mark, with line ends "\\n"."""
     return read_bytes(path, most).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -17,9 +17,6 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
     """Hold a lock file while the block runs; the file is kept, since other processes may be waiting for it.
 
     In a directory that cannot be written, or on a file system without locks, the block runs without a lock.
-
-    Raises:
-        BusyError: another process holds the lock; `busy` is the message.
     """
     held = FileLock(lock)
     try:
@@ -55,9 +52,6 @@ def temporary_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Create an empty directory in `parent` and remove it when the block ends.
 
     Directories with the same prefix whose process was killed are removed first: their locks are free.
-
-    Raises:
-        OSError: the directory cannot be created.
     """
     remove_abandoned(parent, prefix)
     directory = parent / f"{prefix}{uuid.uuid4().hex[:8]}"

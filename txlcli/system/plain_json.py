@@ -1,4 +1,4 @@
-"""Parses JSON and TOML of unknown origin: every text gives a value of moderate depth, or a ValueError."""
+"""Parses JSON and TOML of unknown origin: every text gives a value, or a ValueError."""
 
 import json
 import math
@@ -10,23 +10,16 @@ from txlcli.errors import shortened
 
 MAX_DEPTH = 8
 """Deepest nesting of values in TOML; a recipe needs three levels."""
-MAX_JSON_DEPTH = 32
 LARGEST_INT = 2**63 - 1
 """Largest whole number; Python would accept larger ones and then fail to print them."""
 MAX_SHOWN = 40
 """Characters of a value in an error."""
-MAX_DOTS = 32
-"""Largest number of dots in a line of TOML; Python's parser takes quadratic time and memory for keys with more."""
 
 T = TypeVar("T", bound=str | int | float | bool | list[Any] | dict[str, Any])
 
 
 def value_of(table: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """Return a value of a JSON object; a whole number may stand for a float.
-
-    Raises:
-        ValueError: there is no such key, or its value has another type or is not finite.
-    """
+    """Return a value of a JSON object; a whole number may stand for a float."""
     if key not in table:
         raise ValueError(f"{key} is missing")
     value = table[key]
@@ -37,41 +30,25 @@ def value_of(table: Mapping[str, Any], key: str, kind: type[T]) -> T:
     return value
 
 
-def parse_json(text: str | bytes, *, distinct_keys: bool = False) -> Any:
-    """Parse JSON.
-
-    Args:
-        text: to parse.
-        distinct_keys: refuse an object with a key twice, of which programs read one or the other.
-
-    Raises:
-        ValueError: it is not JSON, is nested too deeply, or has a number that does not fit 64 bits.
-    """
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; raise a ValueError if it is not JSON, too deep, or has a number that does not fit 64 bits."""
     try:
-        return _moderate(json.loads(text, object_pairs_hook=_distinct if distinct_keys else None), MAX_JSON_DEPTH)
+        return json.loads(text, parse_int=_whole_number)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, whose keys must differ."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return table
+def _whole_number(digits: str) -> int:
+    number = int(digits)
+    _check(number)
+    return number
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        tomllib.TOMLDecodeError: it is not TOML.
-        ValueError: it is nested too deeply, or has a number that does not fit 64 bits.
-    """
-    if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
-        raise ValueError(f"a line has more than {MAX_DOTS} dots")
+    """Parse TOML; raise a TOMLDecodeError, or a ValueError if it is too deep or has a number that is too large."""
     try:
-        table: dict[str, Any] = _moderate(tomllib.loads(text), MAX_DEPTH)
+        table = tomllib.loads(text)
+        _check(table)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
     except tomllib.TOMLDecodeError:
@@ -82,19 +59,11 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
-def _moderate(value: Any, depth: int) -> Any:
-    """Return a value that is not nested too deeply, and has no number that is too large."""
-    level = [value]
-    for _ in range(depth + 1):
-        kinds = set(map(type, level))  # a vocabulary has long lists of texts
-        if int in kinds and any(type(item) is int and abs(item) > LARGEST_INT for item in level):
-            raise ValueError("a number does not fit 64 bits")
-        if not kinds & {dict, list}:
-            return value
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    raise ValueError(f"nested more than {depth} levels deep")
+def _check(value: Any, depth: int = MAX_DEPTH) -> None:
+    """Check the depth of a value, and its whole numbers."""
+    if depth < 0:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    if type(value) is int and abs(value) > LARGEST_INT:
+        raise ValueError("a number does not fit 64 bits")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check(inner, depth - 1)

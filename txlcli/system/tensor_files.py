@@ -1,4 +1,4 @@
-"""Checks the sizes that files of tensors state before memory is allocated; reads the headers of safetensors files."""
+"""Checks the sizes that files of tensors declare before memory is allocated; reads the headers of safetensors files."""
 
 import math
 import zipfile
@@ -39,19 +39,13 @@ class StoredTensor:
 
 
 def read_safetensors_header(file: BinaryIO, file_size: int) -> tuple[Mapping[str, str] | None, dict[str, StoredTensor]]:
-    """Read the header of a safetensors file: its metadata, and its tensors in the order of the file.
-
-    Raises:
-        ValueError: it is damaged; its tensors are not exactly the bytes behind it; or it is longer than a header
-            needs to be.
-        OSError: the file cannot be read.
-    """
+    """Read the header of a safetensors file: its metadata, and its tensors in the order of the file."""
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER or length + 8 > file_size:
-        raise ValueError(f"its header states {length:,} bytes, more than the file or a header has")
-    header = parse_json(file.read(length), distinct_keys=True)
+        raise ValueError(f"its header declares {length:,} bytes, more than the file or a header has")
+    header = parse_json(file.read(length))
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = header.pop(METADATA, None)
     if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
         raise ValueError("its metadata is not a JSON object of texts")
@@ -81,11 +75,7 @@ def _stored(name: str, entry: Any, first: int) -> StoredTensor:
 
 
 def check_unpacked(size: int, path: Path) -> None:
-    """Check the size in bytes that the content of a file has in memory.
-
-    Raises:
-        ValueError: it is far more than that of the file.
-    """
+    """Check the size in bytes that the content of a file has in memory."""
     if size > max(SMALL, MAX_RATIO * path.stat().st_size):
         raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
 
@@ -94,10 +84,6 @@ def check_zip(path: Path) -> None:
     """Check the unpacked size and the checksums of a zip file (.npz, torch); other files are left to their reader.
 
     PyTorch does not compare the checksums itself.
-
-    Raises:
-        ValueError: the size is far more than that of the file, or a checksum is wrong.
-        OSError, BadZipFile: the file cannot be read.
     """
     if not zipfile.is_zipfile(path):
         return

@@ -66,11 +66,6 @@ def compress(
         options: lengths, lanes and adaptation.
         workspace: its device and precision must be those of `exact_workspace`.
         force: replace an existing target.
-
-    Raises:
-        UsageError: the target exists, a file cannot be read or written, or an option does not suit the run.
-        VocabularyError: the vocabulary cannot restore the text.
-        TxlError: the disk is full.
     """
     _check_target(target, source, force=force)
     data = _read(source)
@@ -149,11 +144,6 @@ def decompress(
         target: file to write.
         workspace: as for `compress`.
         force: replace an existing target.
-
-    Raises:
-        UsageError: the target exists, or a file cannot be read or written.
-        CompressedFileError: the file is damaged, or the run, a release or the processor is another one.
-        TxlError: the disk is full.
     """
     _check_target(target, source, force=force)
     try:
@@ -212,11 +202,7 @@ def _may_escape(vocab: Vocab) -> bool:
 
 
 def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, dict[int, bytes]]:
-    """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position.
-
-    Raises:
-        VocabularyError: a vocabulary of words or of SentencePiece does not restore the text exactly.
-    """
+    """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position."""
     if vocab.tokenizer == "byte":
         ids_of_bytes = np.array([vocab.ids_of.get(chr(value), vocab.size) for value in range(256)], dtype=np.int64)
         ids = ids_of_bytes[np.frombuffer(data, dtype=np.uint8)]
@@ -255,11 +241,7 @@ def _decode(vocab: Vocab, text: CodedText) -> bytes:
 
 
 def _settings(opened: OpenRun, size: int, options: CompressionOptions) -> EvalSettings:
-    """Return the evaluation settings by which the model predicts a file of so many bytes.
-
-    Raises:
-        UsageError: the model cannot use this memory, or the lanes are too many.
-    """
+    """Return the evaluation settings by which the model predicts a file of so many bytes."""
     run, lanes = opened.run, options.lanes
     if lanes is not None and lanes > compressed_file.MAX_LANES:
         raise UsageError(f"--lanes {lanes}: give at most {compressed_file.MAX_LANES}")
@@ -292,12 +274,7 @@ def _gradient_rms(opened: OpenRun, settings: EvalSettings, workspace: Workspace)
 def _searched(
     opened: OpenRun, settings: EvalSettings, options: CompressionOptions, workspace: Workspace
 ) -> DynamicSettings | None:
-    """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss.
-
-    Raises:
-        UsageError: the positions are absolute: a token alone would be read at the first position.
-        StoreError: the store of the run is missing.
-    """
+    """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss."""
     if opened.run.settings.model.absolute_positions:
         raise UsageError(
             f"--dynamic: {opened.run.directory} has absolute positions, which are lost token by token; leave out "
@@ -342,11 +319,7 @@ def _digests(opened: OpenRun) -> dict[str, str]:
 
 
 def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> None:
-    """Refuse another run, release or kind of processor.
-
-    Raises:
-        CompressedFileError: one of them differs.
-    """
+    """Refuse another run, release or kind of processor."""
     for name, value in _digests(opened).items():
         if getattr(packed.header, name) != value:
             raise CompressedFileError(

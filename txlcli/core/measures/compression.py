@@ -57,11 +57,7 @@ class Predictor(ABC):
         """Read one token of each lane, (B, 1), and return the log-probabilities of the next, (B, V)."""
 
     def read(self, tokens: Ids) -> Probabilities:
-        """Read one token of each lane, (B,), and return the probabilities of the next, (B, V).
-
-        Raises:
-            RunError: they are not numbers.
-        """
+        """Read one token of each lane, (B,), and return the probabilities of the next, (B, V)."""
         probabilities: Probabilities = self._log_probs(torch.from_numpy(tokens)[:, None]).double().exp().numpy()
         if not np.isfinite(probabilities).all():
             raise RunError(
@@ -89,9 +85,6 @@ class FixedPredictor(Predictor):
         model: its weights must not change.
         settings: L, M and the limits on distance.
         lanes: the cut of the text.
-
-    Raises:
-        UsageError: the model has learned fewer positions than a segment has.
     """
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
@@ -207,11 +200,7 @@ class Decoder:
         self._coder = constriction.stream.queue.RangeDecoder(words)
 
     def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
-        """Decode as many symbols as `symbols` has, (n,), with probabilities (n, S).
-
-        Raises:
-            ValueError: no encoder wrote these words.
-        """
+        """Decode as many symbols as `symbols` has, (n,), with probabilities (n, S)."""
         try:
             return np.asarray(self._coder.decode(_CATEGORICAL, probabilities), dtype=np.int64)
         except AssertionError as error:

@@ -42,12 +42,7 @@ DTYPES = {
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file.
-
-    Raises:
-        ValueError: the file is damaged.
-        OSError: it cannot be read.
-    """
+    """Read all tensors of a safetensors file."""
     with path.open("rb") as file:
         return read_tensors(file, read_safetensors_header(file, path.stat().st_size)[1])
 
@@ -61,10 +56,6 @@ def read_tensors(
         file: an open safetensors file.
         stored: places of the tensors in it.
         checksums: of at least these tensors, as `checksum` returns them; None compares nothing.
-
-    Raises:
-        ValueError: a checksum is wrong, the file has become shorter, or a shape is too large.
-        OSError: the file cannot be read.
     """
     tensors = {name: _allocate(name, place) for name, place in stored.items()}
 
