@@ -66,18 +66,6 @@ def test_bytes_that_are_no_text_are_exported_too(untouched):
     assert digests("again") == digests("any")
 
 
-def test_sentences_are_exported_as_lines(here):
-    (here / "news").mkdir()
-    (here / "news/1b_word_vocab.txt").write_text("<S>\n<UNK>\nthe\nfox\n")
-    for name in ("news.en-00001-of-00100", "news.en.heldout-00000-of-00050"):
-        (here / "news" / name).write_text("the fox\nfox owl\nthe the fox\n")
-    done("prepare", "lm1b", "--source", "news")
-    done("export", "lm1b", "files", "--format", "parquet")
-    assert parquet.read_table("files/test.parquet")["text"].to_pylist() == ["the fox\n", "fox <UNK>\n", "the the fox\n"]
-    done("prepare", "files", "--name", "again")
-    assert digests("again") == digests("lm1b")
-
-
 # --- preparing -------------------------------------------------------------------------------------------------------
 
 
@@ -112,13 +100,6 @@ def test_a_single_file_is_cut_at_line_ends(untouched):
         "text of the column story of 1 Parquet file",
         "rows without a text (null), which were left out: 1",
     ]
-
-
-def test_a_named_column_is_read(untouched):
-    rows = {"title": ["a title"] * 99, "text": ["a text"] * 99}
-    parquet.write_table(arrow.table(rows), "both.parquet")
-    told = json_of("prepare", "both.parquet", "--column", "title", "--tokenizer", "word")
-    assert told["splits"]["train"]["begins"].startswith("a title a title")
 
 
 def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):

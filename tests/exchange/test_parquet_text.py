@@ -125,40 +125,12 @@ def test_an_error_names_ten_columns_at_most(tmp_path):
     assert refusal(path) == f"{path}: which column is the text? Give --column one of: {names} and 1,001 more"
 
 
-def test_an_error_shortens_the_names_of_columns(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({80 * "c": ["a"], 81 * "c": ["a"]}), path)
-    names = f'"{80 * "c"}", "{80 * "c"}..."'
-    assert refusal(path) == f"{path}: which column is the text? Give --column one of: {names}"
-    assert refusal(path, 81 * "d") == (
-        f'{path}: the column "{80 * "d"}..." does not exist; give --column one of: {names}'
-    )
-    parquet.write_table(arrow.Table.from_arrays([arrow.array(["a"]), arrow.array([1])], 2 * [81 * "c"]), path)
-    assert refusal(path) == f'{path}: several columns are called "{80 * "c"}..."; rename all but one'
-
-
-def test_a_column_without_a_name_is_read(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"": ["a", "b"], "text": ["c", "d"]}), path)
-    assert read(path, "") == (b"a\nb\n", 0)
-    assert read(path) == (b"c\nd\n", 0)
-
-
 def test_a_column_called_like_a_field_of_another_is_read(tmp_path):
     path = tmp_path / "a.parquet"
     structures = arrow.array([{"b": 1000 * "x"}, {"b": "y"}])
     for columns in ({"a": structures, "a.b": ["c", "d"]}, {"a.b": ["c", "d"], "a": structures}):
         parquet.write_table(arrow.table(columns), path)
         assert read(path, "a.b") == (b"c\nd\n", 0)
-
-
-def test_many_short_row_groups_are_read(tmp_path):
-    path = tmp_path / "a.parquet"
-    count = 5003
-    with parquet.ParquetWriter(path, arrow.schema({"text": arrow.string()})) as writer:
-        for number in range(count):
-            writer.write_table(arrow.table({"text": [str(number)]}))
-    assert read(path) == ("".join(f"{number}\n" for number in range(count)).encode(), 0)
 
 
 def test_two_columns_of_the_same_name_are_rejected(tmp_path):
@@ -226,14 +198,6 @@ def test_an_encrypted_file_is_called_encrypted(tmp_path, plain):
     with parquet.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
     assert refusal(path) == f"{path}: encrypted, which txl cannot read; write it again without encryption"
-
-
-def test_text_that_is_not_utf8_is_rejected(tmp_path):
-    path = tmp_path / "a.parquet"
-    rows = arrow.array([b"\xff\xfe"], arrow.binary())
-    column = arrow.Array.from_buffers(arrow.string(), 1, rows.buffers())
-    write_column(path, column)
-    assert "Invalid UTF8" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -59,25 +59,13 @@ def test_code_in_torch_files_is_named_and_not_run(tmp_path, case, legacy):
 
 @pytest.mark.parametrize("opcodes", [by_hand, by_stack])
 @pytest.mark.parametrize("module", ["os", "posix", "nt", "subprocess", "collections"])
-def test_a_handwritten_call_is_refused(tmp_path, opcodes, module):
+def test_a_handwritten_call_is_rejected(tmp_path, opcodes, module):
     data = opcodes("system", module, f"touch {MARKER}")
     with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
         pickles.load(written(tmp_path / "v.pkl", data))
 
 
-@pytest.mark.parametrize("module", ["os", "posix", "subprocess", "collections"])
-def test_a_handwritten_call_in_torch_files_is_refused(tmp_path, module):
-    whole = torch.save({"a": 1}, tmp_path / "v.bin", _use_new_zipfile_serialization=False)
-    assert whole is None
-    head = (tmp_path / "v.bin").read_bytes()
-    call = by_hand("system", module, f"touch {MARKER}")
-    start = head.index(pickle.dumps({"a": 1}, 2))
-    written(tmp_path / "v.bin", head[:start] + b"\x80\x02" + call)
-    with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
-        pickles.load_torch(tmp_path / "v.bin")
-
-
-def test_an_opcode_unknown_to_torch_is_refused(tmp_path):
+def test_an_opcode_unknown_to_torch_is_rejected(tmp_path):
     torch.save(HOSTILE["os.system"][0], tmp_path / "v.bin", pickle_protocol=4)
     with pytest.raises(DamagedPickleError, match=r"^UnpicklingError: Unsupported operand 149$"):
         pickles.load_torch(tmp_path / "v.bin")
@@ -92,13 +80,6 @@ def test_a_pickle_cannot_change_the_containers(tmp_path):
     with pytest.raises(DamagedPickleError, match=r"^TypeError: "):
         pickles.load(written(tmp_path / "v.pkl", attack))
     assert not hasattr(Counter, "updated")
-
-
-def test_control_characters_in_a_name_are_escaped(tmp_path):
-    name = "a\x1b[31m" + "b" * 200
-    with pytest.raises(UnsafePickleError) as caught:
-        pickles.load(written(tmp_path / "v.pkl", f"cos\n{name}\n.".encode()))
-    assert str(caught.value) == "os.a\\x1b[31m" + "b" * 88
 
 
 @pytest.mark.parametrize(

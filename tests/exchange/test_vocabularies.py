@@ -121,7 +121,7 @@ def refusal(path):
     return message.removeprefix(f"{path}: ")
 
 
-def test_a_missing_file_is_refused(tmp_path):
+def test_a_missing_file_is_rejected(tmp_path):
     path = tmp_path / "vocab.txt"
     assert refusal(path) == f"no vocabulary file at {path}; give --vocab a file"
     assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give --vocab a file"
@@ -136,7 +136,7 @@ BAD_TEXTS = {
 
 
 @pytest.mark.parametrize("case", BAD_TEXTS)
-def test_a_text_without_words_is_refused(tmp_path, case):
+def test_a_text_without_words_is_rejected(tmp_path, case):
     data, message = BAD_TEXTS[case]
     (tmp_path / "vocab.txt").write_bytes(data)
     assert refusal(tmp_path / "vocab.txt") == message
@@ -149,7 +149,7 @@ def test_a_text_without_words_is_refused(tmp_path, case):
         ("vocab.json", "", f"; {AS_TEXT}"),
     ],
 )
-def test_text_that_is_not_utf_8_is_refused(tmp_path, name, start, end):
+def test_text_that_is_not_utf_8_is_rejected(tmp_path, name, start, end):
     (tmp_path / name).write_bytes("naïve\n".encode("latin-1"))
     message = refusal(tmp_path / name)
     assert message.startswith(f"{start}'utf-8' codec can't decode byte 0xef")
@@ -157,7 +157,7 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path, name, start, end):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"the": 0, "fox": 1}', VOCAB.to_json()[:-7]])
-def test_json_without_a_vocabulary_is_refused(tmp_path, text):
+def test_json_without_a_vocabulary_is_rejected(tmp_path, text):
     (tmp_path / "vocab.json").write_text(text)
     message = refusal(tmp_path / "vocab.json")
     assert message.startswith("this is not a vocabulary of txl (")
@@ -180,7 +180,7 @@ BAD_FIELDS = {
 
 @pytest.mark.parametrize("case", BAD_FIELDS)
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
-def test_a_pickle_without_words_is_refused(tmp_path, name, case):
+def test_a_pickle_without_words_is_rejected(tmp_path, name, case):
     fields, message = BAD_FIELDS[case]
     torch.save(fields, tmp_path / "vocab.bin")
     (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(fields))
@@ -189,7 +189,7 @@ def test_a_pickle_without_words_is_refused(tmp_path, name, case):
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_pickle_is_refused(tmp_path, name, share):
+def test_a_truncated_pickle_is_rejected(tmp_path, name, share):
     path = tmp_path / name
     WRITERS[name](path)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
@@ -198,13 +198,13 @@ def test_a_truncated_pickle_is_refused(tmp_path, name, share):
     assert message.endswith(AS_TEXT)
 
 
-def test_bytes_of_python_2_that_are_not_utf_8_are_refused(tmp_path):
+def test_bytes_of_python_2_that_are_not_utf_8_are_rejected(tmp_path):
     (tmp_path / "vocab.pkl").write_bytes(b"(dS'idx2sym'\n(lS'na\\xefve'\nas.")
     assert refusal(tmp_path / "vocab.pkl").startswith("not readable as a pickle (UnicodeDecodeError: 'utf-8' codec")
 
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])
-def test_a_pickle_that_refers_to_code_is_refused(tmp_path, name, monkeypatch):
+def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, name, monkeypatch):
     monkeypatch.chdir(tmp_path)
     thing, name_of_code = HOSTILE["deep_in_a_dict"]
     torch.save(thing, tmp_path / name)

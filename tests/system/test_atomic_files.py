@@ -58,12 +58,12 @@ def test_a_writable_directory_is_accepted(tmp_path, monkeypatch):
     check_output(Path("curve.png"), "--plot curve.png")
 
 
-def test_a_missing_directory_is_refused():
+def test_a_missing_directory_is_rejected():
     with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
         check_output(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
 
 
-def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
+def test_a_file_in_place_of_the_directory_is_rejected(tmp_path):
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
         check_output(tmp_path / "notes" / "mine.toml", "mine.toml")
@@ -82,12 +82,12 @@ def test_a_directory_is_no_output(tmp_path):
         check_output(tmp_path, "--plot curves")
 
 
-def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_refused_at_once(tmp_path):
+def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_rejected_at_once(tmp_path):
     with pytest.raises(OSError, match="File name too long"):
         check_output(tmp_path / ("a" * 252), "--losses a")
 
 
-def test_a_read_only_directory_is_refused(tmp_path, monkeypatch):
+def test_a_read_only_directory_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda _directory, mode: mode != os.W_OK)
     with pytest.raises(UsageError) as caught:
         check_output(tmp_path / "losses.h5", "--losses losses.h5")

@@ -19,7 +19,7 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_special_file_is_refused_before_it_is_opened(tmp_path, monkeypatch, kind):
+def test_a_special_file_is_rejected_before_it_is_opened(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     SPECIAL[kind](Path("input"))
     named = "device" if kind == "terminal" else kind
@@ -42,7 +42,7 @@ def test_missing_paths_and_directories_are_left_to_the_reader(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "size"), [(7, "7 bytes"), (1 << 10, "1 KiB"), (3 << 20, "3 MiB")])
-def test_a_file_above_the_limit_is_refused(tmp_path, most, size):
+def test_a_file_above_the_limit_is_rejected(tmp_path, most, size):
     path = tmp_path / "text"
     path.write_bytes(b"x" * most)
     assert len(read_bytes(path, most)) == most

@@ -30,12 +30,12 @@ def test_a_whole_number_may_stand_for_a_float():
         ("x" * 99, int, 'key is "' + "x" * 39 + "..., not a value of type int"),
     ],
 )
-def test_a_value_of_another_type_is_refused(value, kind, error):
+def test_a_value_of_another_type_is_rejected(value, kind, error):
     with pytest.raises(ValueError, match="key is ") as caught:
         value_of({"key": value}, "key", kind)
     assert str(caught.value) == error
 
 
-def test_a_missing_value_is_refused():
+def test_a_missing_value_is_rejected():
     with pytest.raises(ValueError, match="key is missing"):
         value_of({}, "key", int)

@@ -25,7 +25,7 @@ MAGIC = b"TXLZ1"
 LENGTH_BYTES, CHECKSUM_BYTES = 4, 8
 MAX_LANES = 4096
 """Most lanes of a file: each needs memory for itself."""
-TEXTS = (*("txl", "torch", "constriction", "processor", "weights", "vocabulary", "probe", "content", "same_length"),)
+TEXTS = ("txl", "torch", "constriction", "processor", "weights", "vocabulary", "probe", "content", "same_length")
 RANGES = {
     "threads": (1, 4096),
     "bytes": (0, MAX_TEXT),

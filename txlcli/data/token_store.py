@@ -386,18 +386,8 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
                 yield StoreWriter(file, disk, smallest_dtype(vocab.size))
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
-        raise StoreError(
-            f"could not write {path} ({_reason(error)}); free some space or give another --data-dir"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return the system's reason for an error, without internals of the library."""
-    number = getattr(error, "errno", None)
-    if number:
-        return os.strerror(number)
-    inner = re.search(r"errno = (\d+)", str(error))
-    return os.strerror(int(inner[1])) if inner else _short(error)
+        reason = getattr(error, "strerror", None) or _short(error)
+        raise StoreError(f"could not write {path} ({reason}); free some space or give another --data-dir") from error
 
 
 def stores_in(directory: Path) -> list[Path]:
