@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .locate import missing_note, printable, split_of, text_files
-from .signatures import refuse_beside_text, refuse_packed
+from .signatures import reject_other_than_text, reject_packed
 
 SHARES = (90.0, 5.0, 5.0)
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
@@ -29,8 +29,8 @@ def read(source: Path, options: ReadOptions) -> Text:
         files = [source]
     else:
         files = text_files(source, every_directory=True)
-        refuse_beside_text(files)
-    refuse_packed(files)
+        reject_other_than_text(files)
+    reject_packed(files)
     if source.is_dir() and options.shares is None and (named := _files_by_split(files, source)):
         listed = "; ".join(f"{split}: {_list_names(paths, source)}" for split, paths in named.items())
         note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"

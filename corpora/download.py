@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .corpus import CorpusError, Download
-from .special_files import refuse_special
+from .special_files import reject_special
 
 # Called with the number of bytes on disk and the total, or None if the server does not send it.
 Progress = Callable[[int, int | None], None]
@@ -38,7 +38,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         """Return the next request; raise an HTTPError if it may not be made."""
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme not in ("http", "https") or (req.type == "https" and scheme == "http"):
-            reason = f"redirects from {req.type} to {scheme}, refused"
+            reason = f"redirects from {req.type} to {scheme}, rejected"
             raise urllib.error.HTTPError(newurl, code, reason, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -50,7 +50,7 @@ def silent(done: int, total: int | None) -> None:
 def is_complete(download: Download, directory: Path) -> bool:
     """Return True if the verified file is in `directory`."""
     target = directory / download.file
-    return target.exists() and fault(refuse_special(target), download) is None
+    return target.exists() and fault(reject_special(target), download) is None
 
 
 def fetch(

@@ -14,7 +14,7 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 from pathlib import Path
 
 from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
-from .locate import cut_prefix, one_file, refuse_other_bytes
+from .locate import cut_prefix, one_file, reject_other_bytes
 
 SIZE = 100_000_000
 BYTES = bytes({9, 10, *range(0x20, 0xC0), *range(0xC2, 0xF5)})
@@ -25,7 +25,7 @@ def read(source: Path, options: ReadOptions) -> Text:
     """Return the three splits of enwik8 or of a prefix of it."""
     path = one_file(source, "enwik8")
     text = cut_prefix(path, SIZE, "enwik8")
-    refuse_other_bytes(path, BYTES, "which enwik8 does not have", "enwik8")
+    reject_other_bytes(path, BYTES, "which enwik8 does not have", "enwik8")
     return text
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .corpus import SPLITS, CorpusError, Slice, Text
-from .signatures import refuse_packed
-from .special_files import refuse_special
+from .signatures import reject_packed
+from .special_files import reject_special
 from .unpack import is_archive
 
 # Common names of the three splits.
@@ -31,7 +31,7 @@ def text_files(directory: Path, *, every_directory: bool = False) -> list[Path]:
             that cannot be read.
     """
     paths, visited = [], set()
-    walk = os.walk(directory, onerror=_refuse_directory if every_directory else None, followlinks=every_directory)
+    walk = os.walk(directory, onerror=_reject_directory if every_directory else None, followlinks=every_directory)
     for parent, directories, files in walk:
         real = os.path.realpath(parent)
         if real in visited:
@@ -43,7 +43,7 @@ def text_files(directory: Path, *, every_directory: bool = False) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(directory).as_posix())
 
 
-def _refuse_directory(error: OSError) -> None:
+def _reject_directory(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
 
 
@@ -103,7 +103,7 @@ def one_file(source: Path, name: str) -> Path:
 
 def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     """Split a corpus, or a prefix of n symbols: n // 20 symbols each for valid and test, the rest for train."""
-    refuse_packed([path])
+    reject_packed([path])
     size = path.stat().st_size
     if size > full_size:
         raise CorpusError(
@@ -119,8 +119,8 @@ def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
     return Text(splits, notes)
 
 
-def refuse_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> None:
-    """Refuse a file with a byte that a corpus does not have; `reason` says so in the error."""
+def reject_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> None:
+    """Reject a file with a byte that a corpus does not have; `reason` says so in the error."""
     offset = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -134,7 +134,7 @@ def refuse_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> No
 
 def whole(path: Path) -> tuple[Slice, ...]:
     """Return a whole file as one slice."""
-    return (Slice(refuse_special(path), 0, path.stat().st_size),)
+    return (Slice(reject_special(path), 0, path.stat().st_size),)
 
 
 def text_of_files(files: Mapping[str, Path]) -> Text:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .corpus import CorpusError
-from .special_files import refuse_special
+from .special_files import reject_special
 
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 BZIP2, XZ = b"1AY&SY", b"\xfd7zXZ\0"  # that of bzip2 begins at byte 4
@@ -20,7 +20,7 @@ PACKED = (
     (b"ustar\0", 257, _PACKED),  # tar by POSIX, and GNU's
     (b"ustar  \0", 257, _PACKED),
 )
-BESIDE_TEXT = (
+OTHER = (
     (b"\x89HDF\r\n", 0, "an HDF5 file"),
     (b'\0{"', 7, "a file of weights"),  # safetensors: after the length of the header
     (b"%PDF-", 0, "a PDF file"),
@@ -31,19 +31,19 @@ BESIDE_TEXT = (
 HEAD = 512  # bytes
 
 
-def refuse_packed(paths: Iterable[Path]) -> None:
-    """Refuse archives and compressed files; a file of zeros, which is a tar without members, is accepted."""
-    _refuse(paths, PACKED, "unpack it first")
+def reject_packed(paths: Iterable[Path]) -> None:
+    """Reject archives and compressed files; a file of zeros, which is a tar without members, is accepted."""
+    _reject(paths, PACKED, "unpack it first")
 
 
-def refuse_beside_text(paths: Iterable[Path]) -> None:
-    """Refuse files that a directory may have beside its text, including txl's own files."""
-    _refuse(paths, BESIDE_TEXT, "keep the text in a folder of its own, or name a file of it")
+def reject_other_than_text(paths: Iterable[Path]) -> None:
+    """Reject files that a directory may have next to its text, including txl's own files."""
+    _reject(paths, OTHER, "keep the text in a folder of its own, or name a file of it")
 
 
-def _refuse(paths: Iterable[Path], signatures: Iterable[tuple[bytes, int, str]], instead: str) -> None:
+def _reject(paths: Iterable[Path], signatures: Iterable[tuple[bytes, int, str]], instead: str) -> None:
     for path in paths:
-        with refuse_special(path).open("rb") as file:
+        with reject_special(path).open("rb") as file:
             head = file.read(HEAD)
         for signature, offset, name in signatures:
             if head.startswith(signature, offset):

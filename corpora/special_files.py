@@ -1,4 +1,4 @@
-"""Refuses pipes, sockets and devices: opening or reading them may never end."""
+"""Rejects pipes, sockets and devices: opening or reading them may never end."""
 
 import stat
 from pathlib import Path
@@ -12,8 +12,8 @@ class SpecialFileError(CorpusError):
     """A path is, or links to, a pipe, a socket or a device; nothing of it was read."""
 
 
-def refuse_special(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a directory are left to the reader of the path."""
+def reject_special(path: Path) -> Path:
+    """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
     kind = special_kind(path)
     if kind is not None:
         raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")

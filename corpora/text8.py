@@ -5,7 +5,7 @@ Licence     GFDL / CC BY-SA (Wikipedia)
 Unit        character; metric bits per character
 Splits      90,000,000 / 5,000,000 / 5,000,000 characters in file order, cut without stripping;
             of a prefix of n characters n // 20 each for valid and test
-Symbols     27, ids by frequency over all splits; the text begins with a space; a file with any other is refused
+Symbols     27, ids by frequency over all splits; the text begins with a space; a file with any other is rejected
 Digests     md5 of the unpacked file as public projects pin it; sha256 and size of the archive likewise;
             md5 and size of the mirror's file as gensim-data publishes them
 """
@@ -13,7 +13,7 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 from pathlib import Path
 
 from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
-from .locate import cut_prefix, one_file, refuse_other_bytes
+from .locate import cut_prefix, one_file, reject_other_bytes
 
 SIZE = 100_000_000
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
@@ -23,7 +23,7 @@ def read(source: Path, options: ReadOptions) -> Text:
     """Return the three splits of text8 or of a prefix of it."""
     path = one_file(source, "text8")
     text = cut_prefix(path, SIZE, "text8")
-    refuse_other_bytes(path, SYMBOLS, "but text8 has a to z and spaces only", "text8")
+    reject_other_bytes(path, SYMBOLS, "but text8 has a to z and spaces only", "text8")
     return text
 
 

@@ -221,7 +221,7 @@ def redirect(location):
 @pytest.mark.parametrize(
     ("location", "reason"),
     [
-        ("ftp://127.0.0.1/x", "HTTP 302 redirects from http to ftp, refused"),
+        ("ftp://127.0.0.1/x", "HTTP 302 redirects from http to ftp, rejected"),
         ("file:///etc/passwd", "HTTP 302 Found - Redirection to url 'file:///etc/passwd' is not allowed"),
         ("http://[", "no answer (ValueError)"),
         ("/x", "HTTP 302 The HTTP server returned a redirect error that would lead to an infinite loop."),
@@ -253,7 +253,7 @@ def test_https_is_not_downgraded(tmp_path, tls):
         answer = redirect(f"http://{plain}/x")
         with answering(answer, tls) as (host, _):
             message = failure(tmp_path / "new", host, scheme="https")
-    assert message == "HTTP 302 redirects from https to http, refused"
+    assert message == "HTTP 302 redirects from https to http, rejected"
     assert requests == []
 
 

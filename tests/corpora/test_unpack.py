@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.signatures import refuse_packed
+from txlcli.corpora.signatures import reject_packed
 from txlcli.corpora.unpack import SMALL, is_archive, unpack
 
 
@@ -117,7 +117,7 @@ def test_packed_files_of_every_format_are_rejected_as_text(tmp_path, kind):
     (tmp_path / "plain.txt").write_text("plain")
     packed = PACKERS[kind](tmp_path / "book.txt", {"a": b"text"})
     with pytest.raises(CorpusError, match=r"book\.txt: an archive or compressed file is not text; unpack it first"):
-        refuse_packed([tmp_path / "plain.txt", packed])
+        reject_packed([tmp_path / "plain.txt", packed])
 
 
 @pytest.mark.parametrize("content", [b"", b"BZh is no bzip2", b"7z", bytes(range(256)) * 3, bytes(1000)])
@@ -125,7 +125,7 @@ def test_text_and_other_bytes_are_not_recognized_as_packed(tmp_path, content):
     (tmp_path / "book.txt").write_bytes(content)
     packed = a_zip(tmp_path / "packed.zip", {"a": b"text"})
     with pytest.raises(CorpusError, match=r"packed\.zip: an archive"):
-        refuse_packed([tmp_path / "book.txt", packed])
+        reject_packed([tmp_path / "book.txt", packed])
 
 
 HUGE = 3 << 30

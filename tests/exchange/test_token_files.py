@@ -166,8 +166,8 @@ def test_an_empty_file_is_rejected(tmp_path):
 def test_a_part_of_an_id_is_rejected(tmp_path, dtype, size):
     (tmp_path / "train.bin").write_bytes(bytes(size))
     assert refusal(tmp_path, dtype) == (
-        f"{tmp_path}/train.bin: {size} bytes are no whole number of {dtype or 'uint16'} ids; the file is truncated, or "
-        "has another --dtype; --tokenizer byte reads its bytes"
+        f"{tmp_path}/train.bin: {size} bytes are not a whole number of {dtype or 'uint16'} ids; the file is truncated, "
+        "or has another --dtype; --tokenizer byte reads its bytes"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_file_that_becomes_shorter_is_rejected(tmp_path):
 def test_a_header_of_llm_c_with_another_number_of_ids_is_rejected(tmp_path, count):
     (tmp_path / "train.bin").write_bytes(llm_c(IDS, count=count))
     assert refusal(tmp_path) == (
-        f"{tmp_path}/train.bin: 1,038 bytes, but its header of llm.c states {count:,} ids, which are "
+        f"{tmp_path}/train.bin: 1,038 bytes, but its header of llm.c declares {count:,} ids, which are "
         f"{1024 + 2 * count:,}; the file is truncated or damaged, write it again"
     )
 
@@ -277,7 +277,7 @@ def test_an_index_that_another_program_truncates_is_an_error(tmp_path):
 def test_an_index_without_ids_is_rejected(tmp_path):
     (tmp_path / "data.idx").write_bytes(megatron_index([7]))
     assert refusal(tmp_path / "data.idx") == (
-        f"{tmp_path}/data.bin: there is no such file; the ids of an .idx are in the .bin beside it"
+        f"{tmp_path}/data.bin: there is no such file; the ids of an .idx are in the .bin next to it"
     )
 
 
@@ -287,7 +287,7 @@ def test_an_index_without_ids_in_a_directory_is_rejected(tmp_path, name):
         (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / name).write_bytes(megatron_index([7]))
     assert refusal(tmp_path) == (
-        f"{tmp_path}/{name}: the .bin with its ids is not beside it; copy it there, or move this away"
+        f"{tmp_path}/{name}: the .bin with its ids is not next to it; copy it there, or move this away"
     )
 
 

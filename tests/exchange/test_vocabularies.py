@@ -211,7 +211,7 @@ def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, name, monkeypatch):
     if name == "vocab.pkl":
         (tmp_path / name).write_bytes(pickle.dumps(thing))
     assert refusal(tmp_path / name) == (
-        f"the pickle refers to {name_of_code}, which a vocabulary does not need; refused, nothing of it was run; "
+        f"the pickle refers to {name_of_code}, which a vocabulary does not need; rejected, nothing of it was run; "
         f"{AS_TEXT}"
     )
     assert not (tmp_path / MARKER).exists()

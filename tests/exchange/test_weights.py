@@ -151,7 +151,7 @@ def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, monkeypatch, beside)
     thing, what = HOSTILE["os.system"]
     torch.save({**TENSORS, "a": thing} if beside else thing, tmp_path / "pytorch_model.bin")
     assert refusal(tmp_path / "pytorch_model.bin") == (
-        f"holds {what} besides tensors; refused, nothing of it was run; save its state dict with the released code's "
+        f"holds {what} besides tensors; rejected, nothing of it was run; save its state dict with the released code's "
         "folders pytorch and pytorch/utils on PYTHONPATH: "
         "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
     )
@@ -160,7 +160,7 @@ def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, monkeypatch, beside)
 
 def test_a_whole_model_is_rejected_by_the_name_of_its_class(tmp_path):
     torch.save(torch.nn.Bilinear(2, 3, 5), tmp_path / "model.pt")
-    assert refusal(tmp_path / "model.pt").startswith("holds torch.nn.modules.linear.Bilinear besides tensors; refused")
+    assert refusal(tmp_path / "model.pt").startswith("holds torch.nn.modules.linear.Bilinear besides tensors; rejected")
 
 
 @pytest.mark.parametrize("other", ["module.word_emb.x", "word_emb.x:0"])

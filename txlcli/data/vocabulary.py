@@ -1,6 +1,6 @@
 """Vocabularies: the mapping between text and ids of bytes, characters, words or SentencePiece models.
 
-A vocabulary of ids alone belongs to token files of other systems, which state no text.
+A vocabulary of ids alone belongs to token files of other systems, which have no text.
 """
 
 import base64
@@ -88,7 +88,7 @@ class Vocab:
         return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
 
     def check_has_text(self) -> None:
-        """Refuse to convert between text and ids of a token file that states no text."""
+        """Raise an error if this vocabulary is that of a token file, whose text is not known."""
         if self.tokenizer == "ids":
             raise VocabularyError(
                 f"the vocabulary is {self.size:,} ids of a token file, whose text is not known; prepare the file with "

@@ -23,7 +23,7 @@ from txlcli.system.input_files import check_regular
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
 VOCABULARY = "vocab.json"
-"""File of the vocabulary that an export writes beside the ids."""
+"""File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 256  # int32
@@ -84,7 +84,7 @@ class TokenFiles:
 
     @property
     def has_pickle(self) -> bool:
-        """True if nanoGPT's vocabulary lies beside the ids."""
+        """True if nanoGPT's vocabulary lies next to the ids."""
         return (self.directory / META_OF_NANOGPT).exists()
 
 
@@ -101,13 +101,13 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
         ending = source.suffix.lower()
         if ending not in (BIN, IDX):
             return None
-        name, part = _open(source if ending == BIN else _beside(source, BIN), dtype)
+        name, part = _open(source if ending == BIN else _with_ending(source, BIN), dtype)
         return TokenFiles(name, {"": (part,)}, source.parent)
     visible = sorted(path for path in source.iterdir() if not path.name.startswith("."))
     files = [path for path in visible if path.suffix.lower() == BIN]
     indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
-    if alone := [path for path in indexes if _beside(path, BIN) not in files]:
-        raise CorpusInputError(f"{alone[0]}: the .bin with its ids is not beside it; copy it there, or move this away")
+    if alone := [path for path in indexes if _with_ending(path, BIN) not in files]:
+        raise CorpusInputError(f"{alone[0]}: the .bin with its ids is not next to it; copy it there, or move this away")
     if not any(split_of(path.name) == "train" for path in files):
         if indexes:
             raise CorpusInputError(
@@ -128,7 +128,7 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
     return TokenFiles(formats.pop(), {split: parts for split, parts in by_split.items() if parts}, source)
 
 
-def _beside(path: Path, ending: str) -> Path:
+def _with_ending(path: Path, ending: str) -> Path:
     """Return the path with another ending, in capitals if that of the path is."""
     return path.with_suffix(ending.upper() if path.suffix.isupper() else ending)
 
@@ -141,14 +141,14 @@ def _is_of_megatron(index: Path) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what is no file."""
+    """Reject a path that is not a file."""
     if check_regular(path).is_file():
         return
     if path.is_dir():
         raise CorpusInputError(f"{path}: a folder, not a file of ids; rename it, or move it away")
     if path.is_symlink():
         raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
-    raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin beside it")
+    raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin next to it")
 
 
 def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
@@ -157,7 +157,7 @@ def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
     size = path.stat().st_size
     if not size:
         raise CorpusInputError(f"{path}: the file is empty; give one with token ids")
-    index = _beside(path, IDX)
+    index = _with_ending(path, IDX)
     if index.exists() or index.is_symlink():
         _check_file(index)
         return "Megatron", _of_megatron(path, size, index)
@@ -175,7 +175,7 @@ def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
     kind = np.dtype(dtype or DTYPES[0]).newbyteorder("<")
     if size % kind.itemsize:
         raise CorpusInputError(
-            f"{path}: {size:,} bytes are no whole number of {kind.name} ids; the file is truncated, or has another "
+            f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
             "--dtype; --tokenizer byte reads its bytes"
         )
     part = TokenPart(path, kind, 0, size // kind.itemsize)
@@ -205,7 +205,7 @@ def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenP
     expected = offset + count * dtype.itemsize
     if count <= 0 or size != expected:
         raise CorpusInputError(
-            f"{path}: {size:,} bytes, but its header of llm.c states {count:,} ids, which are {expected:,}; the file "
+            f"{path}: {size:,} bytes, but its header of llm.c declares {count:,} ids, which are {expected:,}; the file "
             "is truncated or damaged, write it again"
         )
     return TokenPart(path, dtype.newbyteorder("<"), offset, count)
@@ -214,29 +214,29 @@ def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenP
 def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
     """Check the index: its documents must be the ids of the .bin, one after the other."""
 
-    def refuse(what: str) -> CorpusInputError:
+    def damaged(what: str) -> CorpusInputError:
         return CorpusInputError(f"{index}: {what}; it does not belong to {path.name}, or is damaged: write both again")
 
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size)
         if len(header) < MEGATRON_HEADER.size:
-            raise refuse("too short for a header")
+            raise damaged("too short for a header")
         magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
-            raise refuse(
+            raise damaged(
                 f"no index of ids (version {version}, type {code})" if magic == MAGIC else "no index of Megatron"
             )
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
         if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
-            raise refuse(f"{index.stat().st_size:,} bytes instead of {length:,}")
+            raise damaged(f"{index.stat().st_size:,} bytes instead of {length:,}")
         dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
         end = _end_of_sequences(file, sequences, dtype.itemsize)
         if end is None:
-            raise refuse("lengths and offsets of its sequences disagree")
+            raise damaged("lengths and offsets of its sequences disagree")
         if end != size:
-            raise refuse(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
+            raise damaged(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
         if not _covers(file, MEGATRON_HEADER.size + 12 * sequences, documents, sequences):
-            raise refuse("its documents do not cover its sequences")
+            raise damaged("its documents do not cover its sequences")
     return TokenPart(path, dtype, 0, size // dtype.itemsize)
 
 
@@ -285,7 +285,7 @@ def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
     """Write ids with llm.c's header."""
     if len(ids) > MAX_IDS:
         raise ExportError(
-            f"{path.name}: {len(ids):,} ids are more than an llm.c file can state ({MAX_IDS:,}); give --format "
+            f"{path.name}: {len(ids):,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give --format "
             "nanogpt or megatron"
         )
     dtype = np.dtype(dtype_of("llm.c", vocab_size))

@@ -48,7 +48,7 @@ def _unpickled(path: Path) -> Any:
         return pickles.load(path) if path.suffix in PLAIN_PICKLES else pickles.load_torch(path)
     except UnsafePickleError as error:
         raise VocabularyError(
-            f"{path}: the pickle refers to {error}, which a vocabulary does not need; refused, nothing of it was run; "
+            f"{path}: the pickle refers to {error}, which a vocabulary does not need; rejected, nothing of it was run; "
             f"{AS_TEXT}"
         ) from error
     except DamagedPickleError as error:

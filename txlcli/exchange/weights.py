@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Tensor]:
         _check_tensors(path, loaded)
     except UnsafePickleError as error:
         raise RunError(
-            f"{path}: holds {error} besides tensors; refused, nothing of it was run; {STATE_DICT_HINT}"
+            f"{path}: holds {error} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
         ) from error
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]
@@ -51,7 +51,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         by_name = {member.filename.removesuffix(".npy"): _read_npy(archive, member) for member in archive.infolist()}
         if len(by_name) < len(archive.infolist()):
             raise ValueError("two of its arrays have the same name")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is refused later
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is rejected later
         return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
 
 

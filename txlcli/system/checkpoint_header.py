@@ -43,7 +43,7 @@ def _digest_of(state: Mapping[str, Any]) -> str:
 
 
 def _check_types(state: Mapping[str, Any]) -> None:
-    """Check the values that every checkpoint has, or may have; those of a training are checked when it resumes."""
+    """Check the values that every checkpoint has, or may have; those of a training run are checked when it resumes."""
     if value_of(state, "step", int) < 0:
         raise ValueError(f"step is {state['step']}")
     if "model" in state:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import BinaryIO
 
-from txlcli.corpora.special_files import SpecialFileError, refuse_special
+from txlcli.corpora.special_files import SpecialFileError, reject_special
 from txlcli.errors import UsageError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -18,9 +18,9 @@ MAX_TEXT = GIB
 
 
 def check_regular(path: Path) -> Path:
-    """Return a path that is no special file; a missing path and a directory are left to the reader of the path."""
+    """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
     try:
-        return refuse_special(path)
+        return reject_special(path)
     except SpecialFileError as error:
         raise UsageError(str(error)) from error
 

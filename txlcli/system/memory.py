@@ -32,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def requested_size(error: BaseException) -> str:
-    """Return the size that such an error states, as ` (tried to allocate 2.00 GiB)`, or an empty text."""
+    """Return the size in such an error, as ` (tried to allocate 2.00 GiB)`, or an empty text."""
     size = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", str(error), re.IGNORECASE)
     if size is None:
         return ""
