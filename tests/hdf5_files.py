@@ -1,6 +1,4 @@
-"""Changes files of txl as failing disks and other programs do."""
-
-from txlcli.data.hdf5 import set_attributes
+"""Changes files of txl as failing disks do."""
 
 
 def flip(path, place, bit=0):
@@ -8,9 +6,3 @@ def flip(path, place, bit=0):
     content = bytearray(path.read_bytes())
     content[place] ^= 1 << bit
     path.write_bytes(content)
-
-
-def set_attribute(part, name, value):
-    """Replace an attribute of an HDF5 file, as txl writes it."""
-    del part.attrs[name]
-    set_attributes(part, {name: value})

@@ -24,6 +24,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import TxlError
 from txlcli.exchange import huggingface, token_files, vocabularies, weights
 from txlcli.runs import history, run_directory
+from txlcli.system.checkpoint_header import write_header
 
 MAX_BYTES = 1 << 16
 """Longest input; every format is complete in less."""
@@ -110,8 +111,9 @@ def _checkpoints(sample, work):
     path = work / "last.safetensors"
 
     def read(data):
-        if data[:1] == b"{":  # safetensors takes text only
-            data = save({"model.a": np.zeros(3, np.float32)}, {"txl": data.decode(errors="replace")})
+        if data[:1] == b"{":
+            with contextlib.suppress(ValueError, RecursionError):
+                data = save({"model.a": np.zeros(3, np.float32)}, write_header(json.loads(data), {}))
         path.write_bytes(data)
         run_directory.checkpoint_state(work)
         checkpoint.load(path)

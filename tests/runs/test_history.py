@@ -9,6 +9,7 @@ from txlcli.config import recipe
 from txlcli.errors import RunError
 from txlcli.runs import history, log_file, run_directory
 from txlcli.runs.run_directory import Run
+from txlcli.system.checkpoint_header import write_header
 
 SETTINGS = recipe.load("enwik8", ["train.max_steps=40", "train.batch_size=3", "train.seg_len=7"])
 TOKENS = 3 * 7
@@ -31,7 +32,7 @@ def run(tmp_path, monkeypatch):
 
 
 def save(run, name="last.safetensors", **state):
-    header = json.dumps({"__metadata__": {"txl": json.dumps({"format": 1, **state})}}).encode()
+    header = json.dumps({"__metadata__": write_header(state, {})}).encode()
     (run.directory / name).write_bytes(len(header).to_bytes(8, "little") + header)
 
 

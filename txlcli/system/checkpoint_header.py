@@ -63,21 +63,21 @@ def read_state(path: Path) -> dict[str, Any]:
     return read_header(header["__metadata__"])[0]
 
 
-def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none."""
+def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the state and the checksums of the tensors, none for a newer format, which the caller rejects.
+
+    A LookupError means another file than a checkpoint, a ValueError a damaged one.
+    """
     try:
         state = parse_json((metadata or {})[STATE])
-        format_ = state["format"]
+        is_newer = value_of(state, "format", int) > FORMAT
     except (ValueError, KeyError, TypeError) as error:
         raise LookupError("not a checkpoint of txl") from error
-    if not isinstance(format_, int):
-        raise LookupError("not a checkpoint of txl")
-    if format_ <= FORMAT:  # the caller refuses a newer format
-        _check_types(state)
-    checksums = state.pop(CHECKSUMS, None)
-    if checksums is None or format_ > FORMAT:
-        return state, None
+    if is_newer:
+        return state, {}
+    _check_types(state)
     try:
+        checksums = state.pop(CHECKSUMS)
         expected, tensors = checksums["state"], dict(checksums["tensors"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("its checksums are damaged") from error

@@ -261,13 +261,6 @@ def test_a_group_read_alone_is_compared_with_its_checksums(path):
         checkpoint.load(path)
 
 
-def test_a_file_of_an_earlier_version_has_no_checksums(path):
-    save_file(TENSORS, path, {"txl": json.dumps({"format": 1, **STATE})})
-    loaded = checkpoint.load(path)
-    assert not loaded.verified
-    assert loaded.state == {"format": 1, **STATE}
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1, "a": ' + "9" * 5000 + "}"], ids=["deep", "long number"])
 def test_metadata_that_no_parser_accepts_is_refused(path, text):
     save_file({"a": torch.ones(2)}, path, {"txl": text})
