@@ -11,7 +11,7 @@ import pytest
 from tests.commands.novel import RECIPE, done, refusal, txl
 from tests.system.test_input_files import SPECIAL
 
-LIMIT_S = 20
+LIMIT_S = 120
 INPUTS = {
     "recipe": ("input.toml", ["train", "input.toml", "--name", "new"]),
     "own text": ("input", ["prepare", "input"]),

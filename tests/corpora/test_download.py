@@ -68,21 +68,6 @@ def test_a_download_resumes_after_a_connection_error(site, tmp_path, monkeypatch
     assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
 
 
-def test_the_next_address_is_tried_if_a_connection_always_fails(site, tmp_path, monkeypatch):
-    read = http.client.HTTPResponse.read1
-
-    def failing(response, amount):
-        if site.requests[-1][0] == "other.zip":
-            raise ssl.SSLError(1, "bad record mac")
-        return read(response, amount)
-
-    monkeypatch.setattr(http.client.HTTPResponse, "read1", failing)
-    site.files["other.zip"] = CONTENT
-    assert fetch(download(site, "other.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
-    with pytest.raises(CorpusError, match=r"other\.zip: interrupted after 0 bytes \(SSLError\)"):
-        fetch(download(site, "other.zip"), tmp_path / "again")
-
-
 def test_a_full_disk_is_not_reported_as_a_connection_error(site, tmp_path):
     (tmp_path / "text.zip.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
@@ -105,12 +90,6 @@ def test_a_complete_partial_file_of_unknown_size_is_kept(site, tmp_path):
     (tmp_path / "text.zip.part").write_bytes(CONTENT)
     assert fetch(download(site, size=None), tmp_path).read_bytes() == CONTENT
     assert site.requests == [("text.zip", f"bytes={len(CONTENT)}-")]
-
-
-def test_a_partial_file_of_unknown_size_and_digest_is_downloaded_again(site, tmp_path):
-    (tmp_path / "text.zip.part").write_bytes(CONTENT[::-1])
-    addresses = ("text.zip", "text.zip")
-    assert fetch(download(site, *addresses, size=None, digest=None), tmp_path).read_bytes() == CONTENT
 
 
 def test_without_range_support_the_download_starts_again(site, tmp_path):
@@ -138,11 +117,6 @@ def test_a_server_that_does_not_answer_is_named(site, tmp_path):
     with pytest.raises(CorpusError, match=r"/mute\.zip: no answer \(RemoteDisconnected\)"):
         fetch(download(site, "mute.zip"), tmp_path)
     assert fetch(download(site, "mute.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_missing_server_is_named(tmp_path):
-    with pytest.raises(CorpusError, match=r"could not download text\.zip \(http://127\.0\.0\.1:9/x: .*refused"):
-        fetch(Download("text.zip", ("http://127.0.0.1:9/x",)), tmp_path)
 
 
 def test_a_file_with_a_wrong_digest_is_rejected_and_removed(site, tmp_path):

@@ -184,15 +184,6 @@ def test_a_tar_bomb_is_rejected(tmp_path, name):
     assert refusal(tmp_path / "a.tgz") == BOMB
 
 
-def test_many_members_that_are_a_bomb_together_are_rejected(tmp_path):
-    member = tarfile.TarInfo("a")
-    member.size = 1 << 20
-    with gzip.open(tmp_path / "a.tgz", "wb", compresslevel=1) as file:
-        for _ in range(70):
-            file.write(member.tobuf() + bytes(1 << 20))
-    assert refusal(tmp_path / "a.tgz") == BOMB
-
-
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 @pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
 def test_a_huge_header_of_a_tar_takes_little_memory(tmp_path, kind, opener):
@@ -218,18 +209,6 @@ def test_an_encrypted_zip_is_rejected(tmp_path):
         content[content.index(signature) + offset] |= 1
     (tmp_path / "a.zip").write_bytes(content)
     assert refusal(tmp_path / "a.zip").endswith("; unpack it with another program and name the folder")
-
-
-@pytest.mark.parametrize(("offset", "value", "reason"), [(10, 99, "compression"), (6, 99, "version 9.9")])
-def test_an_unknown_zip_is_rejected(tmp_path, offset, value, reason):
-    content = a_deflated_zip(tmp_path / "a.zip")
-    content[content.index(b"PK\x01\x02") + offset] = value
-    if reason == "compression":
-        content[8] = value
-    (tmp_path / "a.zip").write_bytes(content)
-    message = refusal(tmp_path / "a.zip")
-    assert reason in message
-    assert message.endswith("; unpack it with another program and name the folder")
 
 
 def compressed_tar(opener):
@@ -314,13 +293,6 @@ def test_no_damage_of_a_header_in_a_tar_hides_a_member(tmp_path):
             path = tmp_path / f"damaged{place}"
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
             assert unpacked(path) is None
-
-
-def test_a_tar_that_ends_after_a_member_is_rejected(tmp_path):
-    compressed_tar(open)(tmp_path / "whole", three_texts())
-    whole = (tmp_path / "whole").read_bytes()
-    (tmp_path / "short").write_bytes(whole[: whole.index(b"text.test")])
-    assert unpacked(tmp_path / "short") is None
 
 
 @pytest.mark.parametrize("kind", ["tgz", "tbz", "txz", "zip"])
