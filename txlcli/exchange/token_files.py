@@ -196,7 +196,7 @@ def _seems_uint32(part: TokenPart) -> bool:
 
 
 def _llm_c_version(magic: int) -> int | None:
-    """Return the version of llm.c's files with a magic number; None if no such file begins with it."""
+    """Return the version of llm.c's files with a magic number; None if there are none."""
     return next((version for number, version in LLM_C_TYPES if number == magic), None)
 
 
@@ -229,50 +229,19 @@ def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
         if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
             raise damaged(f"{index.stat().st_size:,} bytes instead of {length:,}")
-        dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
-        end = _end_of_sequences(file, sequences, dtype.itemsize)
-        if end is None:
-            raise damaged("lengths and offsets of its sequences disagree")
-        if end != size:
-            raise damaged(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
-        if not _covers(file, MEGATRON_HEADER.size + 12 * sequences, documents, sequences):
-            raise damaged("its documents do not cover its sequences")
+        lengths = np.fromfile(file, "<i4", sequences).astype(np.int64)
+        offsets = np.fromfile(file, "<i8", sequences)
+        bounds = np.fromfile(file, "<i8", documents)
+    dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
+    ends = np.cumsum(lengths) * dtype.itemsize
+    if (lengths < 0).any() or not np.array_equal(offsets, ends - lengths * dtype.itemsize):
+        raise damaged("lengths and offsets of its sequences disagree")
+    end = int(ends[-1]) if sequences else 0
+    if end != size:
+        raise damaged(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
+    if not len(bounds) or (bounds[0], bounds[-1]) != (0, sequences) or (np.diff(bounds) < 0).any():
+        raise damaged("its documents do not cover its sequences")
     return TokenPart(path, dtype, 0, size // dtype.itemsize)
-
-
-def _end_of_sequences(index: BinaryIO, sequences: int, itemsize: int) -> int | None:
-    """Return where the last sequence ends in the .bin, in bytes; None if lengths and offsets disagree."""
-    end = 0
-    for start in range(0, sequences, BLOCK):
-        count = min(BLOCK, sequences - start)
-        lengths = _numbers(index, "<i4", MEGATRON_HEADER.size + 4 * start, count).astype(np.int64)
-        offsets = _numbers(index, "<i8", MEGATRON_HEADER.size + 4 * sequences + 8 * start, count)
-        ends = end + np.cumsum(lengths) * itemsize
-        if (lengths < 0).any() or not np.array_equal(offsets, ends - lengths * itemsize):
-            return None
-        end = int(ends[-1])
-    return end
-
-
-def _covers(index: BinaryIO, offset: int, documents: int, sequences: int) -> bool:
-    """True if the bounds of the documents rise from 0 to the number of sequences."""
-    last = 0
-    for start in range(0, documents, BLOCK):
-        bounds = _numbers(index, "<i8", offset + 8 * start, min(BLOCK, documents - start))
-        begins = bounds[0] == 0 if start == 0 else bounds[0] >= last
-        if not begins or (bounds[1:] < bounds[:-1]).any():
-            return False
-        last = int(bounds[-1])
-    return documents > 0 and last == sequences
-
-
-def _numbers(file: BinaryIO, dtype: str, offset: int, count: int) -> NDArray[Any]:
-    """Read numbers from a file; a memory map would end the process if another program truncated the file."""
-    file.seek(offset)
-    content = file.read(count * np.dtype(dtype).itemsize)
-    if len(content) < count * np.dtype(dtype).itemsize:
-        raise CorpusInputError(f"{file.name}: became shorter while it was read; write it and its .bin again")
-    return np.frombuffer(content, dtype)
 
 
 def write_nanogpt(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
@@ -308,13 +277,9 @@ def write_megatron(path: Path, ids: NDArray[Any], vocab_size: int, starts: NDArr
         _write_ids(file, ids, dtype)
     with path.with_suffix(IDX).open("wb") as file:
         file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
-        for start in range(0, count, BLOCK):
-            bounds = np.append(firsts[start : start + BLOCK + 1], [len(ids)] * (start + BLOCK >= count))
-            file.write(np.diff(bounds.astype(np.int64)).astype("<i4").tobytes())
-        for start in range(0, count, BLOCK):
-            file.write((firsts[start : start + BLOCK].astype("<i8") * dtype.itemsize).tobytes())
-        for start in range(0, count + 1, BLOCK):
-            file.write(np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes())
+        np.diff(firsts.astype(np.int64), append=len(ids)).astype("<i4").tofile(file)
+        (firsts.astype("<i8") * dtype.itemsize).tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)
 
 
 def dtype_of(format: str, vocab_size: int) -> str:
