@@ -506,7 +506,7 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
     error = refused("folder")
     assert error.startswith(f"folder/{name}: ")
     assert name_of_code.removeprefix("builtins.") in error
-    assert "refused, nothing of it was run" in error
+    assert "rejected, nothing of it was run" in error
 
 
 # --- exports that are refused ----------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("header", "size", "message"),
     [
-        ([], 0, "its header is no JSON object"),
+        ([], 0, "its header is not a JSON object"),
         ({"__metadata__": {"a": 1}}, 0, "its metadata is not a JSON object of texts"),
         ({"a": F32}, 9, "its tensors end at byte"),
         ({"a": F32}, 7, "its tensors end at byte"),
