@@ -93,7 +93,7 @@ def _measure_here(row: Row) -> dict[str, int]:
 
     from tests.benchmarks.memory import held_bytes
     from txlcli.config import recipe
-    from txlcli.core.measures.footprint import step_bytes, with_plain_softmax
+    from txlcli.core.measures.forecast import step_bytes, with_plain_softmax
     from txlcli.core.measures.timing import peak_memory
 
     device = torch.device("cpu")
@@ -107,7 +107,7 @@ def _measure_here(row: Row) -> dict[str, int]:
         _train(settings.model, row.vocab_size, train)
     if not peak:
         sys.exit("this system does not tell the peak of a process's memory")
-    forecast = sum(step_bytes(settings.model, row.vocab_size, train, device=device).values())
+    forecast = step_bytes(settings.model, row.vocab_size, train, device=device).total
     return {"forecast_bytes": forecast, "peak_bytes": peak[0] - before}
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from txlcli.config import recipe
-from txlcli.core.measures.footprint import parameters_by_part
+from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
 
 # layers, d, heads, head width, F; segment length; V; parameters; the paper's valid and test

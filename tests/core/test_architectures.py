@@ -10,7 +10,7 @@ from txlcli.config.recipe import section
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.architectures import register_architecture
 from txlcli.core.measures.cost import decoding_flops_per_token
-from txlcli.core.measures.footprint import parameters_by_part, step_bytes
+from txlcli.core.measures.forecast import parameters_by_part, step_bytes
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
@@ -51,8 +51,8 @@ def test_its_parameters_and_operations_are_counted():
     assert count_parameters(settings, V) == V * d + V + gates
     assert decoding_flops_per_token(settings, V, keys=0) == 2 * (6 * N * d * d + V * d)
     needed = step_bytes(settings, V, TrainSettings(seg_len=L, mem_len=0, batch_size=B, max_steps=1))
-    assert needed["memory"] == 4 * B * N * d
-    assert needed["activations"] > 0
+    assert needed.memory == 4 * B * N * d
+    assert needed.activations > 0
 
 
 def test_its_reader_equals_the_model():

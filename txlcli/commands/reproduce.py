@@ -62,7 +62,9 @@ def reproduce(
         costs = Costs(size, workspace, seeds=seeds)
         rows = [costs.of(name) for name in names]
         if json:
-            console.show_json({"scale": size.name, "peak_flops_per_s": costs.peak, "items": rows})
+            console.show_json(
+                {"scale": size.name, "peak_flops_per_s": costs.peak, "items": [vars(row) for row in rows]}
+            )
         else:
             reproduction_report.show_costs(rows, costs, size)
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 from txlcli import __version__, console
 from txlcli.views.training import duration
-from txlcli.workflows.reproduction.costs import MAX_S, Costs
+from txlcli.workflows.reproduction.costs import MAX_S, Costs, ItemCost
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
@@ -59,15 +59,15 @@ def show(directory: Path, sections: Sequence[Section]) -> None:
     console.show_line(f"report: {directory / MARKDOWN}, {directory / HTML}")
 
 
-def show_costs(rows: Sequence[dict[str, Any]], costs: Costs, scale: Scale) -> None:
+def show_costs(rows: Sequence[ItemCost], costs: Costs, scale: Scale) -> None:
     """Write the costs of the missing trainings to stdout."""
     lines = [
         [
-            row["item"],
-            f"{row['models']}",
-            f"{row['missing']}",
-            f"{row['training_flops']:.2g}",
-            duration(row["seconds"]) if row["missing"] else "-",
+            row.item,
+            f"{row.models}",
+            f"{row.missing}",
+            f"{row.training_flops:.2g}",
+            duration(row.seconds) if row.missing else "-",
         ]
         for row in rows
     ]

@@ -1,55 +1,59 @@
-"""Shows the forecast and the result of a training."""
+"""Shows the forecast and the result of a training run."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from txlcli import console
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training.execution import TrainingResult
+from txlcli.workflows.training.forecast import BackendForecast, TrainingForecast
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-def show_forecast(forecast: dict[str, Any]) -> None:
-    """Print the plan of a training as one line and its cost as a table."""
-    console.show_line(f"would train {plans.in_words(forecast)}")
-    rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast["parameters_by_part"].items() if count]
-    rows.append(["parameters", f"{forecast['parameters']:,}"])
-    memory = "memory of a step" if forecast["processes"] == 1 else "memory of a process"
-    rows += [[f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast["step_bytes"].items() if size]
-    rows.append(["memory of the host, copy for saving", format_size(forecast["snapshot_bytes"])])
-    rows.append(["operations per token", f"{forecast['training_flops_per_token'] / 1e9:,.3f} GFLOP"])
-    is_whole = forecast["steps"] == forecast["max_steps"]
-    extent = "the whole recipe" if is_whole else f"{forecast['steps']:,} steps"
-    rows.append([f"operations of {extent}", f"{forecast['training_flops']:.3g} FLOP"])
-    rows.append(["tokens/s expected", format_rate(forecast["tokens_per_s"])])
-    rows.append([f"time of {extent}", duration(forecast["seconds"])])
-    published = forecast["published"]
+def show_forecast(forecast: TrainingForecast) -> None:
+    """Print the plan of a training run as one line and its cost as a table."""
+    plan = forecast.plan
+    console.show_line(f"would train {plans.in_words(plan)}")
+    rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast.parameters_by_part.items() if count]
+    rows.append(["parameters", f"{plan['parameters']:,}"])
+    memory = "memory of a step" if plan["processes"] == 1 else "memory of a process"
+    rows += [
+        [f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast.step_bytes.to_json().items() if size
+    ]
+    rows.append(["memory of the host, copy for saving", format_size(forecast.snapshot_bytes)])
+    rows.append(["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"])
+    is_whole = plan["steps"] == plan["max_steps"]
+    extent = "the whole recipe" if is_whole else f"{plan['steps']:,} steps"
+    rows.append([f"operations of {extent}", f"{forecast.training_flops:.3g} FLOP"])
+    rows.append(["tokens/s expected", format_rate(forecast.tokens_per_s)])
+    rows.append([f"time of {extent}", duration(forecast.seconds)])
+    published = forecast.published
     rows += [
         [f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published
     ]
     console.show_table("", ("", ""), rows, _notes(forecast))
-    if forecast["by_attention"]:
-        _show_backends(forecast["by_attention"])
+    if forecast.by_attention:
+        _show_backends(forecast.by_attention)
 
 
-def _show_backends(rows: list[dict[str, Any]]) -> None:
+def _show_backends(rows: Sequence[BackendForecast]) -> None:
     """Print the memory and the operations of a step with each attention backend."""
     lines = [
         [
-            f"{row['attention']}{', train.recompute' if row['recompute'] else ''}",
-            row["device"],
-            format_size(row["step_bytes"]),
-            f"{row['flops_per_token'] / 1e9:,.3f}",
-            "refused" if row["refused"] else "",
+            f"{row.attention}{', train.recompute' if row.recompute else ''}",
+            row.device,
+            format_size(row.step_bytes),
+            f"{row.flops_per_token / 1e9:,.3f}",
+            "refused" if row.refused else "",
         ]
         for row in rows
     ]
     notes = [
         "GFLOP: with the keys that no query sees but the backend computes, and what its backward pass computes again.",
     ]
-    refused = [f"{row['attention']}: {row['refused']}" for row in rows if row["refused"] and not row["recompute"]]
+    refused = [f"{row.attention}: {row.refused}" for row in rows if row.refused and not row.recompute]
     notes += [f"refused: {'; '.join(refused)}."] if refused else []
     headings = ("--attention", "counted for", "memory of a step", "GFLOP per token", "here")
     console.show_table("by attention backend", headings, lines, notes)
@@ -60,15 +64,15 @@ def format_rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2g}"
 
 
-def _notes(forecast: dict[str, Any]) -> list[str]:
-    peak = f"{forecast['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s"
-    timed = ", as in training steps timed just now" if forecast["step_was_timed"] else " measured just now"
+def _notes(forecast: TrainingForecast) -> list[str]:
+    peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
+    timed = ", as in training steps timed just now" if forecast.step_was_timed else " measured just now"
     notes = [
-        f"Expected on an idle machine: {forecast['share_of_peak']:.0%} of the {peak} of a matrix product{timed}. "
+        f"Expected on an idle machine: {forecast.share_of_peak:.0%} of the {peak} of a matrix product{timed}. "
         "Memory: without the libraries and, on a GPU, the workspace of single operations."
     ]
-    if forecast["tails"]:
-        notes.append(f"Share of tokens in each tail band: from {forecast['tails_by']}.")
+    if forecast.tails:
+        notes.append(f"Share of tokens in each tail band: from {forecast.tails_by}.")
     return notes
 
 
@@ -81,7 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def show_result(result: TrainingResult) -> None:
-    """Print steps, best validation and next command of a training as a table."""
+    """Print steps, best validation and next command of a training run as a table."""
     run = result.run
     best = metrics.format_measure(metrics.in_metric(result.best_nats, run.metric))
     rows = [

@@ -5,10 +5,6 @@ import dataclasses
 import pytest
 import torch
 from torch import distributed
-
-from tests.core.builders import V, model_settings, rnn_settings
-from tests.samples import sampled
-from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.device_memory import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -18,6 +14,10 @@ from txlcli.core.measures.device_memory import (
     model_buckets,
 )
 from txlcli.core.measures.footprint import logit_bytes, parameters_by_part, step_bytes
+
+from tests.core.builders import V, model_settings, rnn_settings
+from tests.samples import sampled
+from txlcli.config.settings import TrainSettings
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.errors import RecipeError
 

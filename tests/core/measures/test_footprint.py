@@ -4,12 +4,12 @@ import time
 
 import pytest
 import torch
+from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.private import onednn_has_bf16
-from txlcli.core.measures.footprint import parameters_by_part, step_bytes
 from txlcli.core.model.registry import make_model
 
 B, L, M = 3, 5, 7

@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from txlcli.core.measures.footprint import step_bytes
 
 from tests.core.builders import model_settings, rnn_settings
 from txlcli.config.settings import TrainSettings
@@ -12,7 +13,6 @@ from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
 from txlcli.core.kernels.linear import use_onednn
 from txlcli.core.kernels.private import observed_results, tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace
-from txlcli.core.measures.footprint import step_bytes
 from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.data_parallel import SINGLE_PROCESS

@@ -11,7 +11,7 @@ from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, re
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
-from txlcli.core.measures.footprint import parameters_by_part
+from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text

@@ -19,7 +19,7 @@ from tests.core.builders import V, model_settings
 from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case, validated
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from tests.samples import sampled
-from txlcli.core.measures.footprint import state_bytes
+from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
 from txlcli.errors import RecipeError, StoreError, TrainingError, UsageError
@@ -330,7 +330,7 @@ def test_the_state_of_a_process_is_the_part_that_is_forecast(two, optimizer):
     name = "zero state" if optimizer == "adam" else f"zero state of {optimizer}"
     settings, changed = model_settings(), {"optimizer": optimizer}
     whole, part = (
-        state_bytes(settings, V, train_settings(**changed, parallel=parallel), processes=2)["optimizer"]
+        state_bytes(settings, V, train_settings(**changed, parallel=parallel), processes=2).optimizer
         for parallel in ("ddp", "zero")
     )
     assert max(two[name]) == part
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_divided_weights_is_that_of_whole_ones(two, name):
 
 def test_a_process_holds_the_part_of_the_state_that_is_forecast(two):
     sizes = state_bytes(model_settings(), V, train_settings(parallel="fsdp"), processes=2)
-    assert max(two["fsdp state"]) == sizes["optimizer"]
+    assert max(two["fsdp state"]) == sizes.optimizer
 
 
 def test_processes_have_different_dropout_masks_and_equal_weights(two):

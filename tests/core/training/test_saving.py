@@ -11,7 +11,7 @@ import torch
 
 from tests.core.builders import V
 from tests.core.training.test_loop import new_training, run, steps_of, valids_of, weights
-from txlcli.core.measures.footprint import snapshot_bytes, step_bytes
+from txlcli.core.measures.forecast import snapshot_bytes, step_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import ValidReport
 from txlcli.core.training.saving import Saver
@@ -150,7 +150,7 @@ def test_the_forecast_of_the_snapshot_is_the_size_of_what_is_saved(tmp_path, cha
     sizes = training.model.settings, V, training.settings
     needed = step_bytes(*sizes)
     assert snapshot_bytes(*sizes, needed, 1) == sum(large)
-    assert snapshot_bytes(*sizes, needed, 2) == sum(large) + needed["memory"]  # the lanes of two processes
+    assert snapshot_bytes(*sizes, needed, 2) == sum(large) + needed.memory  # the lanes of two processes
 
 
 def test_saving_changes_no_step(tmp_path):

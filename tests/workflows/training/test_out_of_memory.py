@@ -8,7 +8,7 @@ import torch
 
 from tests.commands.novel import RECIPE
 from txlcli.config import recipe
-from txlcli.core.measures.footprint import step_bytes
+from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.errors import TrainingError
 from txlcli.system.memory import format_size

@@ -43,21 +43,9 @@ class LiveBytes:
 @contextmanager
 def counting(live: LiveBytes) -> Iterator[None]:
     """Compute on tensors without data in the block, and let `live` observe all results."""
-    with (
-        unlimited_memory(),
-        tensors_without_data(),
-        use_onednn(NO_ONEDNN),
-        observed_results(live.observe),
-        _collecting_new_objects(),
-    ):
-        yield
-
-
-@contextmanager
-def _collecting_new_objects() -> Iterator[None]:
-    """Exclude the objects of imported packages from garbage collection, which takes longer than the count otherwise."""
-    gc.freeze()
+    gc.freeze()  # garbage collection of the objects of imported packages takes longer than the count
     try:
-        yield
+        with unlimited_memory(), tensors_without_data(), use_onednn(NO_ONEDNN), observed_results(live.observe):
+            yield
     finally:
         gc.unfreeze()

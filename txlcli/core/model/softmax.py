@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from txlcli.config.bands import Band
 from txlcli.core.kernels.device import send
 from txlcli.core.kernels.linear import linear
-from txlcli.core.kernels.normalizer import RowOperations, SpareGradient, normalize
+from txlcli.core.kernels.normalizer import DEFAULT_SIZE, RowOperations, SpareGradient, normalize
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
@@ -44,6 +44,8 @@ class AdaptiveSoftmax(nn.Module):
         """True if the backward pass computes logits again instead of keeping them."""
         self.rows: RowOperations | None = None
         """Computes what is computed of a block of logits; None: PyTorch's operations."""
+        self.block_size = DEFAULT_SIZE
+        """Size of the blocks of logits."""
 
     @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -97,8 +99,16 @@ class AdaptiveSoftmax(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the log normalizer of a band's logits, and the logit of one id each: (T, w), (T,) -> (T,), (T,)."""
         table, bias = self._table(number, embedding), self.biases[number]
-        spare = self.spare[number]
-        return normalize(projected, table, bias, ids, spare=spare, recompute=self.recompute, rows=self.rows)
+        return normalize(
+            projected,
+            table,
+            bias,
+            ids,
+            spare=self.spare[number],
+            recompute=self.recompute,
+            rows=self.rows,
+            size=self.block_size,
+        )
 
     def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Return the log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""

@@ -8,7 +8,7 @@ import torch
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import available_bytes
-from txlcli.core.measures.reading_memory import reading_bytes
+from txlcli.core.measures.reading_forecast import reading_bytes
 from txlcli.errors import TxlError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.memory import LESS
@@ -47,12 +47,7 @@ class Reading:
 
 @contextmanager
 def explained(reading: Reading, *, available: Callable[[torch.device], int | None] = available_bytes) -> Iterator[None]:
-    """Raise a TxlError with settings that would fit if memory runs out in the block.
-
-    Args:
-        reading: what the block does.
-        available: measures the bytes of a device that this process can use.
-    """
+    """Raise a TxlError with settings that would fit if memory runs out in the block."""
 
     def explain(what: str) -> TxlError:
         return TxlError(f"{what}; {advise(reading, available(reading.opened.model.device))}")
@@ -62,12 +57,7 @@ def explained(reading: Reading, *, available: Callable[[torch.device], int | Non
 
 
 def advise(reading: Reading, available: int | None) -> str:
-    """Return the next step after memory ran out: options of the same command that need less.
-
-    Args:
-        reading: what ran out of memory.
-        available: bytes that this process can use; None if the system does not say.
-    """
+    """Return the next step after memory ran out, with so many bytes: options of the same command that need less."""
     needed = reading.bytes()
     if not needed:
         return LESS

@@ -1,9 +1,9 @@
-"""Forecasts the cost of the trainings that a table or figure needs."""
+"""Forecasts the cost of the training runs that a table or figure needs."""
 
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
@@ -20,13 +20,25 @@ MAX_S = 10.0
 """Seconds after which no further model is timed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ItemCost:
+    """Cost of the training runs of a table or figure that are missing."""
+
+    item: str
+    models: int
+    """Number of all its training runs."""
+    missing: int
+    training_flops: float
+    seconds: float
+
+
 class Costs:
     """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape.
 
     Args:
         scale: models and texts.
         workspace: where stores and runs are.
-        seeds: trainings of each model.
+        seeds: training runs of each model.
         clock: seconds; no model is timed later than MAX_S after the first call, and those that are left have the
             median rate of the others.
     """
@@ -40,18 +52,18 @@ class Costs:
         self._shares: dict[tuple[object, ...], float] = {}
         self._clock, self._timed_until = clock, clock() + MAX_S
 
-    def of(self, item: str) -> dict[str, Any]:
-        """Return the number of trainings of an item, of missing ones, and the cost of these."""
+    def of(self, item: str) -> ItemCost:
+        """Return the number of training runs of an item, of missing ones, and the cost of these."""
         parts, seeds = ITEMS[item].parts, range(FIRST_SEED, FIRST_SEED + self._seeds)
         missing = [part for part in parts for seed in seeds if not self._is_finished(part, seed)]
         costs = [self._flops_and_seconds(self._scale.models[part]) for part in missing]
-        return {
-            "item": item,
-            "models": len(parts) * self._seeds,
-            "missing": len(missing),
-            "training_flops": sum(flops for flops, _ in costs),
-            "seconds": sum(seconds for _, seconds in costs),
-        }
+        return ItemCost(
+            item=item,
+            models=len(parts) * self._seeds,
+            missing=len(missing),
+            training_flops=sum(flops for flops, _ in costs),
+            seconds=sum(seconds for _, seconds in costs),
+        )
 
     def _is_finished(self, part: str, seed: int) -> bool:
         name, runs_dir = self._scale.run_name(part, seed), self._workspace.runs_dir
@@ -60,7 +72,7 @@ class Costs:
         return history.read(run_directory.open_run(runs_dir / name)).state == "finished"
 
     def _flops_and_seconds(self, model: Model) -> tuple[float, float]:
-        """Return the operations and the time of a training."""
+        """Return the operations and the time of a training run."""
         settings, vocab_size = model.settings(), self._vocab_size(model)
         train = settings.train
         batch_size, seg_len, mem_len = train.batch_size, train.seg_len, train.mem_len

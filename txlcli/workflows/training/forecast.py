@@ -1,7 +1,8 @@
-"""Forecasts the memory and the time of a training without starting it."""
+"""Forecasts the memory and the time of a training run without starting it."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import AttentionBackend, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import deterministic_kernels
+from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import (
     Shares,
     attention_flops_per_token,
@@ -20,9 +22,8 @@ from txlcli.core.measures.cost import (
     softmax_flops_per_token,
     training_flops_per_token,
 )
-from txlcli.core.measures.footprint import computed_scores, parameters_by_part, snapshot_bytes, step_bytes
+from txlcli.core.measures.forecast import StepBytes, computed_scores, parameters_by_part, snapshot_bytes, step_bytes
 from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s, time_training
-from txlcli.core.model.base import LanguageModel
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
@@ -41,6 +42,79 @@ MAX_TIMED_S = 4.0
 MAX_TIMED_BYTES = 2**30
 """Most memory that a timed training step may need."""
 TIMED_STEPS = 3
+CUDA = torch.device("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A training run that is not started."""
+
+    run: Run
+    store: TokenStore | None
+    """None if it is missing and the recipe declares the vocabulary size of its benchmark."""
+    plan: dict[str, Any]
+
+    @property
+    def shares(self) -> Shares | None:
+        """Shares of the tokens in each band of the vocabulary; None: by Zipf's law."""
+        cut = bands(self.run.settings.model, self.run.vocab_size)
+        return counted_shares(cut, self.store.ids("train")) if self.store else None
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations per predicted token of a step."""
+        settings, train = self.run.settings, self.run.settings.train
+        return training_flops_per_token(
+            settings.model,
+            self.run.vocab_size,
+            seg_len=train.seg_len,
+            mem_len=train.mem_len,
+            batch_size=train.batch_size,
+            shares=self.shares,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendForecast:
+    """Cost of a step of one process with an attention backend."""
+
+    attention: AttentionBackend
+    recompute: bool
+    device: str
+    """Backends that need CUDA are counted for it, on any device."""
+    step_bytes: int
+    flops_per_token: float
+    refused: str | None
+    """The error that training with it would end with here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingForecast:
+    """Plan of a training run, and its cost on this machine."""
+
+    plan: dict[str, Any]
+    parameters_by_part: dict[str, int]
+    step_bytes: StepBytes
+    """Of one process."""
+    snapshot_bytes: int
+    training_flops_per_token: float
+    tails: int
+    """Number of tail bands."""
+    tails_by: str
+    """Where the shares of their tokens come from."""
+    training_flops: float
+    peak_flops_per_s: float
+    share_of_peak: float
+    step_was_timed: bool
+    tokens_per_s: float
+    seconds: float
+    published: dict[str, Any]
+    by_attention: tuple[BackendForecast, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl train --dry-run --json` prints."""
+        own = dataclasses.asdict(self) | {"step_bytes": self.step_bytes.to_json()}
+        return own.pop("plan") | own
 
 
 def forecast(
@@ -53,8 +127,8 @@ def forecast(
     max_steps: int | None,
     processes: int,
     backends: bool = False,
-) -> dict[str, Any]:
-    """Return the plan of a training and its cost; no store and no run is made.
+) -> TrainingForecast:
+    """Return the plan of a training run and its cost; no store and no run is made.
 
     Args:
         recipe_source: name or path of a recipe.
@@ -65,30 +139,44 @@ def forecast(
         max_steps: last step to take; None for all.
         processes: number of processes that share a batch.
         backends: count memory and operations with each attention backend, too, which takes seconds.
-
-    Raises:
-        StoreError: the store is missing and the recipe states no vocabulary size, or it is damaged.
-        TxlError: see `start.train`, which would refuse the same.
     """
+
+    def describe(settings: Settings) -> str:
+        device = plans.checked_device(settings, workspace.device, processes=processes)
+        return plans.describe_devices(device, processes)
+
+    planned = plan_run(
+        recipe_source, changes, workspace, describe, name=name, force=force, max_steps=max_steps, processes=processes
+    )
+    return _cost(planned, pick_device(workspace.device), processes=processes, backends=backends)
+
+
+def plan_run(
+    recipe_source: str,
+    changes: list[str],
+    workspace: Workspace,
+    describe: Callable[[Settings], str],
+    *,
+    name: str | None,
+    force: bool,
+    max_steps: int | None,
+    processes: int,
+) -> PlannedRun:
+    """Check a training run as `start.train` does, and plan it; `describe` checks the devices and describes them."""
     settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
     directory = start.new_directory(recipe_source, name, workspace.runs_dir, force=force)
     store = store_if_prepared(settings, workspace)
     if store is not None:
         text.read_splits(settings, store, workspace.reporter)
-    device = plans.checked_device(settings, workspace.device, processes=processes)
+    devices = describe(settings)
     run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
-    described = plans.describe_devices(device, processes)
-    plan = plans.plan(run, until_step=max_steps, store=store, devices=described, processes=processes)
-    return plan | _cost(run, store, device, steps=plan["steps"], processes=processes, backends=backends)
+    plan = plans.plan(run, until_step=max_steps, store=store, devices=devices, processes=processes)
+    return PlannedRun(run=run, store=store, plan=plan)
 
 
 def store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
-    """Open the store of a recipe; None if it is missing and the recipe states the vocabulary size of its benchmark.
-
-    Raises:
-        StoreError: it is missing and there is no such size, or it is damaged.
-    """
+    """Open the store of a recipe; None if it is missing and the recipe declares the vocabulary size."""
     name, vocab_size = settings.corpus.store, settings.published.vocab_size
     try:
         return workspace.open_store(name)
@@ -99,58 +187,35 @@ def store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | 
         return None
 
 
-def _cost(
-    run: Run, store: TokenStore | None, device: torch.device, *, steps: int, processes: int, backends: bool
-) -> dict[str, Any]:
-    """Return parameters by part, bytes of a step of one process by purpose, operations, and the time of the steps."""
-    settings, vocab_size = run.settings, run.vocab_size
+def _cost(planned: PlannedRun, device: torch.device, *, processes: int, backends: bool) -> TrainingForecast:
+    """Return parameters, bytes of a step of one process, operations, and the time of the steps."""
+    settings, vocab_size = planned.run.settings, planned.run.vocab_size
     train = settings.train
-    train_of_one = of_one_process(train, processes)
-    needed = step_bytes(settings.model, vocab_size, train_of_one, device=device, processes=processes)
-    shares = counted_shares(bands(settings.model, vocab_size), store.ids("train")) if store else None
-    flops = training_flops_per_token(
-        settings.model,
-        vocab_size,
-        seg_len=train.seg_len,
-        mem_len=train.mem_len,
-        batch_size=train.batch_size,
-        shares=shares,
-    )
+    of_one = of_one_process(train, processes)
+    needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
+    flops = planned.flops_per_token
     peak = peak_flops_per_s(device, train.precision, new_clock=idle_clock_of)
-    total = sum(needed.values())
-    share = timed_share_of_peak(settings.model, vocab_size, train_of_one, device=device, peak=peak, needed_bytes=total)
+    share = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * (share or SHARE_OF_PEAK) * peak / flops
-    tokens = steps * train.batch_size * train.seg_len
-    return {
-        "parameters_by_part": parameters_by_part(settings.model, vocab_size),
-        "step_bytes": {**needed, "total": total},
-        "snapshot_bytes": snapshot_bytes(settings.model, vocab_size, train, needed, processes),
-        "training_flops_per_token": flops,
-        "tails": len(settings.model.cutoffs),
-        "tails_by": "the store's text" if store else "Zipf's law",
-        "training_flops": tokens * flops,
-        "peak_flops_per_s": peak,
-        "share_of_peak": share or SHARE_OF_PEAK,
-        "step_was_timed": share is not None,
-        "tokens_per_s": rate,
-        "seconds": tokens / rate,
-        "published": recipe.to_keys(settings.published),
-        "by_attention": list(
-            _by_attention(
-                settings,
-                vocab_size,
-                train_of_one,
-                device,
-                processes=processes,
-                flops=flops,
-                total=total,
-                shares=shares,
-            )
-        )
-        if backends
-        else [],
-    }
+    tokens = planned.plan["steps"] * train.batch_size * train.seg_len
+    return TrainingForecast(
+        plan=planned.plan,
+        parameters_by_part=parameters_by_part(settings.model, vocab_size),
+        step_bytes=needed,
+        snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train, needed, processes),
+        training_flops_per_token=flops,
+        tails=len(settings.model.cutoffs),
+        tails_by="the store's text" if planned.store else "Zipf's law",
+        training_flops=tokens * flops,
+        peak_flops_per_s=peak,
+        share_of_peak=share or SHARE_OF_PEAK,
+        step_was_timed=share is not None,
+        tokens_per_s=rate,
+        seconds=tokens / rate,
+        published=recipe.to_keys(settings.published),
+        by_attention=tuple(_by_attention(planned, of_one, device, processes)) if backends else (),
+    )
 
 
 BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (
@@ -164,80 +229,48 @@ BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (
 
 
 def _by_attention(
-    settings: Settings,
-    vocab_size: int,
-    train: TrainSettings,
-    device: torch.device,
-    *,
-    processes: int,
-    flops: float,
-    total: int,
-    shares: Shares | None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the memory and the operations of a step of one process with each attention backend.
-
-    Backends that need CUDA are counted for it, on any device.
-
-    Args:
-        settings: of the training.
-        vocab_size: V.
-        train: batch size, lengths and precision of one process.
-        device: to train on.
-        processes: that share the batch.
-        flops: operations per token that the model needs.
-        total: bytes of a step with the settings as they are.
-        shares: of the tokens in each band of the vocabulary; by Zipf's law by default.
-    """
+    planned: PlannedRun, train: TrainSettings, device: torch.device, processes: int
+) -> Iterator[BackendForecast]:
+    """Yield the memory and the operations of a step of one process with each attention backend."""
+    settings, vocab_size = planned.run.settings, planned.run.vocab_size
     model = settings.model
     if not isinstance(model, TransformerSettings) or model.recurrent_state:
         return  # formulas of the backends know keys of a memory, but no memory tokens
-    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
-    others = flops - needed_attention_flops_per_token(model, **lengths)
-    logits = softmax_flops_per_token(model, vocab_size, shares)
-    counted = {_counted_alike(train.attention, device, recompute=train.recompute): total}
+    needed = needed_attention_flops_per_token(model, seg_len=train.seg_len, mem_len=train.mem_len)
+    others = planned.flops_per_token - needed
+    logits = softmax_flops_per_token(model, vocab_size, planned.shares)
     for backend, recompute in BACKENDS:
-        at = torch.device("cuda") if backend in ("flex", "triton") else device
+        counted_for = CUDA if backend in ("flex", "triton") else device
         changed = dataclasses.replace(
             train, attention=backend, recompute=recompute, cuda_graph=False, deterministic=False
         )
-        key = _counted_alike(backend, at, recompute=recompute)
-        if key not in counted:
-            counted[key] = sum(step_bytes(model, vocab_size, changed, device=at, processes=processes).values())
-        of_attention = _attention_flops(model, changed, at)
-        yield {
-            "attention": backend,
-            "recompute": recompute,
-            "device": at.type,
-            "step_bytes": counted[key],
-            "flops_per_token": others + of_attention + recompute * logits,
-            "refused": _reason_against(settings, backend, device, recompute=recompute),
-        }
+        yield BackendForecast(
+            attention=backend,
+            recompute=recompute,
+            device=counted_for.type,
+            step_bytes=step_bytes(model, vocab_size, changed, device=counted_for, processes=processes).total,
+            flops_per_token=others + _attention_flops(model, changed, counted_for) + recompute * logits,
+            refused=_reason_against(settings, backend, device, recompute=recompute),
+        )
 
 
 def _attention_flops(model: TransformerSettings, train: TrainSettings, device: torch.device) -> float:
     """Return the operations between queries and keys per predicted token of a step."""
-    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
     return attention_flops_per_token(
         model,
         train.attention,
-        **lengths,
-        scores=computed_scores(model, train, device, **lengths),
-        position_scores=computed_scores(model, train, device, **lengths, most=model.window),
+        seg_len=train.seg_len,
+        mem_len=train.mem_len,
+        scores=computed_scores(model, train, device),
+        position_scores=computed_scores(model, train, device, max_keys=model.window),
         recompute=train.recompute,
     )
-
-
-def _counted_alike(backend: str, device: torch.device, *, recompute: bool) -> tuple[str, str, bool]:
-    """Return a key that is equal for backends whose steps keep equally many bytes."""
-    on_cuda = device.type == "cuda" or backend in ("flex", "triton")
-    fused = on_cuda and backend in ("sdpa", "flex", "triton")
-    return "cuda" if on_cuda else "cpu", "fused" if fused else backend, recompute
 
 
 def _reason_against(
     settings: Settings, backend: AttentionBackend, device: torch.device, *, recompute: bool
 ) -> str | None:
-    """Return the error that a training with an attention backend would end with; None if it would train."""
+    """Return the error that training with an attention backend would end with; None if it would train."""
     try:
         train = dataclasses.replace(settings.train, attention=backend, recompute=recompute)
         dataclasses.replace(settings, train=train)
@@ -256,10 +289,11 @@ def timed_share_of_peak(
     peak: float,
     needed_bytes: int | None = None,
 ) -> float | None:
-    """Time training steps of a model, and return the share that they reach of the rate of a large matrix product.
+    """Time training steps, and return the share that they reach of the rate of a large matrix product.
 
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. If they run,
-    threads spin while they wait for each other, and one thread alone may be faster; the larger rate counts.
+    threads spin while they wait for each other, and one thread alone may be faster; the larger rate counts. None if the
+    steps are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
 
     Args:
         model: sizes of the model.
@@ -268,9 +302,6 @@ def timed_share_of_peak(
         device: where to time.
         peak: operations per second of the matrix product.
         needed_bytes: memory of a step, if it is known; counted otherwise.
-
-    Returns:
-        None if the steps are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
     """
     if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
         return None
@@ -282,24 +313,15 @@ def timed_share_of_peak(
     expected_s = n_steps * step_flops / (SHARE_OF_PEAK * peak)
     if expected_s > MAX_TIMED_S:
         return None
-    if needed_bytes is None:
-        needed_bytes = sum(step_bytes(model, vocab_size, train, device=device).values())
-    if needed_bytes > MAX_TIMED_BYTES:
+    if (needed_bytes or step_bytes(model, vocab_size, train, device=device).total) > MAX_TIMED_BYTES:
         return None
-    new = new_model(model, vocab_size, seed=train.seed, device=device)
-    threads = torch.get_num_threads()
+    new, threads = new_model(model, vocab_size, seed=train.seed, device=device), torch.get_num_threads()
     with deterministic_kernels(device, enabled=train.deterministic):
         times = [time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low]
         if device.type == "cpu" and threads > 1 and threads * expected_s <= MAX_TIMED_S:
-            times.append(_time_with_one_thread(new, train))
+            torch.set_num_threads(1)
+            try:
+                times.append(time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low)
+            finally:
+                torch.set_num_threads(threads)
     return flops / (min(times) / 1e3) / peak
-
-
-def _time_with_one_thread(model: LanguageModel, train: TrainSettings) -> float:
-    """Return the time of training steps per token with one thread, in ms."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return time_training(model, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low
-    finally:
-        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Says which settings of a training would fit, after memory ran out."""
+"""Says which settings of a training run would fit, after memory ran out."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Parallel, Settings, TrainSettings
 from txlcli.core.kernels.device import available_bytes
-from txlcli.core.measures.footprint import step_bytes
+from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError, TxlError
@@ -35,7 +35,7 @@ def explained(
     Of several processes in training, rank 0 reports the error of another one.
 
     Args:
-        settings: of the training.
+        settings: of the training run.
         vocab_size: V.
         device: where it is trained.
         processes: number of processes, which divide the batch.
@@ -74,20 +74,14 @@ def advise(
     processes: int,
     available: int | None,
 ) -> str:
-    """Return the next step after memory ran out: settings of the same training that need less.
+    """Return the next step after memory ran out: settings of the same training run that need less.
 
-    Args:
-        model: settings of the model.
-        vocab_size: V.
-        train: settings of the training.
-        device: where it is trained.
-        processes: number of processes, which divide the batch.
-        available: bytes that this process can use; None if the system does not say.
+    `available` are the bytes that this process can use; None if the system does not say.
     """
 
     def forecast(settings: TrainSettings) -> int:
         train_of_one = of_one_process(settings, processes)
-        return sum(step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).values())
+        return step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).total
 
     ways = ([(options(train, step), forecast(step))] for step in smaller_steps(train, processes))
     otherwise = "no division of the batch fits; use shorter lengths or a smaller model"

@@ -1,32 +1,38 @@
-"""Forecasts a training on other GPUs than those of this machine: memory of each, gradient exchange, and time."""
+"""Forecasts a training run on other GPUs than those of this machine: memory of each, gradient exchange, and time."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from txlcli.config import recipe
-from txlcli.config.bands import bands
-from txlcli.config.settings import TrainSettings
-from txlcli.core.measures.cost import counted_shares, training_flops_per_token
-from txlcli.core.measures.device_memory import ALL_REDUCE, PASSES, DeviceMemory, exchanged_bytes, model_buckets
-from txlcli.core.measures.footprint import parameters_by_part
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_sizes, parameters_by_part, step_bytes
 from txlcli.core.training.data_parallel import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
-from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
-from txlcli.runs.run_directory import Run
 from txlcli.workflows.out_of_memory import USABLE
-from txlcli.workflows.training import plan as plans
-from txlcli.workflows.training import start, text
+from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import Limits
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK, store_if_prepared
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run, store_if_prepared
 from txlcli.workflows.training.out_of_memory import options, smaller_steps
 from txlcli.workflows.workspace import Workspace
 
+GPU = torch.device("cuda")
 MAX_DEVICES = 512
 """Largest number of devices in the table of a recipe."""
 BACKWARD_SHARE = 2 / 3
 """Share of the backward pass in the operations of a step."""
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""DistributedDataParallel's defaults: a bucket is full once it has this many bytes."""
+ALL_REDUCE = 2
+"""Times that an all-reduce sends nearly all gradients around the ring."""
+PASSES = {"ddp": ALL_REDUCE, "zero": ALL_REDUCE + 1, "fsdp": 3}
+"""Times that a step sends nearly all weights or gradients around the ring, counted in fp32: zero sends the updated
+weights, too; fsdp sends the weights twice, and the gradients once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,60 @@ class Hardware:
     bandwidth: float | None = None
     """Bytes per second that a GPU sends to another one, while it receives as many."""
     flops_per_s: float | None = None
-    """Peak rate of matrix products in the precision of the training."""
+    """Peak rate of matrix products in the precision of the training run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCost:
+    """Cost of a training run on a number of GPUs."""
+
+    devices: int
+    batch_size_per_device: int
+    device_bytes: dict[str, int]
+    """Bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
+    exchanged_bytes: int
+    """Bytes that each GPU sends, and receives, in a step."""
+    step_s: float | None
+    tokens_per_s: float | None
+    seconds: float | None
+    fits: bool | None
+    would_fit: str | None = None
+    """Options of a division of the batch that fits."""
+    would_fit_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesForecast:
+    """What does not depend on the number of GPUs, and the cost on each number."""
+
+    device_memory_bytes: float | None
+    usable_share: float
+    bandwidth_bytes_per_s: float | None
+    device_flops_per_s: float | None
+    share_of_peak: float
+    training_flops_per_token: float
+    parallel: str
+    buckets: int
+    largest_bucket_bytes: int
+    subject: dict[str, Any]
+    """Plan of the training run, or sizes of the recipe."""
+    by_devices: tuple[DeviceCost, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl recipes scale --json` prints."""
+        own = dataclasses.asdict(self)
+        return own.pop("subject") | own
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedDevices(DevicesForecast):
+    """Plan of a training run on one number of GPUs, and its cost."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl train --dry-run --devices N --json` prints."""
+        whole = super().to_json()
+        (cost,) = whole.pop("by_devices")
+        return whole | cost
 
 
 def forecast_devices(
@@ -50,47 +109,37 @@ def forecast_devices(
     max_steps: int | None,
     devices: int,
     hardware: Hardware,
-) -> dict[str, Any]:
-    """Return the plan of a training on several GPUs and its cost on each; no store and no run is made.
+) -> PlannedDevices:
+    """Return the plan of a training run on several GPUs and its cost on each; no store and no run is made.
 
-    Raises:
-        StoreError: the store is missing and the recipe states no vocabulary size, or it is damaged.
-        TxlError: see `start.train`; what only the GPUs themselves can refuse is not checked.
+    What only the GPUs themselves can reject is not checked.
     """
-    settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
-    directory = start.new_directory(recipe_source, name, workspace.runs_dir, force=force)
-    store = store_if_prepared(settings, workspace)
-    if store is not None:
-        text.read_splits(settings, store, workspace.reporter)
-    _check_several(settings.train, devices)
-    run = start.new_run(recipe_source, settings, directory, store)
-    check_optimizer(settings.model, run.vocab_size, settings.train)
-    described = "1 GPU" if devices == 1 else f"{devices} GPUs"
-    plan = plans.plan(run, until_step=max_steps, store=store, devices=described, processes=devices)
-    scale = _Scale(run, store, hardware, steps=plan["steps"])
-    return plan | {
-        "parameters_by_part": parameters_by_part(settings.model, run.vocab_size),
+
+    def describe(settings: Settings) -> str:
+        _check_several(settings.train, devices)
+        return "1 GPU" if devices == 1 else f"{devices} GPUs"
+
+    planned = plan_run(
+        recipe_source, changes, workspace, describe, name=name, force=force, max_steps=max_steps, processes=devices
+    )
+    settings = planned.run.settings
+    subject = planned.plan | {
+        "parameters_by_part": parameters_by_part(settings.model, planned.run.vocab_size),
         "published": recipe.to_keys(settings.published),
-        **scale.common(),
-        **scale.on(devices),
     }
+    return _Scale(planned, hardware).forecast(PlannedDevices, subject, [devices])
 
 
-def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardware: Hardware) -> dict[str, Any]:
-    """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides.
-
-    Raises:
-        StoreError, RecipeError: see `forecast_devices`.
-    """
+def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardware: Hardware) -> DevicesForecast:
+    """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides."""
     settings = start.load_settings(source, changes, Limits())
     store = store_if_prepared(settings, workspace)
     run = start.new_run(source, settings, workspace.runs_dir / "none", store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     train = settings.train
-    scale = _Scale(run, store, hardware, steps=train.max_steps)
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(most.bit_length() if _of_one_device(train) is None else 1)]
-    return {
+    subject = {
         "recipe": run.recipe_name,
         "parameters": run.parameters,
         "vocab_size": run.vocab_size,
@@ -98,9 +147,9 @@ def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardw
         "accumulate": train.accumulate,
         "precision": train.precision,
         "steps": train.max_steps,
-        **scale.common(),
-        "by_devices": [scale.on(count) for count in counts],
     }
+    planned = PlannedRun(run=run, store=store, plan={"steps": train.max_steps})
+    return _Scale(planned, hardware).forecast(DevicesForecast, subject, counts)
 
 
 def _check_several(train: TrainSettings, devices: int) -> None:
@@ -116,63 +165,91 @@ def _of_one_device(train: TrainSettings) -> str | None:
     return next((name for name in ("cuda_graph", "deterministic") if getattr(train, name)), None)
 
 
-class _Scale:
-    """The cost of one training on different numbers of GPUs."""
+def gradient_buckets(sizes: Iterable[int]) -> list[int]:
+    """Return the bytes of the buckets that gradients of these bytes fill, in the order in which they are ready."""
+    buckets: list[int] = []
+    filled = 0
+    for size in sizes:
+        filled += size
+        if filled >= (BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES):
+            buckets.append(filled)
+            filled = 0
+    return [*buckets, filled] if filled else buckets
 
-    def __init__(self, run: Run, store: TokenStore | None, hardware: Hardware, *, steps: int) -> None:
-        self._settings, self._hardware, self._steps = run.settings, hardware, steps
-        model, vocab_size, train = run.settings.model, run.vocab_size, run.settings.train
-        self._memory = DeviceMemory(model, vocab_size)
-        self._buckets = model_buckets(model, vocab_size)
+
+def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:
+    """Return the bytes that each of several GPUs sends, and receives, in a step, given the bytes of all gradients."""
+    return PASSES[parallel] * (devices - 1) * gradient_bytes // devices
+
+
+def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, devices: int) -> dict[str, int]:
+    """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
+    if devices == 1:
+        train = dataclasses.replace(train, parallel="ddp")
+    of_one = of_one_process(train, devices)
+    needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
+    logits = logit_bytes(model, vocab_size, of_one, device=GPU)
+    by_purpose = needed.to_json() | {"activations": needed.activations - logits, "logits": logits}
+    weights, total, _ = (by_purpose.pop(purpose) for purpose in ("weights", "total", "workspace"))
+    return {"parameters": weights, **by_purpose, "total": total}
+
+
+Forecast = TypeVar("Forecast", bound=DevicesForecast)
+
+
+class _Scale:
+    """Cost of a training run on different numbers of GPUs."""
+
+    def __init__(self, planned: PlannedRun, hardware: Hardware) -> None:
+        run = planned.run
+        self._hardware, self._steps, self._train = hardware, planned.plan["steps"], run.settings.train
+        self._model, self._vocab_size, self._flops = run.settings.model, run.vocab_size, planned.flops_per_token
+        sizes = parameter_sizes(self._model, self._vocab_size)
+        self._buckets = gradient_buckets(FLOAT * size for size in reversed(sizes.values()))  # the last ones are first
         # The gradient of a tied table is ready at the end of the backward pass only.
-        self._late_share = parameters_by_part(model, vocab_size)["embedding"] / run.parameters
-        self._flops = training_flops_per_token(
-            model,
-            vocab_size,
-            seg_len=train.seg_len,
-            mem_len=train.mem_len,
-            batch_size=train.batch_size,
-            shares=counted_shares(bands(model, vocab_size), store.ids("train")) if store else None,
+        self._late_share = parameters_by_part(self._model, self._vocab_size)["embedding"] / run.parameters
+
+    def forecast(self, cls: type[Forecast], subject: dict[str, Any], counts: Iterable[int]) -> Forecast:
+        """Return the cost on each of these numbers of GPUs."""
+        return cls(
+            device_memory_bytes=self._hardware.memory_bytes,
+            usable_share=USABLE,
+            bandwidth_bytes_per_s=self._hardware.bandwidth,
+            device_flops_per_s=self._hardware.flops_per_s,
+            share_of_peak=SHARE_OF_PEAK,
+            training_flops_per_token=self._flops,
+            parallel=self._train.parallel,
+            buckets=len(self._buckets),
+            largest_bucket_bytes=max(self._buckets),
+            subject=subject,
+            by_devices=tuple(map(self._on, counts)),
         )
 
-    def common(self) -> dict[str, Any]:
-        """Return what does not depend on the number of GPUs."""
-        return {
-            "device_memory_bytes": self._hardware.memory_bytes,
-            "usable_share": USABLE,
-            "bandwidth_bytes_per_s": self._hardware.bandwidth,
-            "device_flops_per_s": self._hardware.flops_per_s,
-            "share_of_peak": SHARE_OF_PEAK,
-            "training_flops_per_token": self._flops,
-            "parallel": self._settings.train.parallel,
-            "buckets": len(self._buckets),
-            "largest_bucket_bytes": max(self._buckets),
-        }
+    def _on(self, devices: int) -> DeviceCost:
+        needed = device_bytes(self._model, self._vocab_size, self._train, devices)
+        exchanged = exchanged_bytes(sum(self._buckets), devices, parallel=self._train.parallel)
+        step_s, usable = self._step_s(devices, exchanged), USABLE * (self._hardware.memory_bytes or 0)
+        is_known, fits = self._hardware.memory_bytes is not None, needed["total"] <= usable
+        would_fit, would_fit_bytes = self._fitting(devices, usable) if is_known and not fits else (None, None)
+        return DeviceCost(
+            devices=devices,
+            batch_size_per_device=of_one_process(self._train, devices).batch_size,
+            device_bytes=needed,
+            exchanged_bytes=exchanged,
+            step_s=step_s,
+            tokens_per_s=self._train.batch_size * self._train.seg_len / step_s if step_s else None,
+            seconds=self._steps * step_s if step_s else None,
+            fits=fits if is_known else None,
+            would_fit=would_fit,
+            would_fit_bytes=would_fit_bytes,
+        )
 
-    def on(self, devices: int) -> dict[str, Any]:
-        """Return batch, memory, exchange and time on this many GPUs, and whether a step fits."""
-        train = self._settings.train
-        needed = self._memory(train, devices)
-        exchanged = exchanged_bytes(sum(self._buckets), devices, parallel=train.parallel)
-        step_s = self._step_s(train, devices, exchanged)
-        tokens = train.batch_size * train.seg_len
-        return {
-            "devices": devices,
-            "batch_size_per_device": of_one_process(train, devices).batch_size,
-            "device_bytes": {**needed, "total": sum(needed.values())},
-            "exchanged_bytes": exchanged,
-            "step_s": step_s,
-            "tokens_per_s": tokens / step_s if step_s else None,
-            "seconds": self._steps * step_s if step_s else None,
-            **self._fit(train, devices, sum(needed.values())),
-        }
-
-    def _step_s(self, train: TrainSettings, devices: int, exchanged: int) -> float | None:
+    def _step_s(self, devices: int, exchanged: int) -> float | None:
         """Return the time of a step in seconds; None if the speed of the GPUs is unknown.
 
         The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding.
         """
-        hardware = self._hardware
+        hardware, train = self._hardware, self._train
         if hardware.flops_per_s is None:
             return None
         of_one = of_one_process(train, devices)
@@ -184,20 +261,10 @@ class _Scale:
         hidden_s = min((1 - self._late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
         return compute_s + exchange_s - hidden_s
 
-    def _fit(self, train: TrainSettings, devices: int, needed: int) -> dict[str, Any]:
-        """Say whether a step fits, and if not, which division of the batch does."""
-        if self._hardware.memory_bytes is None:
-            return {"fits": None, "would_fit": None, "would_fit_bytes": None}
-        usable = USABLE * self._hardware.memory_bytes
-        if needed <= usable:
-            return {"fits": True, "would_fit": None, "would_fit_bytes": None}
-        fitting = next(self._fitting(train, devices, usable), None)
-        change, less = fitting or (None, None)
-        return {"fits": False, "would_fit": change, "would_fit_bytes": less}
-
-    def _fitting(self, train: TrainSettings, devices: int, usable: float) -> Iterator[tuple[str, int]]:
-        """Yield options that make a step fit, with its bytes; the least division of the batch first."""
-        for smaller in smaller_steps(train, devices):
-            less = sum(self._memory(smaller, devices).values())
+    def _fitting(self, devices: int, usable: float) -> tuple[str | None, int | None]:
+        """Return the options of the least division of the batch that fits, and its bytes; None if none does."""
+        for smaller in smaller_steps(self._train, devices):
+            less = device_bytes(self._model, self._vocab_size, smaller, devices)["total"]
             if less <= usable:
-                yield options(train, smaller), less
+                return options(self._train, smaller), less
+        return None, None

@@ -1,0 +1,418 @@
+"""Memory of a training step, counted on tensors without data: nothing is allocated.
+
+A step is run forward and backward with few layers, sequences and softmax columns. Further layers, sequences and columns
+are identical to those, so larger sizes follow exactly. Segment and memory have their real lengths.
+
+Axes: B batch, L segment, M memory, N layers, V vocabulary.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txlcli.config.bands import bands
+from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.attention_tiles import first_tiles_only
+from txlcli.core.kernels.device import DTYPES, autocast
+from txlcli.core.kernels.linear import cached_casts
+from txlcli.core.kernels.normalizer import BlockSize
+from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
+from txlcli.core.measures.cost import softmax_columns
+from txlcli.core.measures.live_bytes import LiveBytes, counting
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.registry import make_model
+from txlcli.core.model.softmax import AdaptiveSoftmax
+from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.optimizer import OPTIMIZERS
+
+CPU = torch.device("cpu")
+FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
+TRACED_TOKENS, TRACED_COLUMNS = 1 << 11, 512
+"""Tokens of a micro-batch above which sequences are extrapolated, and columns of the softmax from which more are."""
+TRACED_BLOCKS = 8
+"""Most blocks of queries, and of rows of the softmax, into which a segment is divided in a trace."""
+LSTM_NUMBERS = 6
+"""Numbers that oneDNN's LSTM keeps for the backward pass for each token and unit: four gates, cell, output."""
+PARTS = {
+    "embedding.": "embedding",
+    "softmax.": "softmax",
+    "auxiliary.": "auxiliary classifiers",
+    "encoding.": "positions",
+    ".attention.": "attention",
+    ".compression.": "compression",
+    ".feed_forward.": "feed-forward",
+    "norm.": "norms",
+    "_gate.": "gates",
+    "layers.": "recurrent layers",  # parameters of layers with no other name
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of weights, gradients and optimizer state of one process."""
+
+    weights: int
+    gradients: int
+    buckets: int = 0
+    """On a CPU, DistributedDataParallel's second copy of the gradients; on a GPU its buckets are the gradients."""
+    gathered: int = 0
+    """With train.parallel = "fsdp", whole weights and gradients of the root and of the layers at work."""
+    optimizer: int
+    average: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBytes(StateBytes):
+    """Bytes that a training step holds at its peak in one process."""
+
+    memory: int
+    activations: int
+    """Tensors that the backward pass reads."""
+    workspace: int
+    """On a CPU, temporary tensors beyond the gradients; those of single operations on CUDA are not counted."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(vars(self).values())
+
+    def to_json(self) -> dict[str, int]:
+        """Return the bytes by purpose, and their total."""
+        return vars(self) | {"total": self.total}
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes(settings: ModelSettings, vocab_size: int) -> Mapping[str, torch.Size]:
+    """Return the shapes of a model's parameters by name."""
+    with torch.device("meta"):
+        model = make_model(settings, vocab_size)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def parameter_sizes(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
+    """Return the number of values of each parameter of a model by name."""
+    return {name: shape.numel() for name, shape in _shapes(settings, vocab_size).items()}
+
+
+def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
+    """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
+    counts = dict.fromkeys((*PARTS.values(), "other layers"), 0)
+    for name, size in parameter_sizes(settings, vocab_size).items():
+        counts[next((part for piece, part in PARTS.items() if piece in name), "other layers")] += size
+    return {part: count for part, count in counts.items() if count}
+
+
+def state_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
+) -> StateBytes:
+    """Return the bytes of weights, gradients and optimizer state of the process that holds most."""
+    shapes, count = _shapes(model, vocab_size), OPTIMIZERS[train.optimizer].state_tensors
+    if train.parallel == "fsdp" and processes > 1:  # each process has some rows of every weight, rounded up
+        sizes = {name: -(-shape[0] // processes) * shape[1:].numel() * FLOAT for name, shape in shapes.items()}
+    else:
+        sizes = {name: shape.numel() * FLOAT for name, shape in shapes.items()}
+    weights = sum(sizes.values())
+    optimizer = sum(size * count(name, shapes[name], train) for name, size in sizes.items())
+    if train.parallel == "zero" and processes > 1:
+        from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
+
+        optimizer = largest_state_bytes(model, vocab_size, train, processes)
+    is_divided = train.parallel == "fsdp" and processes > 1
+    return StateBytes(
+        weights=weights,
+        gradients=weights,
+        buckets=weights if processes > 1 and device.type == "cpu" and not is_divided else 0,
+        gathered=_gathered_bytes(shapes, train) if is_divided else 0,
+        optimizer=optimizer,
+        average=weights if train.average != "none" else 0,
+    )
+
+
+def _gathered_bytes(shapes: Mapping[str, torch.Size], train: TrainSettings) -> int:
+    """Return the bytes of whole weights and gradients that fsdp gathers: of the root, and of the layers at work."""
+    by_layer: dict[str, int] = {}
+    for name, shape in shapes.items():
+        layer = ".".join(name.split(".")[:2]) if name.startswith("layers.") else ""
+        by_layer[layer] = by_layer.get(layer, 0) + shape.numel()
+    root = by_layer.pop("", 0)
+    # Two layers are gathered, and one has gradients, in the dtype of products; these are summed in fp32.
+    at_work = max(by_layer.values(), default=0) * (3 * DTYPES[train.precision].itemsize + FLOAT)
+    return 2 * FLOAT * root + at_work
+
+
+def snapshot_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, needed: StepBytes, processes: int
+) -> int:
+    """Return the host memory of the copy that checkpoints are written from, which rank 0 keeps.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of the training run.
+        needed: bytes of a step of one process.
+        processes: that share the batch; the copy has the memory of all lanes and the optimizer state of all weights.
+    """
+    whole = state_bytes(model, vocab_size, train)
+    return whole.weights + whole.optimizer + whole.average + processes * needed.memory
+
+
+def step_bytes(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
+) -> StepBytes:
+    """Return the bytes that a training step holds at its peak, by purpose.
+
+    Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less.
+
+    Args:
+        model: settings of the model.
+        vocab_size: V.
+        train: settings of one process (`of_one_process`).
+        device: to train on.
+        processes: that share the batch.
+    """
+    state = state_bytes(model, vocab_size, train, device=device, processes=processes)
+    step = _Step.of(model, vocab_size, train, device)
+    return StepBytes(
+        **vars(state),
+        memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
+        activations=step.saved_bytes() - _divided_casts(model, vocab_size, train, device),
+        workspace=_workspace_bytes(step, _shapes(model, vocab_size), train, processes) if device == CPU else 0,
+    )
+
+
+def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
+    """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
+    step = _Step.of(model, vocab_size, train, device)
+    of_fewer = [
+        dataclasses.replace(step, sizes=step.sizes._replace(batch_size=batch_size, columns=columns)).saved_bytes()
+        for batch_size in (2, 3)
+        for columns in (TRACED_COLUMNS, 2 * TRACED_COLUMNS)
+    ]
+    of_columns = of_fewer[3] - of_fewer[2] - (of_fewer[1] - of_fewer[0])
+    return of_columns * step.sizes.batch_size * step.sizes.columns // TRACED_COLUMNS
+
+
+def with_plain_softmax(model: ModelSettings) -> ModelSettings:
+    """Return settings with one band: the rows that a tail computes depend on the text, not on the sizes."""
+    return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
+
+
+def computed_scores(
+    model: ModelSettings,
+    train: TrainSettings,
+    device: torch.device,
+    *,
+    max_keys: int | None = None,
+    min_queries: int | None = None,
+) -> int:
+    """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future.
+
+    Args:
+        model: settings of the model.
+        train: settings of the training run.
+        device: to train on.
+        max_keys: largest number of scores of a query, as by distance in a window; all keys by default.
+        min_queries: smallest block of queries; that of `Workspace` by default.
+    """
+    seg_len, mem_len = train.seg_len, model.visible_memory(model.memory_keys(train.mem_len))
+    block = seg_len
+    if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
+        workspace = Workspace() if min_queries is None else Workspace(min_queries=min_queries)
+        row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * DTYPES[train.precision].itemsize
+        block = workspace.block_of_queries(seg_len, row_bytes)
+    ends = np.arange(seg_len, 0, -block)  # of the blocks
+    keys = mem_len + ends
+    return int((np.minimum(ends, block) * np.minimum(keys, max_keys or keys)).sum())
+
+
+class _Sizes(NamedTuple):
+    """Sizes in which the bytes of a step are linear."""
+
+    n_layers: int
+    batch_size: int
+    """Sequences of a micro-batch."""
+    columns: int
+    """Columns of a plain softmax: the mean number of an adaptive one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """Forward and backward pass of a micro-batch."""
+
+    model: ModelSettings
+    """With a plain softmax."""
+    train: TrainSettings
+    """Only what changes the tensors of a step, so that steps that are counted alike are equal."""
+    on_gpu: bool
+    sizes: _Sizes
+
+    @classmethod
+    def of(cls, model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> "_Step":
+        """Return the step of one process."""
+        on_gpu = device.type != "cpu"
+        # FlexAttention, Triton's kernels and, on CUDA, those of sdpa keep no probabilities and no dropout masks, but as
+        # many position scores as "auto".
+        is_fused = train.attention in ("flex", "triton") or (train.attention == "sdpa" and on_gpu)
+        plain = with_plain_softmax(model)
+        if is_fused and isinstance(plain, TransformerSettings):
+            plain = dataclasses.replace(plain, attention_dropout=0.0)
+        counted = TrainSettings(
+            batch_size=1,
+            seg_len=train.seg_len,
+            mem_len=train.mem_len,
+            max_steps=1,
+            precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
+            loss_part=train.loss_part,
+            recompute=train.recompute,
+            attention="auto" if is_fused else train.attention,
+        )
+        columns = round(softmax_columns(bands(model, vocab_size)))
+        sizes = _Sizes(model.n_layers, train.batch_size // train.accumulate, columns)
+        return cls(model=plain, train=counted, on_gpu=on_gpu, sizes=sizes)
+
+    def saved_bytes(self) -> int:
+        """Return the bytes of the tensors that the backward pass reads."""
+        saved, _ = self._at(self.sizes)
+        if self.train.recompute or self.train.attention != "auto" or self.on_gpu or not self._heads:
+            return saved
+        skipped = self._computed(min_queries=self._min_queries) - self._computed()
+        of_scores = self.sizes.batch_size * self.sizes.n_layers * self._heads * skipped
+        return saved - of_scores * DTYPES[self.train.precision].itemsize
+
+    def temporary_bytes(self) -> int:
+        """Return the bytes of other tensors at the peak, whose blocks of logits do not grow with the columns."""
+        columns = min(self.sizes.columns, 2 * TRACED_COLUMNS)
+        return max(0, self._at(self.sizes._replace(columns=columns))[1])
+
+    @property
+    def _heads(self) -> int:
+        """Number of heads, 0 without attention over the whole segment."""
+        if not isinstance(self.model, TransformerSettings) or self.model.recurrent_state:
+            return 0
+        return self.model.n_heads
+
+    @property
+    def _min_queries(self) -> int:
+        return max(Workspace().min_queries, -(-self.train.seg_len // TRACED_BLOCKS))
+
+    def _computed(self, *, min_queries: int | None = None) -> int:
+        return computed_scores(self.model, self.train, CPU, min_queries=min_queries)
+
+    def _at(self, sizes: _Sizes) -> tuple[int, int]:
+        """Return the saved and the temporary bytes: linear in each size beyond two smaller ones.
+
+        A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from
+        those between.
+        """
+        most = max(3, TRACED_TOKENS // self.train.seg_len)
+        pairs = ((2, 3), (max(2, most // 2), most), (TRACED_COLUMNS, 2 * TRACED_COLUMNS))
+        for axis, (low, high) in zip(_Sizes._fields, pairs, strict=True):
+            size = getattr(sizes, axis)
+            if size > high:
+                less, more = (self._at(sizes._replace(**{axis: small})) for small in (low, high))
+                saved, temporary = (
+                    smaller + (larger - smaller) * (size - low) // (high - low)
+                    for smaller, larger in zip(less, more, strict=True)
+                )
+                return saved, temporary
+        return _traced(dataclasses.replace(self, sizes=sizes))
+
+    def trace(self) -> tuple[int, int]:
+        """Run the step on tensors without data; return the saved and the temporary bytes."""
+        live, saved = LiveBytes(), LiveBytes()
+
+        def keep(tensor: Tensor) -> Tensor:
+            if id(tensor.untyped_storage()) not in weights:
+                saved.observe(tensor)
+            return tensor
+
+        with counting(live), contextlib.ExitStack() as stack:
+            network = self._network()
+            weights = {id(weight.untyped_storage()) for weight in network.parameters()}
+            for weight in network.parameters():
+                weight.grad = torch.zeros_like(weight)
+            shape = (self.sizes.batch_size, self.train.seg_len)
+            tokens, targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+            stack.enter_context(first_tiles_only())
+            if self.on_gpu:  # these need no GPU, but keep what a GPU would keep
+                stack.enter_context(cached_casts())
+                stack.enter_context(scores_at_once())
+            with autocast(CPU, self.train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+                memory = network.full_memory(self.sizes.batch_size, self.train.mem_len)
+                gc.collect()  # tensors in reference cycles would count
+                held = live.peak = live.now
+                loss, _, memory[:] = network.objective(
+                    tokens, targets, memory, mem_len=self.train.mem_len, part=self.train.loss_part, progress=0.0
+                )
+            activations = saved.now
+            if not self.on_gpu:
+                loss.backward()
+        return activations, live.peak - held - activations
+
+    def _network(self) -> LanguageModel:
+        """Return the model in training, with few blocks in a long segment."""
+        model = dataclasses.replace(self.model, n_layers=self.sizes.n_layers)
+        network = make_model(model, self.sizes.columns).train()
+        network.recompute(self.train.recompute)
+        if isinstance(network, TransformerXL):
+            network.set_attention_backend(self.train.attention)
+            if self._heads:
+                network.workspace.min_queries = self._min_queries
+        rows = -(-self.sizes.batch_size * self.train.seg_len // TRACED_BLOCKS)
+        if rows > BlockSize.cpu_tokens:
+            for module in network.modules():
+                if isinstance(module, AdaptiveSoftmax):
+                    module.block_size = BlockSize(cpu_tokens=rows, cpu_bytes=FLOAT * rows * TRACED_COLUMNS)
+        return network
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced(step: _Step) -> tuple[int, int]:
+    return step.trace()
+
+
+@functools.lru_cache(maxsize=64)
+def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
+    """Return the bytes of a full memory of one sequence, in a precision with numbers of this size."""
+    with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT else "bf16"):
+        memory = make_model(model, 2).full_memory(1, mem_len)
+    return sum(tensor.untyped_storage().nbytes() for tensor in memory)
+
+
+def _workspace_bytes(step: _Step, shapes: Mapping[str, torch.Size], train: TrainSettings, processes: int) -> int:
+    """Return the bytes of temporary tensors at the peak of a step on a CPU, at the end of the forward pass.
+
+    The gradients of the layers, which are counted in full, do not exist yet, unless several micro-batches add to them
+    or they are parts of buckets. Then the softmax has a second gradient of its tables.
+    """
+    needed = step.temporary_bytes()
+    if isinstance(step.model, RnnSettings) and step.model.arch == "lstm":
+        tokens = step.sizes.batch_size * train.seg_len
+        needed += LSTM_NUMBERS * DTYPES[train.precision].itemsize * tokens * sum(step.model.widths)
+    layers, others = (
+        FLOAT * sum(shape.numel() for name, shape in shapes.items() if name.startswith("layers.") == is_layer)
+        for is_layer in (True, False)
+    )
+    return needed + others if train.accumulate > 1 or processes > 1 else max(0, needed - layers)
+
+
+def _divided_casts(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
+    """Return the bytes of the casts of matrices that a device with all weights keeps for the backward pass.
+
+    With train.parallel = "fsdp" the matrices of the layers are gathered in the dtype of products.
+    """
+    itemsize = DTYPES[train.precision].itemsize
+    if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
+        return 0
+    named = _shapes(model, vocab_size).items()
+    return itemsize * sum(shape.numel() for name, shape in named if name.startswith("layers.") and len(shape) == 2)
