@@ -1,4 +1,4 @@
-"""The forecast of what the trainings of a table cost."""
+"""The forecast of what the training runs of a table cost."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def costs_by(tmp_path):
 
 def share_of_peak(costs, item):
     row = costs.of(item)
-    return row["training_flops"] / row["seconds"] / costs.peak
+    return row.training_flops / row.seconds / costs.peak
 
 
 def test_models_that_are_not_timed_have_the_rate_of_those_that_were(costs_by):

@@ -20,7 +20,7 @@ MODEL, TRAIN = SETTINGS.model, SETTINGS.train
 
 
 def forecast(train, processes=1):
-    return sum(step_bytes(MODEL, V, of_one_process(train, processes), device=CPU, processes=processes).values())
+    return step_bytes(MODEL, V, of_one_process(train, processes), device=CPU, processes=processes).total
 
 
 def advice(available, train=TRAIN, processes=1):
@@ -51,7 +51,7 @@ def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the
     train = dataclasses.replace(TRAIN, seg_len=1, mem_len=1, recompute=True)  # one lane for each of 12 processes
     of_one = of_one_process(dataclasses.replace(train, parallel="zero"), 12)
     deep = dataclasses.replace(MODEL, n_layers=13)
-    needed = sum(step_bytes(deep, V, of_one, device=CPU, processes=12).values())
+    needed = step_bytes(deep, V, of_one, device=CPU, processes=12).total
     message = advise(deep, V, train, CPU, 12, round(needed / 0.8) + 1)
     assert f"; try --set train.parallel=zero (about {format_size(needed)})" in message
     assert "no division of the batch fits" in advise(deep, V, of_one, CPU, 1, round(needed / 1.6))
@@ -81,7 +81,7 @@ CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total 
 
 def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda():
     cuda = torch.device("cuda:0")
-    half = sum(step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).values())
+    half = step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).total
     asked = []
 
     def available(device):
@@ -91,7 +91,7 @@ def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda():
     with pytest.raises(TrainingError) as caught, explained(SETTINGS, V, cuda, 1, available=available):
         raise torch.OutOfMemoryError(CUDA_ERROR)
     assert asked == [cuda]
-    needed = format_size(sum(step_bytes(MODEL, V, TRAIN, device=cuda).values()))
+    needed = format_size(step_bytes(MODEL, V, TRAIN, device=cuda).total)
     message = str(caught.value)
     of_which = format_size(half / 0.8 + 1)
     assert message.startswith(f"out of memory (tried to allocate 2.00 GiB); a step needs about {needed} of {of_which};")

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.kernels.device import unlimited_memory
-from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.private import observed_results, tensors_without_data
-
-NO_ONEDNN = OneDnnUse(fp32=False, bf16=False)
-"""For tensors without data: oneDNN's operators need data."""
 
 
 class LiveBytes:
@@ -45,7 +41,7 @@ def counting(live: LiveBytes) -> Iterator[None]:
     """Compute on tensors without data in the block, and let `live` observe all results."""
     gc.freeze()  # garbage collection of the objects of imported packages takes longer than the count
     try:
-        with unlimited_memory(), tensors_without_data(), use_onednn(NO_ONEDNN), observed_results(live.observe):
+        with unlimited_memory(), tensors_without_data(), observed_results(live.observe):
             yield
     finally:
         gc.unfreeze()

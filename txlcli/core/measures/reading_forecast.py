@@ -13,13 +13,16 @@ import torch
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.linear import Linear, should_pack
+from txlcli.core.kernels.linear import Linear, OneDnnUse, should_pack, use_onednn
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.measures.forecast import with_plain_softmax
 from txlcli.core.measures.live_bytes import LiveBytes, counting
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.registry import make_reader, make_window_reader
+
+NO_ONEDNN = OneDnnUse(fp32=False, bf16=False)
+"""For tensors without data: oneDNN needs data to lay out weights anew."""
 
 
 def reading_bytes(
@@ -73,7 +76,7 @@ def _read(
 ) -> tuple[int, int]:
     """Return the bytes that are held before the first segment, and at the peak of so many segments."""
     live = LiveBytes()
-    with counting(live), contextlib.nullcontext() if device.type == "cpu" else scores_at_once():
+    with counting(live), use_onednn(NO_ONEDNN), contextlib.nullcontext() if device.type == "cpu" else scores_at_once():
         network = make_model(model, vocab_size).eval()  # stays next to the reader's copies
         if attn_len is None:
             reader = make_reader(network, settings, batch_size=settings.batch_size, precision=precision)

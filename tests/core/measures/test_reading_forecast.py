@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from txlcli.core.measures.reading_memory import reading_bytes
 
 from tests.commands.novel import RECIPE
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.kernels.private import observed_results
-from txlcli.core.measures.live_bytes import NO_ONEDNN, LiveBytes
+from txlcli.core.measures.live_bytes import LiveBytes
+from txlcli.core.measures.reading_forecast import NO_ONEDNN, reading_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.registry import make_reader, make_window_reader
 

@@ -1,0 +1,350 @@
+"""Memory of a training step, compared with calculations by hand and with real steps."""
+
+import contextlib
+import gc
+import time
+
+import pytest
+import torch
+
+from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
+from tests.samples import sampled
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
+from txlcli.core.kernels.private import observed_results, onednn_has_bf16, tensors_without_data
+from txlcli.core.kernels.score_buffer import Workspace
+from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes
+from txlcli.core.measures.live_bytes import LiveBytes
+from txlcli.core.model.registry import make_model
+from txlcli.core.training.data_parallel import SINGLE_PROCESS
+from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.core.training.step import ForwardBackward, OptimizerStep
+
+B, L, M = 3, 5, 7
+LARGE = {"n_layers": 4, "d_model": 48, "n_heads": 3, "d_head": 16, "d_inner": 101}
+
+
+def train_settings(**changed):
+    return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": B, "max_steps": 1, **changed})
+
+
+def activations(model, vocab_size=V, *, device="cpu", **changed):
+    return step_bytes(model, vocab_size, train_settings(**changed), device=torch.device(device)).activations
+
+
+def saved_by_a_step(settings, vocab_size=V, *, with_data=True, **changed):
+    """Return the bytes that autograd keeps for the backward pass of one segment with a full memory, without weights."""
+    train, saved = train_settings(**changed), LiveBytes()
+
+    def keep(tensor):
+        if id(tensor.untyped_storage()) not in weights:
+            saved.observe(tensor)
+        return tensor
+
+    with contextlib.nullcontext() if with_data else tensors_without_data():
+        model = make_model(settings, vocab_size).train()
+        model.recompute(train.recompute)
+        if train.attention != "auto":
+            model.set_attention_backend(train.attention)
+        weights = {id(parameter.untyped_storage()) for parameter in model.parameters()}
+        batch_size = train.batch_size // train.accumulate
+        tokens, targets = (torch.zeros(batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
+        with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
+            memory = model.full_memory(batch_size, train.mem_len)
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                graph = model.objective(tokens, targets, memory, mem_len=train.mem_len, part="full", progress=0.0)
+    assert graph
+    return saved.now
+
+
+def test_parameters_by_part_equal_a_calculation_by_hand():
+    # N = 2, d = 14, H D = 33, F = 17; bands of 5, 6 and 8 ids, 14, 7 and 3 wide, each projected.
+    settings = model_settings(cutoffs=(5, 11), div_val=2, tie_biases=False, norm="pre")
+    assert parameters_by_part(settings, V) == {
+        "embedding": 5 * 14 + 6 * 7 + 8 * 3 + 14 * (14 + 7 + 3),
+        "softmax": V + 2 * 14 + 2 + 14 * 14,  # the head has a projection of its own
+        "positions": 2 * 14 * 33 + 2 * 2 * 33,
+        "attention": 2 * 4 * 14 * 33,
+        "feed-forward": 2 * (2 * 14 * 17 + 17 + 14),
+        "norms": 2 * 2 * 2 * 14 + 2 * 14,
+    }
+    lstm = 4 * 11 * (7 + 11 + 2) + 4 * 11 * (11 + 11 + 2) + 4 * 7 * (11 + 7 + 2)
+    assert parameters_by_part(rnn_settings("lstm"), V) == {"embedding": V * 7, "softmax": V, "recurrent layers": lstm}
+    auxiliary = model_settings(position="learned", n_positions=5, auxiliary_losses=True)
+    in_training_only = parameters_by_part(auxiliary, V)["auxiliary classifiers"]
+    assert in_training_only == 3 * (V * auxiliary.d_model + V)  # two tokens of layer 1, one of layer 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "states", "averages"),
+    [({}, 2, 0), ({"optimizer": "sgd"}, 0, 0), ({"optimizer": "sgd", "momentum": 0.9, "average": "exponential"}, 1, 1)],
+)
+def test_weights_gradients_optimizer_and_memory_take_four_bytes_per_value(changed, states, averages):
+    needed = step_bytes(model_settings(), V, train_settings(**changed))
+    size = 4 * sum(parameters_by_part(model_settings(), V).values())
+    assert (needed.weights, needed.gradients) == (size, size)
+    assert (needed.optimizer, needed.average) == (states * size, averages * size)
+    assert needed.memory == 4 * 2 * B * M * 14
+    assert needed.to_json()["total"] == sum(vars(needed).values())
+
+
+def test_muon_keeps_one_state_of_each_matrix_of_the_layers_and_two_of_all_other_parameters():
+    count = sum(parameters_by_part(model_settings(), V).values())
+    matrices = 2 * (4 * 14 * 33 + 2 * 14 * 17)
+    assert step_bytes(model_settings(), V, train_settings(optimizer="muon")).optimizer == 4 * (2 * count - matrices)
+
+
+@pytest.mark.parametrize(("device", "processes", "copies"), [("cpu", 1, 0), ("cpu", 2, 1), ("cuda", 2, 0)])
+def test_buckets_are_a_second_copy_of_the_gradients_on_a_cpu_only(device, processes, copies):
+    needed = step_bytes(model_settings(), V, train_settings(), device=torch.device(device), processes=processes)
+    assert needed.buckets == copies * needed.gradients
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("norm", "size"), [("post", 2), ("pre", 4)])
+def test_memory_that_only_products_read_takes_two_bytes_per_value(norm, size, precision):
+    needed = step_bytes(model_settings(norm=norm), V, train_settings(precision=precision))
+    assert needed.memory == size * 2 * B * M * 14
+
+
+@pytest.mark.parametrize(("arch", "numbers"), [("lstm", 2 * (11 + 11 + 7)), ("qrnn", 11 + 2 * 7 + 11 + 7)])
+def test_a_state_takes_four_bytes_per_value(arch, numbers):
+    # h and c of each layer; c of each layer and, in the first, the last two inputs.
+    assert step_bytes(rnn_settings(arch), V, train_settings(mem_len=0)).memory == 4 * B * numbers
+
+
+@pytest.mark.parametrize(("window", "kept"), [(4, 3), (M + 1, M), (100, M)])
+def test_a_window_keeps_a_shorter_memory(window, kept):
+    settings = model_settings(window=window, dropout=0.5)
+    assert step_bytes(settings, V, train_settings()).memory == 4 * 2 * B * kept * 14
+    assert activations(settings) == saved_by_a_step(settings)
+
+
+def test_tf32_takes_the_memory_of_fp32():
+    expected = step_bytes(model_settings(), V, train_settings(precision="fp32"))
+    assert step_bytes(model_settings(), V, train_settings(precision="tf32")) == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_activations_equal_those_of_a_real_step(dropout, accumulate, precision):
+    settings, changed = model_settings(dropout=dropout, attention_dropout=dropout), {"precision": precision}
+    assert activations(settings, accumulate=accumulate, **changed) == saved_by_a_step(
+        settings, accumulate=accumulate, **changed
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "precision"),
+    sampled(
+        3,
+        [
+            {"block": "modern"},
+            {"block": "modern", "norm": "pre"},
+            {"gating": "gru", "norm": "pre"},
+            {"memory_source": "layer_output"},
+            {"memory_source": "layer_output", "norm": "pre"},
+            {"arch": "compressive", "compressed_len": 3, "compression_rate": L},
+            {"arch": "compressive", "compressed_len": 3, "compression_rate": L, "norm": "pre"},
+            {"arch": "compressive", "compressed_len": 3, "compression": "max"},
+            {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2},
+            {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 2, "norm": "pre"},
+            {"arch": "qrnn"},
+        ],
+        ["fp32", "bf16"],
+    ),
+    ids=str,
+)
+def test_activations_of_other_layers_equal_those_of_a_real_step(changed, precision):
+    qrnn = changed == {"arch": "qrnn"}
+    settings = rnn_settings("qrnn", dropout=0.5) if qrnn else model_settings(dropout=0.5, **changed)
+    train = {"precision": precision} | ({"mem_len": 0} if qrnn else {})
+    assert activations(settings, **train) == saved_by_a_step(settings, **train)
+
+
+SHORT, LONG = {"batch_size": 7}, {"batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_and_train", "precision"),
+    sampled(
+        8,
+        [
+            (model_settings(n_layers=5), SHORT),
+            (
+                model_settings(n_layers=5, norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True),
+                SHORT,
+            ),
+            (
+                model_settings(n_layers=5, position="learned", n_positions=5, auxiliary_losses=True),
+                {**SHORT, "mem_len": 0},
+            ),
+            (model_settings(n_layers=5, position="shaw", n_positions=5), SHORT),
+            (rnn_settings("lstm", n_layers=5), {**SHORT, "mem_len": 0}),
+            (rnn_settings("qrnn", n_layers=5), {**SHORT, "mem_len": 0}),
+            (model_settings(), {**LONG, "seg_len": 1500, "mem_len": 1100}),
+            (model_settings(dropout=0.1, attention_dropout=0.1), {**LONG, "seg_len": 2100, "mem_len": 64}),
+            (model_settings(position="shaw", n_positions=5), {**LONG, "seg_len": 97, "mem_len": 1700}),
+            (model_settings(position="rotary", d_head=12), {**LONG, "seg_len": 1300, "mem_len": 0}),
+            (model_settings(), {**LONG, "seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
+            (model_settings(window=700), {**LONG, "seg_len": 1300, "mem_len": 1100}),
+            (model_settings(position="alibi", window=1999, norm="pre"), {**LONG, "seg_len": 1200, "mem_len": 1031}),
+            (model_settings(window=400), {**LONG, "seg_len": 1100, "mem_len": 0, "attention": "sdpa"}),
+            (model_settings(block="modern", norm="pre", dropout=0.1), {**LONG, "seg_len": 1100, "mem_len": 64}),
+            (model_settings(gating="gru", norm="pre", dropout=0.1), {**LONG, "seg_len": 1100, "mem_len": 64}),
+            (model_settings(window=5000), {**LONG, "seg_len": 97, "mem_len": 1700}),
+            (rnn_settings("lstm"), {**LONG, "seg_len": 1500, "mem_len": 0}),
+            (model_settings(n_layers=5), {"batch_size": 25, "seg_len": 409, "mem_len": 131}),
+        ],
+        ["fp32", "bf16"],
+    ),
+)
+def test_many_layers_sequences_columns_and_blocks_are_counted_exactly(model_and_train, precision):
+    model, train = model_and_train
+    columns = 2003 if train["batch_size"] > 2 else V
+    expected = saved_by_a_step(model, columns, with_data=False, precision=precision, **train)
+    assert activations(model, columns, precision=precision, **train) == expected
+
+
+@pytest.mark.slow
+def test_lengths_that_no_machine_holds_are_counted_within_seconds():
+    step_bytes(model_settings(), V, train_settings())  # imports what it needs
+    begin = time.process_time()
+    large = model_settings(n_layers=18, n_heads=10)
+    needed = activations(large, 20_000, batch_size=60, seg_len=10**8, mem_len=10**8)
+    assert time.process_time() - begin < 30  # CPU seconds of a busy machine
+    assert needed > 18 * 60 * 10 * 4 * 10**16  # scores: 2 L^2 of 4 bytes, of which blocks leave out half
+    wide = step_bytes(model_settings(n_layers=1, d_model=100_000_000), 7, train_settings())
+    assert wide.activations > 1e10
+    assert wide.weights > 8e10
+
+
+def test_a_gpu_keeps_scores_that_blocks_of_queries_skip_on_a_cpu():
+    # 4 MiB hold the scores of 170 queries, so that 1024 queries are divided into 6 blocks of at most 171.
+    settings, seg_len = model_settings(), 1024
+    on_cpu, on_gpu = (activations(settings, seg_len=seg_len, device=name) for name in ("cpu", "cuda"))
+    assert on_cpu == saved_by_a_step(settings, seg_len=seg_len)
+    ends = range(seg_len, 0, -171)
+    skipped = sum(min(171, end) * (seg_len - end) for end in ends)  # the keys after each block
+    assert on_gpu - on_cpu == 4 * 2 * B * 3 * skipped  # N = 2, H = 3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_recomputing_saves_probabilities_their_masks_and_logits(dropout):
+    settings = model_settings(dropout=dropout, attention_dropout=dropout)
+    kept, again = (step_bytes(settings, V, train_settings(recompute=recompute)) for recompute in (False, True))
+    assert again.activations == saved_by_a_step(settings, recompute=True)
+    each = 4 + (dropout > 0)  # a byte for the mask
+    probabilities = each * 2 * B * 3 * L * (L + M)  # N = 2, H = 3
+    assert kept.activations - again.activations == probabilities + 4 * B * L * V
+    assert (kept.weights, kept.memory, kept.optimizer) == (again.weights, again.memory, again.optimizer)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_another_attention_backend_keeps_other_tensors(backend):
+    settings = model_settings(dropout=0.5, attention_dropout=0.5)
+    needed = activations(settings, attention=backend)
+    assert needed == saved_by_a_step(settings, attention=backend)
+    assert needed > activations(settings)
+
+
+@pytest.mark.parametrize("backend", ["flex", "triton"])
+def test_attention_for_cuda_keeps_scores_by_distance_instead_of_probabilities(backend):
+    assert activations(model_settings(), attention=backend) == activations(model_settings())
+    settings = model_settings(attention_dropout=0.1)
+    masks = settings.n_layers * B * settings.n_heads * L * (M + L)  # a byte each
+    assert activations(settings) - activations(settings, attention=backend) >= masks
+
+
+def test_a_wide_tail_counts_by_the_share_of_tokens_that_need_it():
+    plain, cut = (activations(model_settings(cutoffs=cutoffs), 100_000) for cutoffs in ((), (1000,)))
+    assert cut < plain / 2
+
+
+def test_activations_of_an_lstm_are_counted_without_the_workspace_of_its_kernel():
+    plain, wide = (activations(rnn_settings("lstm", d_hidden=width), mem_len=0) for width in (11, 110))
+    assert 0 < 2 * plain < wide
+
+
+@pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 on this machine")
+def test_a_forecast_for_cuda_counts_the_casts_of_weights_that_autocast_keeps():
+    wide = model_settings(d_model=192, d_inner=200)
+    cpu, cuda = (activations(wide, precision="bf16", attention="triton", device=name) for name in ("cpu", "cuda"))
+    per_layer = 3 * 33 * 192 + 2 * 200 * 192  # queries, keys, values; feed-forward. Distances have no gradient
+    assert cuda - cpu == 2 * 2 * per_layer
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"batch_size": 6, "accumulate": 3}, 4 * 2 * L * V),
+        ({"batch_size": 6, "accumulate": 3, "recompute": True}, 0),
+        ({"precision": "bf16"}, 2 * 3 * L * V),
+    ],
+)
+def test_logits_take_the_bytes_of_a_number_per_target_and_id_unless_computed_again(changed, expected):
+    assert logit_bytes(model_settings(), V, train_settings(**changed)) == expected
+
+
+def test_auxiliary_classifiers_and_recurrent_models_have_logits_of_their_own():
+    train, settings = train_settings(mem_len=0), model_settings(n_layers=5)
+    auxiliary = model_settings(n_layers=5, position="learned", n_positions=L, auxiliary_losses=True)
+    assert logit_bytes(auxiliary, V, train) > 5 * logit_bytes(settings, V, train)
+    assert logit_bytes(rnn_settings("lstm"), V, train) == 4 * B * L * V
+
+
+def peak_of_real_steps(settings, vocab_size, train):
+    """Return the largest number of bytes of the tensors of three steps, the last of which find state and memory."""
+    live = LiveBytes()
+    with observed_results(live.observe):
+        model = make_model(settings, vocab_size).train()
+        model.recompute(train.recompute)
+        parallel = DataParallel(model, train, SINGLE_PROCESS)
+        step = OptimizerStep(model, train, parallel)
+        forward_backward = ForwardBackward(model, train, parallel.objective, step, processes=1)
+        parts = train.accumulate
+        memories = [model.full_memory(train.batch_size // parts, train.mem_len) for _ in range(parts)]
+        for _ in range(3):
+            gc.collect()
+            live.peak = live.now
+            for memory in memories:
+                tokens = draw_tokens(train.batch_size // parts, train.seg_len + 1)
+                forward_backward(tokens[:, :-1], tokens[:, 1:], memory, progress=0.0)
+            step.clip()
+            step.step(1e-3)
+    return live.peak
+
+
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [
+        (model_settings(**LARGE), {}),
+        pytest.param(model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}, marks=pytest.mark.slow),
+        pytest.param(
+            model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}, marks=pytest.mark.slow
+        ),
+        pytest.param(model_settings(**LARGE), {"recompute": True}, marks=pytest.mark.slow),
+        pytest.param(model_settings(**LARGE), {"accumulate": 3}, marks=pytest.mark.slow),
+        pytest.param(model_settings(**LARGE, norm="pre"), {"precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param(rnn_settings("qrnn", n_layers=4), {"mem_len": 0}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_forecast_is_within_a_tenth_of_a_real_step(model, changed):
+    train = train_settings(**{"seg_len": 37, "mem_len": 41, "batch_size": 12, **changed})
+    assert step_bytes(model, 307, train).total == pytest.approx(peak_of_real_steps(model, 307, train), rel=0.1)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cache_bytes", [1 << 10, 1 << 14])  # of a block of queries, and of three sequences
+def test_the_first_tiles_take_the_memory_of_all(cache_bytes, recompute):
+    peaks = []
+    for which in (contextlib.nullcontext(), first_tiles_only()):
+        live = LiveBytes()
+        with tensors_without_data(), observed_results(live.observe), which:
+            query, key, value = (torch.empty(12, 2, length, 8, requires_grad=True) for length in (11, 24, 24))
+            attend = TiledAttention(Workspace(cache_bytes=cache_bytes, min_queries=3), recompute=recompute)
+            position_key = torch.empty(2, 24, 8, requires_grad=True)
+            attend(query, key, value, reach=24, scale=1.0, dropout=0.1, position_key=position_key).sum().backward()
+        peaks.append(live.peak)
+    assert peaks[0] == peaks[1] > 0

@@ -1,0 +1,65 @@
+"""Memory of a GPU that shares a batch, DistributedDataParallel's buckets, and the exchange of gradients."""
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.core.builders import V, model_settings
+from tests.samples import sampled
+from txlcli.config.settings import TrainSettings
+from txlcli.core.measures.forecast import step_bytes
+from txlcli.core.training.data_parallel import of_one_process
+from txlcli.errors import RecipeError
+from txlcli.workflows.training.scaling import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    device_bytes,
+    exchanged_bytes,
+    gradient_buckets,
+)
+
+L, M, MIB = 5, 7, 2**20
+
+
+def train_settings(**changed):
+    return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": 28, "max_steps": 1, **changed})
+
+
+def test_a_bucket_is_full_once_it_reaches_its_limit():
+    sizes = [MIB // 2, MIB // 2, 24 * MIB, MIB - 4, 4, 30 * MIB, 7]
+    assert gradient_buckets(sizes) == [MIB, 25 * MIB, 30 * MIB, 7]
+    assert gradient_buckets([3]) == [3]
+
+
+def test_buckets_are_those_that_pytorch_assigns():
+    counts = [70_001, 130_003, 270_029, 2_000_003, 5_000_011, 17, 6_600_007, 8_000_009, 1]
+    with torch.device("meta"):
+        tensors = [torch.empty(count) for count in counts]
+    assigned, _ = distributed._compute_bucket_assignment_by_size(tensors, [FIRST_BUCKET_BYTES, BUCKET_BYTES])
+    assert gradient_buckets(4 * count for count in counts) == [
+        4 * sum(counts[index] for index in bucket) for bucket in assigned
+    ]
+
+
+def test_a_ring_sends_every_gradient_almost_twice():
+    assert [exchanged_bytes(100, devices) for devices in (1, 2, 4, 5)] == [0, 100, 150, 160]
+
+
+@pytest.mark.parametrize(
+    ("part", "recompute"),
+    sampled(2, [({}, 1), ({}, 4), ({"accumulate": 2}, 3), ({"average": "exponential"}, 28)], [False, True]),
+)
+def test_a_gpu_needs_what_a_step_of_its_part_of_the_batch_needs(part, recompute):
+    changed, devices = part
+    train = train_settings(recompute=recompute, **changed)
+    needed = device_bytes(model_settings(), V, train, devices)
+    of_one = of_one_process(train, devices)
+    expected = step_bytes(model_settings(), V, of_one, device=torch.device("cuda"), processes=devices)
+    assert sum(needed.values()) - needed["total"] == needed["total"] == expected.total
+    assert needed["parameters"] == expected.weights
+    assert needed["activations"] + needed["logits"] == expected.activations
+
+
+def test_a_batch_that_is_too_small_for_the_gpus_is_rejected():
+    with pytest.raises(RecipeError, match=r"train\.batch_size = 28 is too small for 29 processes"):
+        device_bytes(model_settings(), V, train_settings(), 29)
