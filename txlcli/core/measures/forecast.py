@@ -315,7 +315,8 @@ class _Step:
         those between.
         """
         most = max(3, TRACED_TOKENS // self.train.seg_len)
-        pairs = ((2, 3), (max(2, most // 2), most), (TRACED_COLUMNS, 2 * TRACED_COLUMNS))
+        layers = (1, 2) if isinstance(self.model, TransformerSettings) else (2, 3)
+        pairs = (layers, (max(2, most // 2), most), (TRACED_COLUMNS, 2 * TRACED_COLUMNS))
         for axis, (low, high) in zip(_Sizes._fields, pairs, strict=True):
             size = getattr(sizes, axis)
             if size > high:
