@@ -93,7 +93,7 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
 
     An interrupted training of the same settings and text is resumed.
     """
-    from txlcli.views import training
+    from txlcli.commands import training_tables
     from txlcli.workflows.training import resume, start
     from txlcli.workflows.training.execution import Limits
 
@@ -113,5 +113,5 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
     else:
         announce("train", CORPUS, *limit, **directories)
         trained = start.train(CORPUS, [], workspace, limits=limits)
-    training.show_result(trained)
+    training_tables.show_result(trained)
     return str(trained.run.directory)

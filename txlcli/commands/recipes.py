@@ -147,7 +147,7 @@ def scale(
     Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
     """
     hardware = parse_hardware(device_memory, bandwidth, device_flops)
-    from txlcli.views import scaling as view
+    from txlcli.commands import training_tables as view
     from txlcli.workflows.training import scaling
     from txlcli.workflows.workspace import Workspace
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli import __version__, console
-from txlcli.views.training import duration
+from txlcli.commands.training_tables import duration
 from txlcli.workflows.reproduction.costs import MAX_S, Costs, ItemCost
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Section

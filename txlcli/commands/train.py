@@ -252,7 +252,7 @@ def _train(
     json: bool,
 ) -> None:
     """Train a recipe, or resume a run, and show the result."""
-    from txlcli.views import training as view
+    from txlcli.commands import training_tables as view
     from txlcli.workflows.training import resume, start
 
     on_report = console.show_json if json else None
@@ -278,7 +278,7 @@ def _forecast(
     json: bool,
 ) -> None:
     """Forecast a training on this machine, and show its cost."""
-    from txlcli.views import training as view
+    from txlcli.commands import training_tables as view
     from txlcli.workflows.training import forecast
 
     processes = max(processes, launcher.world_size())
@@ -308,7 +308,7 @@ def _forecast_devices(
     json: bool,
 ) -> None:
     """Forecast a training on other GPUs, and show its cost on each."""
-    from txlcli.views import scaling as view
+    from txlcli.commands import training_tables as view
     from txlcli.workflows.training import scaling
 
     cost = scaling.forecast_devices(

@@ -118,7 +118,6 @@ class RnnProducts(LayerProducts):
     model: RnnSettings
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        """Return the products of one token."""
         inputs = [self.model.first_window * self.model.d_model, *self.model.widths[:-1]]
         sizes = zip(inputs, self.model.widths, strict=True)
         if self.model.arch == "lstm":  # input, forget, candidate and output gate, from the input and from the state
@@ -151,24 +150,21 @@ class TransformerProducts(LayerProducts):
         return projections + attention + self._feed_forward
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        """Return the products of one token; layer outputs that memory keeps are projected to keys and values, too."""
+        # Layer outputs that memory keeps are projected to keys and values, too.
         outputs = 2 * self.model.d_model * self._width if self.model.memory_source == "layer_output" else 0
         return self.model.n_layers * (self._layer(keys=keys, max_distance=max_distance) + outputs)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
-        """Return the products of all tokens; of the last layer only the last position, from the keys of all."""
+        # Of the last layer only the last position is computed, from the keys of all.
         below = self._layer(keys=self.model.mean_keys(seg_len=window, mem_len=0), max_distance=max_distance)
         last = self._layer(keys=min(window, self.model.window or window), max_distance=max_distance)
         keys_before = 2 * (window - 1) * self.model.d_model * self._width
         return (self.model.n_layers - 1) * window * below + last + keys_before
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
-        """Return the products per token of a step.
-
-        The backward pass takes twice the forward, but distances and memory need no gradient themselves (the layer norm
-        of the memory does if it is the layer's own). Keys and values of the memory are projected again at every step,
-        since the weights change; distances are projected once for the whole batch.
-        """
+        # The backward pass takes twice the forward, but distances and memory need no gradient (the layer norm of the
+        # memory does if it is the layer's own). Keys and values of the memory are projected at every step again, since
+        # the weights change; distances are projected once for the whole batch.
         model, width = self.model, self._width
         before = model.memory_keys(mem_len)
         keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=before), model.visible_memory(before)
@@ -182,10 +178,7 @@ class TransformerProducts(LayerProducts):
         return model.n_layers * layer
 
     def auxiliary(self, vocab_size: int) -> float:
-        """Return the products of the auxiliary classifiers, averaged over a whole training.
-
-        Layer l of N predicts two tokens for l / 2N of it; the last layer predicts the second one throughout.
-        """
+        # Layer l of N predicts two tokens for l / 2N of the training run; the last layer the second one throughout.
         if not self.model.auxiliary_losses:
             return 0.0
         lower = sum(layer / (2 * self.model.n_layers) for layer in range(1, self.model.n_layers))
@@ -204,16 +197,13 @@ class CompressiveProducts(TransformerProducts):
         return self.model.d_model**2 if self.model.compression == "convolution" else 0
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        """Return the products of one token, with its share of a slot: made, and projected to keys and values."""
+        # A token has its share of a slot, which is made, and projected to keys and values.
         slot = 2 * self.model.d_model * self._width / self.model.compression_rate
         return super().decoding(keys=keys, max_distance=max_distance) + self.model.n_layers * (self._compression + slot)
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
-        """Return the products per token of a step, with the convolution and its reconstruction loss.
-
-        L queries attend to the L positions that leave, without gradient, and to the slots in their place, which have
-        one; so have their keys and values and the weights of the convolution, but nothing else.
-        """
+        # For the reconstruction loss, L queries attend to the L positions that leave, without gradient, and to the
+        # slots in their place, which have one; so have their keys and values and the weights of the convolution.
         layers = super().training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
         if not (mem_len and self._compression):
             return layers
@@ -230,17 +220,15 @@ class RmtProducts(TransformerProducts):
     model: RmtSettings
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        """Return the products of one token of a whole segment, with its share of the memory tokens."""
+        # Of a whole segment, with its share of the memory tokens.
         keys = self.model.mean_keys(seg_len=self.model.segment_len, mem_len=0)
         rows_per_token = self.model.rows / self.model.segment_len
         return rows_per_token * super().decoding(keys=keys, max_distance=max_distance)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
-        """Return the products of a window, which is read in segments."""
         return window * self.decoding(keys=1, max_distance=max_distance)
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
-        """Return the products per token of a step, whose segments are read one after the other."""
         layers = super().training(seg_len=self.model.rows, mem_len=0, batch_size=batch_size)
         return layers * self.model.rows / self.model.segment_len
 
@@ -281,14 +269,8 @@ def attention_flops_per_token(
 ) -> float:
     """Return the operations between queries and keys per predicted token of a training step, with a backend.
 
-    Args:
-        model: settings of the model.
-        backend: name of the attention backend.
-        seg_len: L.
-        mem_len: M.
-        scores: scores of one head by key that are computed for a sequence; L K if none is left out.
-        position_scores: scores of one head by distance; `scores` by default.
-        recompute: compute content and position scores again in the backward pass.
+    For each head and sequence it computes `scores` by key, L K if none is left out, and `position_scores` by distance,
+    as many by default; with `recompute` once more in the backward pass.
     """
     products = ATTENTION_PRODUCTS[backend]
     seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
@@ -318,10 +300,6 @@ ARCHITECTURES: dict[str, type[LayerProducts]] = {
 """Formulas of the layers for each value of `model.arch`."""
 
 
-def _layers(model: ModelSettings) -> LayerProducts:
-    return ARCHITECTURES[model.arch](model)
-
-
 def decoding_flops_per_token(
     model: ModelSettings, vocab_size: int, *, keys: float, max_distance: int | None = None
 ) -> float:
@@ -330,7 +308,7 @@ def decoding_flops_per_token(
     Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
     model with a recurrent state has no keys.
     """
-    layers = _layers(model).decoding(keys=keys, max_distance=max_distance)
+    layers = ARCHITECTURES[model.arch](model).decoding(keys=keys, max_distance=max_distance)
     return 2.0 * (layers + _embedding_and_softmax(model, vocab_size))
 
 
@@ -341,7 +319,7 @@ def window_flops_per_prediction(
 
     Only keys that queries see count.
     """
-    layers = _layers(model).window(window=window, max_distance=max_distance)
+    layers = ARCHITECTURES[model.arch](model).window(window=window, max_distance=max_distance)
     return 2.0 * (layers + _embedding_and_softmax(model, vocab_size, read=window))
 
 
@@ -352,7 +330,7 @@ def training_flops_per_token(
 
     The backward pass takes twice the forward pass.
     """
-    products = _layers(model)
+    products = ARCHITECTURES[model.arch](model)
     layers = products.training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
     once = _embedding_and_softmax(model, vocab_size, shares) + products.auxiliary(vocab_size)
     return 2.0 * (layers + 3 * once)

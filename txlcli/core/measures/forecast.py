@@ -155,12 +155,7 @@ def snapshot_bytes(
 ) -> int:
     """Return the host memory of the copy that checkpoints are written from, which rank 0 keeps.
 
-    Args:
-        model: settings of the model.
-        vocab_size: V.
-        train: settings of the training run.
-        needed: bytes of a step of one process.
-        processes: that share the batch; the copy has the memory of all lanes and the optimizer state of all weights.
+    It has the memory of all lanes, of which a step of one process needs a part, and the optimizer state of all weights.
     """
     whole = state_bytes(model, vocab_size, train)
     return whole.weights + whole.optimizer + whole.average + processes * needed.memory
@@ -171,14 +166,8 @@ def step_bytes(
 ) -> StepBytes:
     """Return the bytes that a training step holds at its peak, by purpose.
 
-    Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less.
-
-    Args:
-        model: settings of the model.
-        vocab_size: V.
-        train: settings of one process (`of_one_process`).
-        device: to train on.
-        processes: that share the batch.
+    Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
+    of one process (`of_one_process`).
     """
     state = state_bytes(model, vocab_size, train, device=device, processes=processes)
     step = _Step.of(model, vocab_size, train, device)
@@ -217,12 +206,7 @@ def computed_scores(
 ) -> int:
     """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future.
 
-    Args:
-        model: settings of the model.
-        train: settings of the training run.
-        device: to train on.
-        max_keys: largest number of scores of a query, as by distance in a window; all keys by default.
-        min_queries: smallest block of queries; that of `Workspace` by default.
+    A query has at most `max_keys` scores, as by distance in a window. Blocks have at least `min_queries` queries.
     """
     seg_len, mem_len = train.seg_len, model.visible_memory(model.memory_keys(train.mem_len))
     block = seg_len

@@ -37,16 +37,8 @@ def reading_bytes(
 ) -> int:
     """Return the bytes that a reader holds at its peak: weights, copies of matrices, keys and values, one segment.
 
-    0 if this release of PyTorch cannot observe tensors.
-
-    Args:
-        model: settings of the model.
-        vocab_size: V.
-        settings: L, M and the limits on distance.
-        batch_size: B, lanes or windows.
-        precision: of matrix products.
-        device: to read on.
-        attn_len: length of windows without memory; None reads with memory.
+    0 if this release of PyTorch cannot observe tensors. `batch_size` is B, in place of that of the settings; `attn_len`
+    the length of windows without memory, None to read with memory.
     """
     settings = dataclasses.replace(settings, batch_size=batch_size)
     if isinstance(model, CompressiveSettings):

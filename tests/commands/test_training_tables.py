@@ -2,7 +2,7 @@
 
 import pytest
 
-from txlcli.views.training import duration
+from txlcli.commands.training_tables import duration
 
 
 @pytest.mark.parametrize(
