@@ -1,6 +1,7 @@
 """The formulas of cost, compared with calculations by hand and with the operations that PyTorch counts."""
 
 import dataclasses
+import itertools
 import math
 import re
 from pathlib import Path
@@ -37,10 +38,7 @@ def test_one_token_with_kept_keys_equals_a_calculation_by_hand():
     # feed-forward 2 x 14 x 17; two layers, then the softmax over 19 symbols. Each product is two operations.
     expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17) + 14 * 19)
     assert decoding_flops_per_token(model_settings(), 19, keys=12) == expected == 14_580
-
-
-def test_one_token_through_swiglu_equals_a_calculation_by_hand():
-    # Three matrices 14 x 11 instead of two 14 x 17: 34 / 3 is 11.
+    # SwiGLU has three matrices 14 x 11 instead of two 14 x 17: 34 / 3 is 11.
     expected = 2 * (2 * (4 * 14 * 33 + 3 * 12 * 33 + 3 * 14 * 11) + 14 * 19)
     assert decoding_flops_per_token(model_settings(block="modern"), 19, keys=12) == expected
 
@@ -82,6 +80,19 @@ def test_absolute_positions_have_no_product_with_queries():
     assert cost[0] - cost[1] == 2 * 2 * 5 * 33
 
 
+def count(model, memory, tokens, targets=None, *, mem_len=M):
+    """Count the operations of a training step, forward and backward, with PyTorch."""
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, memory, mem_len=mem_len)
+        model.losses(hidden, tokens if targets is None else targets).mean().backward()
+    return counter.get_total_flops()
+
+
+def read_memory(model, mem_len):
+    """Return the memory after one segment."""
+    return model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)[1]
+
+
 @pytest.mark.parametrize("mem_len", [0, M])
 @pytest.mark.parametrize(
     "changed",
@@ -107,13 +118,9 @@ def test_absolute_positions_have_no_product_with_queries():
 )
 def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
     model = small_model(dtype=torch.float32, **changed)
-    _, memory = model(draw_tokens(B, M), model.first_memory(B, mem_len), mem_len=mem_len)
-    with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(draw_tokens(B, L), memory, mem_len=mem_len)
-        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    counted = count(model, read_memory(model, mem_len), draw_tokens(B, L), mem_len=mem_len)
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, batch_size=B)
-    unseen = unseen_flops_per_token(model.settings, L)
-    assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
+    assert counted == pytest.approx(B * L * (formula + unseen_flops_per_token(model.settings, L)), rel=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -133,14 +140,11 @@ def test_a_step_that_trains_a_compression_equals_the_count_of_pytorch(norm):
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_step_of_several_segments_with_memory_tokens_equals_the_count_of_pytorch(norm):
     model = small_model(arch="rmt", segment_len=L, n_memory_tokens=2, norm=norm, dtype=torch.float32)
-    memory, tokens = model.full_memory(B, 0), draw_tokens(B, 3 * L)
-    with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(tokens, memory, mem_len=0)
-        model.losses(hidden, tokens).mean().backward()
+    counted = count(model, model.full_memory(B, 0), draw_tokens(B, 3 * L), mem_len=0)
     formula = training_flops_per_token(model.settings, V, seg_len=3 * L, mem_len=0, batch_size=B)
     rows = model.settings.rows
     unseen = unseen_flops_per_token(model.settings, rows) * rows / L
-    assert counter.get_total_flops() == pytest.approx(B * 3 * L * (formula + unseen), rel=1e-12)
+    assert counted == pytest.approx(B * 3 * L * (formula + unseen), rel=1e-12)
 
 
 def test_one_token_with_memory_tokens_equals_a_calculation_by_hand():
@@ -159,50 +163,31 @@ def test_one_token_with_compressed_memory_equals_a_calculation_by_hand():
     assert given == pytest.approx(decoding_flops_per_token(model_settings(), V, keys=12) + added, rel=1e-12)
 
 
-def count_step(model, *, backend="auto", recompute=False):
-    """Count the operations of a training step with PyTorch."""
-    model.recompute(recompute)
-    model.set_attention_backend(backend)
-    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
-    with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(draw_tokens(B, L), memory, mem_len=M)
-        model.losses(hidden, draw_tokens(B, L)).mean().backward()
-    return counter.get_total_flops()
+PLAIN, WINDOWS = [{}, {"position": "sinusoid"}, {"position": "alibi"}, {"position": "t5"}], [4, M + 1, M + 3]
 
 
-@pytest.mark.parametrize(("backend", "recompute"), [("auto", False), ("auto", True), ("reference", False)])
-@pytest.mark.parametrize("changed", [{}, {"position": "sinusoid"}, {"position": "alibi"}, {"position": "t5"}], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "recompute", "changed"),
+    [
+        *itertools.product(["auto"], [False, True], PLAIN),
+        *itertools.product(["reference"], [False], PLAIN),
+        *(("auto", *case) for case in itertools.product([False, True], [{"window": window} for window in WINDOWS])),
+        *(("auto", True, {"window": window, "position": "none"}) for window in WINDOWS),
+    ],
+    ids=str,
+)
 def test_a_step_with_a_backend_equals_the_count_of_pytorch(backend, recompute, changed):
     model = small_model(dtype=torch.float32, **changed)
-    lengths = {"seg_len": L, "mem_len": M}
+    lengths, window = {"seg_len": L, "mem_len": M}, changed.get("window", L + M)
+    keys = min(M, window - 1) + L
     needed = training_flops_per_token(model.settings, V, **lengths, batch_size=B)
     others = needed - needed_attention_flops_per_token(model.settings, **lengths)
-    of_attention = attention_flops_per_token(
-        model.settings, backend, **lengths, scores=L * (M + L), recompute=recompute
-    )
+    sizes = {"scores": L * keys, "position_scores": L * min(window, keys), "recompute": recompute}
+    of_attention = attention_flops_per_token(model.settings, backend, **lengths, **sizes)
     others += recompute * softmax_flops_per_token(model.settings, V)
-    counted = count_step(model, backend=backend, recompute=recompute)
-    assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
-
-
-@pytest.mark.parametrize(("backend", "recompute"), [("auto", False), ("auto", True)])
-@pytest.mark.parametrize("changed", [{}, {"position": "none"}], ids=str)
-@pytest.mark.parametrize("window", [4, M + 1, M + 3])
-def test_a_step_with_a_window_equals_the_count_of_pytorch(window, changed, backend, recompute):
-    model = small_model(dtype=torch.float32, window=window, **changed)
-    lengths, kept = {"seg_len": L, "mem_len": M}, min(M, window - 1)
-    needed = training_flops_per_token(model.settings, V, **lengths, batch_size=B)
-    others = needed - needed_attention_flops_per_token(model.settings, **lengths)
-    of_attention = attention_flops_per_token(
-        model.settings,
-        backend,
-        **lengths,
-        scores=L * (kept + L),
-        position_scores=L * min(window, kept + L),
-        recompute=recompute,
-    )
-    others += recompute * softmax_flops_per_token(model.settings, V)
-    counted = count_step(model, backend=backend, recompute=recompute)
+    model.recompute(recompute)
+    model.set_attention_backend(backend)
+    counted = count(model, read_memory(model, M), draw_tokens(B, L))
     assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
 
 
@@ -261,36 +246,22 @@ def test_embedding_and_softmax_of_an_adaptive_model_equal_a_calculation_by_hand(
     model = model_settings(**ADAPTIVE)
     embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
     scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
-    cut = bands(model, V)
-    assert embedding_products(model, cut, zipf_shares(cut)) == pytest.approx(embedded, rel=1e-12)
-    assert softmax_products(model, cut, zipf_shares(cut)) == pytest.approx(scored, rel=1e-12)
+    assert products_of_ends(model) == pytest.approx((embedded, scored), rel=1e-12)
     layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
     given = decoding_flops_per_token(model, V, keys=12)
     assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
 
 
+def products_of_ends(model):
+    """Return the products of embedding and of scoring one token."""
+    cut = bands(model, V)
+    return embedding_products(model, cut, zipf_shares(cut)), softmax_products(model, cut, zipf_shares(cut))
+
+
 def test_bands_as_wide_as_the_model_need_no_projection():
-    model = model_settings(cutoffs=(5, 11))
-    assert embedding_products(model, bands(model, V), zipf_shares(bands(model, V))) == 0
-    assert softmax_products(model, bands(model, V), zipf_shares(bands(model, V))) == pytest.approx(
-        14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8), rel=1e-12
-    )
-    assert (
-        embedding_products(
-            model_settings(d_embed=6),
-            bands(model_settings(d_embed=6), V),
-            zipf_shares(bands(model_settings(d_embed=6), V)),
-        )
-        == 6 * 14
-    )
-    assert (
-        softmax_products(
-            model_settings(d_embed=6),
-            bands(model_settings(d_embed=6), V),
-            zipf_shares(bands(model_settings(d_embed=6), V)),
-        )
-        == 6 * 14 + 6 * V
-    )
+    scored = 14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8)
+    assert products_of_ends(model_settings(cutoffs=(5, 11))) == (0, pytest.approx(scored, rel=1e-12))
+    assert products_of_ends(model_settings(d_embed=6)) == (6 * 14, 6 * 14 + 6 * V)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -298,21 +269,16 @@ def test_an_adaptive_training_step_equals_the_count_of_pytorch(tied):
     # Zipf's shares are not whole numbers of tokens, so they are replaced by the actual tokens of each band.
     model = small_model(dtype=torch.float32, **ADAPTIVE, tie_embeddings=tied)
     tokens, targets = draw_tokens(B, L), torch.tensor([[0, 6, 1, 7, 2], [3, 18, 4, 10, 5], [0, 11, 1, 9, 2]])
-    _, memory = model(draw_tokens(B, M), model.first_memory(B, M), mem_len=M)
-    with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(tokens, memory, mem_len=M)
-        model.losses(hidden, targets).mean().backward()
+    counted = count(model, read_memory(model, M), tokens, targets)
     read = [((tokens >= first) & (tokens < end)).sum().item() for first, end in ((0, 5), (5, 11), (11, 19))]
     assert min(read) > 0
     wanted = [15, 5, 2]  # all need the head
     ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     formula += unseen_flops_per_token(model.settings, L)
-    zipf_ends = embedding_products(
-        model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V))
-    ) + softmax_products(model.settings, bands(model.settings, V), zipf_shares(bands(model.settings, V)))
     # Forward and twice that backward, two operations each.
-    assert counter.get_total_flops() == pytest.approx(B * L * (formula - 6 * zipf_ends) + 6 * ends, rel=1e-12)
+    by_zipf = 6 * sum(products_of_ends(model.settings))
+    assert counted == pytest.approx(B * L * (formula - by_zipf) + 6 * ends, rel=1e-12)
 
 
 def test_shares_are_counted_in_a_text():
@@ -336,10 +302,8 @@ def test_one_token_of_a_recurrent_model_equals_a_calculation_by_hand():
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
 def test_a_training_step_of_a_recurrent_model_equals_the_count_of_pytorch(arch):
     model = small_rnn(arch)  # in float64 an LSTM runs as products that PyTorch counts
-    with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(draw_tokens(B, L), model.first_memory(B, 0), mem_len=0)
-        model.losses(hidden, draw_tokens(B, L)).mean().backward()
+    counted = count(model, model.first_memory(B, 0), draw_tokens(B, L), mem_len=0)
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, batch_size=B)
     # No gradient goes back into the state that the segment before left: one product less in each lane and layer.
     without = 2 * B * 4 * (11 * 11 + 11 * 11 + 7 * 7) if arch == "lstm" else 0
-    assert counter.get_total_flops() == pytest.approx(B * L * formula - without, rel=1e-12)
+    assert counted == pytest.approx(B * L * formula - without, rel=1e-12)
