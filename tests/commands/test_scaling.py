@@ -3,6 +3,8 @@
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal
+from txlcli.commands.options import HARDWARE_OPTIONS, parse_hardware
+from txlcli.errors import UsageError
 
 GPU = ["--device-memory", "80GiB", "--bandwidth", "300GB/s", "--device-flops", "100TFLOP/s"]
 SLOW = ["--device-memory", "16GiB", "--bandwidth", "1kB/s", "--device-flops", "1GFLOP/s"]
@@ -33,8 +35,6 @@ def test_a_divided_optimizer_state_is_counted_and_its_weights_are_exchanged(here
     assert divided["exchanged_bytes"] == 3 * whole["exchanged_bytes"] // 2
     others = [part for part in whole["device_bytes"] if part not in ("optimizer", "total")]
     assert all(divided["device_bytes"][part] == whole["device_bytes"][part] for part in others)
-    arguments = ["train", "tiny.toml", "--dry-run", "--devices", 1, "--set", "train.parallel=zero"]
-    assert refusal(*arguments) == 'train.parallel = "zero" needs at least two GPUs; give --devices 2 or more'
 
 
 def test_divided_weights_are_counted_with_what_is_gathered(here):
@@ -106,17 +106,16 @@ def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouch
     assert [line[-1] for line in lines] == ["yes", "yes"]
 
 
-@pytest.mark.slow
-def test_accumulation_leaves_fewer_sequences_to_divide(untouched):
-    changes = ["--set", "train.batch_size=20", "--set", "train.accumulate=5"]
-    assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *changes)["by_devices"]] == [1, 2, 4]
-
-
-def test_a_setting_of_a_single_gpu_is_not_scaled(untouched):
-    changes = ["--set", "train.cuda_graph=true"]
-    assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *changes)["by_devices"]] == [1]
-    message = refusal("train", "ptb", "--dry-run", "--devices", 2, *changes)
-    assert message == "train.cuda_graph needs a single GPU; --set train.cuda_graph=false, or --devices 1"
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        pytest.param(["train.batch_size=20", "train.accumulate=5"], [1, 2, 4], marks=pytest.mark.slow),
+        (["train.cuda_graph=true"], [1]),  # needs a single GPU
+    ],
+)
+def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(untouched, changes, counts):
+    overrides = [part for change in changes for part in ("--set", change)]
+    assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *overrides)["by_devices"]] == counts
 
 
 @pytest.mark.parametrize(
@@ -141,25 +140,28 @@ def test_a_setting_of_a_single_gpu_is_not_scaled(untouched):
             "--verbose compares the attention backends of this machine; leave it out with --devices",
         ),
         (["--dry-run", "--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
+        (
+            ["--dry-run", "--devices", 2, "--set", "train.cuda_graph=true"],
+            "train.cuda_graph needs a single GPU; --set train.cuda_graph=false, or --devices 1",
+        ),
+        (
+            ["--dry-run", "--devices", 1, "--set", "train.parallel=zero"],
+            'train.parallel = "zero" needs at least two GPUs; give --devices 2 or more',
+        ),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(untouched, options, message):
-    if "4" in map(str, options):
-        options = [*options, "--set", "published.vocab_size=300"]
-    assert refusal("train", "tiny.toml", *options).splitlines()[-1] == message
+    assert refusal("train", "tiny.toml", *options, "--set", "published.vocab_size=300") == message
 
 
-@pytest.mark.parametrize("option", ["--device-memory", "--bandwidth", "--device-flops"])
+@pytest.mark.parametrize(("place", "option"), enumerate(HARDWARE_OPTIONS))
 @pytest.mark.parametrize("text", ["80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", ""])
-@pytest.mark.parametrize("command", [["train", "tiny.toml", "--dry-run", "--devices", 2], ["recipes", "scale", "ptb"]])
-def test_a_quantity_that_cannot_be_read_is_refused_with_an_example(untouched, command, option, text):
-    message = refusal(*command, f"{option}={text}")
-    assert message.startswith(f"{option} {text}: write a number above 0 and a unit, such as ")
+def test_a_quantity_that_cannot_be_read_is_rejected_with_an_example(place, option, text):
+    with pytest.raises(UsageError, match=f"^{option} {text}: write a number above 0 and a unit, such as "):
+        parse_hardware(*(text if number == place else None for number in range(3)))
 
 
-def test_no_gpus_are_refused(untouched):
+def test_no_gpus_and_unknown_recipes_are_rejected(untouched):
     assert "--devices" in refusal("train", "tiny.toml", "--dry-run", "--devices", 0)
-
-
-def test_an_unknown_recipe_is_refused(untouched):
     assert 'did you mean "wt103"?' in refusal("recipes", "scale", "wt10")
+    assert "such as 80GiB" in refusal("recipes", "scale", "ptb", "--device-memory", "80")

@@ -518,16 +518,6 @@ def test_resume_cannot_be_combined_with_options_of_a_new_run(here, extra):
     assert message == "--resume RUN resumes a run; leave out the recipe, --name, --force and --dry-run"
 
 
-@pytest.mark.slow
-def test_a_dry_run_counts_the_memory_that_recomputation_saves(here):
-    kept, again = (
-        json.loads(train("--dry-run", "--json", "--set", f"train.recompute={recompute}").stdout)["step_bytes"]
-        for recompute in ("false", "true")
-    )
-    assert again["activations"] < kept["activations"]
-    assert again["total"] < kept["total"]
-
-
 def test_a_dry_run_writes_nothing(here):
     before = sorted(here.rglob("*"))
     result = train("--dry-run")

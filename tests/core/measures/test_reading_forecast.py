@@ -55,32 +55,31 @@ def without_onednn():
         yield
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_reading_with_memory_holds_what_is_forecast(precision):
-    model = model_settings()
-    real = held_by_real_tensors(model, lambda network: read_with_memory(network, precision))
-    assert forecast(model, precision=precision) == pytest.approx(real, rel=0.02)
-
-
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "precision"),
     [
-        ["model.position=sinusoid"],
-        ["model.memory_start=zeros"],
-        ["model.memory_source=layer_output"],
-        [
-            "model.arch=compressive",
-            "model.compressed_len=16",
-            "model.compression_rate=4",
-            "model.memory_start=zeros",
-            "eval.same_length=off",
-            "train.seg_len=8",
-        ],
+        ([], "fp32"),
+        ([], "bf16"),
+        (["model.position=sinusoid"], "fp32"),
+        (["model.memory_start=zeros"], "fp32"),
+        (["model.memory_source=layer_output"], "fp32"),
+        (
+            [
+                "model.arch=compressive",
+                "model.compressed_len=16",
+                "model.compression_rate=4",
+                "model.memory_start=zeros",
+                "eval.same_length=off",
+                "train.seg_len=8",
+            ],
+            "fp32",
+        ),
     ],
 )
-def test_other_models_hold_what_is_forecast(overrides):
+def test_reading_with_memory_holds_what_is_forecast(overrides, precision):
     model = model_settings(*overrides)
-    assert forecast(model) == pytest.approx(held_by_real_tensors(model, read_with_memory), rel=0.02)
+    real = held_by_real_tensors(model, lambda network: read_with_memory(network, precision))
+    assert forecast(model, precision=precision) == pytest.approx(real, rel=0.02)
 
 
 def test_windows_hold_what_is_forecast():
