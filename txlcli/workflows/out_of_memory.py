@@ -15,11 +15,7 @@ MAX_SHOWN = 2
 
 @contextmanager
 def explained(explain: Callable[[str], TxlError]) -> Iterator[None]:
-    """Raise the error that `explain` returns if memory runs out in the block.
-
-    Args:
-        explain: gets `out of memory`, with the size that was requested if the error states it.
-    """
+    """Raise what `explain` returns for `out of memory (tried to allocate ...)` if that happens in the block."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -34,13 +30,8 @@ def advice(
 ) -> str:
     """Return what is needed, of how much, and the next step: options that fit, of at most MAX_SHOWN ways.
 
-    Args:
-        subject: what needs the memory.
-        needed: bytes that it needs, by a forecast.
-        available: bytes that this process can use; None if the system does not say.
-        ways: of needing less, the preferred ones first; each yields options with the bytes that they need, and the
-            first that fit are named.
-        otherwise: the end of the sentence if none fits.
+    Each way of needing less yields options with the bytes that they need, by a forecast; the first that fit are named.
+    `available` is None if the system does not say. `otherwise` ends the sentence if none fits.
     """
     most = USABLE * min(available or needed, needed)
     of_ways = (next(((options, size) for options, size in way if size <= most), None) for way in ways)

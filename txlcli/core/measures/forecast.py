@@ -58,8 +58,8 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateBytes:
-    """Bytes of weights, gradients and optimizer state of one process."""
+class StepBytes:
+    """Bytes that a training step holds at its peak in one process."""
 
     weights: int
     gradients: int
@@ -69,16 +69,10 @@ class StateBytes:
     """With train.parallel = "fsdp", whole weights and gradients of the root and of the layers at work."""
     optimizer: int
     average: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepBytes(StateBytes):
-    """Bytes that a training step holds at its peak in one process."""
-
-    memory: int
-    activations: int
+    memory: int = 0
+    activations: int = 0
     """Tensors that the backward pass reads."""
-    workspace: int
+    workspace: int = 0
     """On a CPU, temporary tensors beyond the gradients; those of single operations on CUDA are not counted."""
 
     @property
@@ -114,21 +108,19 @@ def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, in
 
 def state_bytes(
     model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
-) -> StateBytes:
-    """Return the bytes of weights, gradients and optimizer state of the process that holds most."""
+) -> StepBytes:
+    """Return the bytes of weights, gradients and optimizer state alone, of the process that holds most."""
     shapes, count = _shapes(model, vocab_size), OPTIMIZERS[train.optimizer].state_tensors
-    if train.parallel == "fsdp" and processes > 1:  # each process has some rows of every weight, rounded up
-        sizes = {name: -(-shape[0] // processes) * shape[1:].numel() * FLOAT for name, shape in shapes.items()}
-    else:
-        sizes = {name: shape.numel() * FLOAT for name, shape in shapes.items()}
+    is_divided = train.parallel == "fsdp" and processes > 1
+    parts = processes if is_divided else 1  # each process has some rows of every weight, rounded up
+    sizes = {name: -(-shape[0] // parts) * shape[1:].numel() * FLOAT for name, shape in shapes.items()}
     weights = sum(sizes.values())
     optimizer = sum(size * count(name, shapes[name], train) for name, size in sizes.items())
     if train.parallel == "zero" and processes > 1:
         from txlcli.core.training.parallel_zero import largest_state_bytes  # noqa: PLC0415 - takes a second
 
         optimizer = largest_state_bytes(model, vocab_size, train, processes)
-    is_divided = train.parallel == "fsdp" and processes > 1
-    return StateBytes(
+    return StepBytes(
         weights=weights,
         gradients=weights,
         buckets=weights if processes > 1 and device.type == "cpu" and not is_divided else 0,
@@ -169,13 +161,12 @@ def step_bytes(
     Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
     of one process (`of_one_process`).
     """
-    state = state_bytes(model, vocab_size, train, device=device, processes=processes)
-    step = _Step.of(model, vocab_size, train, device)
-    return StepBytes(
-        **vars(state),
+    step, shapes = _Step.of(model, vocab_size, train, device), _shapes(model, vocab_size)
+    return dataclasses.replace(
+        state_bytes(model, vocab_size, train, device=device, processes=processes),
         memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
-        activations=step.saved_bytes() - _divided_casts(model, vocab_size, train, device),
-        workspace=_workspace_bytes(step, _shapes(model, vocab_size), train, processes) if device == CPU else 0,
+        activations=step.saved_bytes() - _divided_casts(shapes, train, device),
+        workspace=_workspace_bytes(step, shapes, train, processes) if device.type == "cpu" else 0,
     )
 
 
@@ -269,9 +260,11 @@ class _Step:
         saved, _ = self._at(self.sizes)
         if self.train.recompute or self.train.attention != "auto" or self.on_gpu or not self._heads:
             return saved
-        skipped = self._computed(min_queries=self._min_queries) - self._computed()
-        of_scores = self.sizes.batch_size * self.sizes.n_layers * self._heads * skipped
-        return saved - of_scores * DTYPES[self.train.precision].itemsize
+        traced, computed = (
+            computed_scores(self.model, self.train, CPU, min_queries=queries) for queries in (self._min_queries, None)
+        )
+        skipped = self.sizes.batch_size * self.sizes.n_layers * self._heads * (traced - computed)
+        return saved - skipped * DTYPES[self.train.precision].itemsize
 
     def temporary_bytes(self) -> int:
         """Return the bytes of other tensors at the peak, whose blocks of logits do not grow with the columns."""
@@ -288,9 +281,6 @@ class _Step:
     @property
     def _min_queries(self) -> int:
         return max(Workspace().min_queries, -(-self.train.seg_len // TRACED_BLOCKS))
-
-    def _computed(self, *, min_queries: int | None = None) -> int:
-        return computed_scores(self.model, self.train, CPU, min_queries=min_queries)
 
     def _at(self, sizes: _Sizes) -> tuple[int, int]:
         """Return the saved and the temporary bytes: linear in each size beyond two smaller ones.
@@ -391,7 +381,7 @@ def _workspace_bytes(step: _Step, shapes: Mapping[str, torch.Size], train: Train
     return needed + others if train.accumulate > 1 or processes > 1 else max(0, needed - layers)
 
 
-def _divided_casts(model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> int:
+def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, device: torch.device) -> int:
     """Return the bytes of the casts of matrices that a device with all weights keeps for the backward pass.
 
     With train.parallel = "fsdp" the matrices of the layers are gathered in the dtype of products.
@@ -399,5 +389,6 @@ def _divided_casts(model: ModelSettings, vocab_size: int, train: TrainSettings, 
     itemsize = DTYPES[train.precision].itemsize
     if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
         return 0
-    named = _shapes(model, vocab_size).items()
-    return itemsize * sum(shape.numel() for name, shape in named if name.startswith("layers.") and len(shape) == 2)
+    return itemsize * sum(
+        shape.numel() for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2
+    )

@@ -128,18 +128,7 @@ def forecast(
     processes: int,
     backends: bool = False,
 ) -> TrainingForecast:
-    """Return the plan of a training run and its cost; no store and no run is made.
-
-    Args:
-        recipe_source: name or path of a recipe.
-        changes: overrides of settings, as --set takes them.
-        workspace: directories, device, reporter.
-        name: of the run; None for the name of the recipe.
-        force: replace an earlier run of that name.
-        max_steps: last step to take; None for all.
-        processes: number of processes that share a batch.
-        backends: count memory and operations with each attention backend, too, which takes seconds.
-    """
+    """Return the plan of a training run and its cost, on request with each attention backend; no run is made."""
 
     def describe(settings: Settings) -> str:
         device = plans.checked_device(settings, workspace.device, processes=processes)
@@ -289,19 +278,11 @@ def timed_share_of_peak(
     peak: float,
     needed_bytes: int | None = None,
 ) -> float | None:
-    """Time training steps, and return the share that they reach of the rate of a large matrix product.
+    """Time training steps of one process, and return the share of the peak rate (FLOP/s) that they reach.
 
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. If they run,
     threads spin while they wait for each other, and one thread alone may be faster; the larger rate counts. None if the
     steps are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
-
-    Args:
-        model: sizes of the model.
-        vocab_size: V.
-        train: batch size, lengths, precision and optimizer of one process.
-        device: where to time.
-        peak: operations per second of the matrix product.
-        needed_bytes: memory of a step, if it is known; counted otherwise.
     """
     if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
         return None
