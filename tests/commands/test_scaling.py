@@ -29,20 +29,15 @@ def test_the_memory_of_each_gpu_is_that_of_its_part_of_the_batch(here):
     assert not (here / "runs/tiny-2").exists()
 
 
-def test_a_divided_optimizer_state_is_counted_and_its_weights_are_exchanged(here):
-    whole, divided = devices(2), devices(2, "--set", "train.parallel=zero")
-    assert 0.5 <= divided["device_bytes"]["optimizer"] / whole["device_bytes"]["optimizer"] < 0.6
-    assert divided["exchanged_bytes"] == 3 * whole["exchanged_bytes"] // 2
-    others = [part for part in whole["device_bytes"] if part not in ("optimizer", "total")]
-    assert all(divided["device_bytes"][part] == whole["device_bytes"][part] for part in others)
-
-
-def test_divided_weights_are_counted_with_what_is_gathered(here):
-    whole, divided = (devices(3, "--set", f"train.parallel={mode}")["device_bytes"] for mode in ("ddp", "fsdp"))
-    for part in ("parameters", "gradients", "optimizer"):
-        assert 1 / 3 <= divided[part] / whole[part] < 0.4
-    assert (whole["gathered"], divided["activations"]) == (0, whole["activations"])
-    assert 0 < divided["gathered"] < 4 * whole["parameters"]
+def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchanged(here):
+    whole, zero, fsdp = (devices(2, "--set", f"train.parallel={mode}") for mode in ("ddp", "zero", "fsdp"))
+    assert zero["exchanged_bytes"] == fsdp["exchanged_bytes"] == 3 * whole["exchanged_bytes"] // 2
+    whole, zero, fsdp = (plan["device_bytes"] for plan in (whole, zero, fsdp))
+    assert 0.5 <= zero["optimizer"] / whole["optimizer"] < 0.6
+    assert all(zero[part] == whole[part] for part in whole.keys() - {"optimizer", "total"})
+    assert all(1 / 2 <= fsdp[part] / whole[part] < 0.6 for part in ("parameters", "gradients", "optimizer"))
+    assert (whole["gathered"], fsdp["activations"]) == (0, whole["activations"])
+    assert 0 < fsdp["gathered"] < 4 * whole["parameters"]
     shown = done("train", "tiny.toml", "--dry-run", "--devices", 3, "--set", "train.parallel=fsdp").stdout
     assert "gathered weights" in shown
     assert "DistributedDataParallel" not in shown

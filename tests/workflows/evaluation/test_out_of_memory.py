@@ -25,15 +25,11 @@ def reading(*, batch_size=8, mem_len=40, precision="bf16", device=GPU, **changes
     return Reading(opened=opened, settings=settings, **changes)
 
 
-def test_the_largest_batch_that_fits_is_suggested():
+def test_the_largest_batch_that_fits_is_suggested_and_another_precision_comes_second():
     whole = reading()
     advice = advise(whole, available=round(whole.bytes(batch_size=2) / 0.8) + 1000)
-    found = re.search(r"try --batch-size 2 \(about ([^)]+)\)", advice)
-    assert found[1] == format_size(whole.bytes(batch_size=2))
+    assert f"try --batch-size 2 (about {format_size(whole.bytes(batch_size=2))})" in advice
     assert f"it needs about {format_size(whole.bytes())} of " in advice
-
-
-def test_another_precision_comes_second():
     advice = advise(reading(precision="fp32"), available=None)
     assert re.search(r"try --batch-size 4 \(about [^)]+\), or --precision bf16 \(about [^)]+\)$", advice)
 
@@ -60,30 +56,11 @@ def test_only_options_of_the_command_are_suggested():
     assert "--mem-len" not in advice
 
 
-class Unknown(Reading):
-    def bytes(self, **_):
-        return 0
-
-
-def test_without_a_forecast_the_advice_is_general():
-    unknown = Unknown(opened=reading().opened, settings=reading().settings)
-    assert advise(unknown, available=1000) == "use a smaller batch size, shorter lengths or a smaller model"
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_ERROR), MemoryError("tried to allocate 2.00 GiB")])
-def test_the_error_states_what_was_asked_for_and_what_there_is(error):
-    asked = []
-
-    def available(device):
-        asked.append(device)
-        return 10 << 20
-
-    with pytest.raises(TxlError) as caught, explained(reading(), available=available):
+def test_the_error_says_what_was_asked_for_and_what_there_is(error):
+    start = r"out of memory \(tried to allocate 2.00 GiB\); it needs about .* of 10.0 MiB; try --batch-size [^\n]*$"
+    with pytest.raises(TxlError, match=start), explained(reading(), available={GPU: 10 << 20}.__getitem__):
         raise error
-    assert asked == [GPU]
-    assert str(caught.value).startswith("out of memory (tried to allocate 2.00 GiB); it needs about ")
-    assert " of 10.0 MiB; try --batch-size " in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_other_errors_are_not_explained():

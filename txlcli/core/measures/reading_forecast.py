@@ -37,8 +37,8 @@ def reading_bytes(
 ) -> int:
     """Return the bytes that a reader holds at its peak: weights, copies of matrices, keys and values, one segment.
 
-    0 if this release of PyTorch cannot observe tensors. `batch_size` is B, in place of that of the settings; `attn_len`
-    the length of windows without memory, None to read with memory.
+    `batch_size` is B, in place of that of the settings. `attn_len` is the length of windows without memory; None reads
+    with memory.
     """
     settings = dataclasses.replace(settings, batch_size=batch_size)
     if isinstance(model, CompressiveSettings):
@@ -51,9 +51,9 @@ def reading_bytes(
     columns = round(softmax_columns(bands(model, vocab_size)))
     plain = with_plain_softmax(model)
     held, peak = count(plain, columns, segments=2)
-    if held and (plain, columns) != (model, vocab_size):
+    if (plain, columns) != (model, vocab_size):
         peak += count(model, vocab_size, segments=0)[0] - held
-    return peak + _packed_bytes(model, vocab_size, precision, device) if held else 0
+    return peak + _packed_bytes(model, vocab_size, precision, device)
 
 
 def _read(

@@ -11,7 +11,6 @@ from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.reading_forecast import reading_bytes
 from txlcli.errors import TxlError
 from txlcli.runs.loading import OpenRun
-from txlcli.system.memory import LESS
 from txlcli.workflows import out_of_memory
 
 HALF = "bf16"
@@ -58,11 +57,8 @@ def explained(reading: Reading, *, available: Callable[[torch.device], int | Non
 
 def advise(reading: Reading, available: int | None) -> str:
     """Return the next step after memory ran out, with so many bytes: options of the same command that need less."""
-    needed = reading.bytes()
-    if not needed:
-        return LESS
     otherwise = "no smaller setting fits; use a smaller model, or a device with more memory"
-    return out_of_memory.advice("it", needed, available, _smaller(reading), otherwise=otherwise)
+    return out_of_memory.advice("it", reading.bytes(), available, _smaller(reading), otherwise=otherwise)
 
 
 def _smaller(reading: Reading) -> Iterator[Iterator[tuple[str, int]]]:
