@@ -32,7 +32,8 @@ from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.options import EvalOptions, UserText
-from txlcli.workflows.generation import GenerationOptions, encode_prompt
+from txlcli.workflows.generate import encode_prompt, sampling_settings
+from txlcli.workflows.options import GenerateOptions
 from txlcli.workflows.reporter import Reporter, SilentReporter
 from txlcli.workflows.workspace import Workspace
 
@@ -234,7 +235,7 @@ class LoadedRun:
             UsageError: the prompt is empty, or an option is out of range.
             VocabularyError: the prompt has a symbol without an id.
         """
-        options = GenerationOptions(
+        options = GenerateOptions(
             prompt=prompt,
             tokens=tokens,
             temperature=None if greedy else temperature,
@@ -246,7 +247,7 @@ class LoadedRun:
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         settings = self.settings.evaluation_settings()
         reader = sampling.reader_of_one_text(self.model, settings, precision=self._opened.precision)
-        sampled = sampling.generate(reader, torch.tensor(context.tokens), options.sampling(), seed=seed)
+        sampled = sampling.generate(reader, torch.tensor(context.tokens), sampling_settings(options), seed=seed)
         return self.vocab.spell(itertools.islice(sampled, tokens), after=context.tokens[-1])
 
     def evaluate(

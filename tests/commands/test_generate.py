@@ -1,7 +1,7 @@
 """txl generate: its context, sampling and output."""
 
 import copy
-import json
+import math
 import re
 
 import pytest
@@ -13,8 +13,10 @@ from txlcli import corpora
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
+from txlcli.errors import UsageError
 from txlcli.runs import loading
-from txlcli.workflows.generation import detokenize_lines
+from txlcli.workflows.generate import detokenize_lines
+from txlcli.workflows.options import GenerateOptions
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -30,53 +32,11 @@ def test_the_text_continues_the_prompt(here):
     assert result.stdout.endswith("\n")
     assert set(result.stdout.split()) <= {*WORDS, "<unk>"}
     assert result.stderr == "generating with runs/word, after the prompt\n"
-
-
-def test_ctrl_c_ends_the_current_line(watched):
-    generated = []
-
-    def on_embedding(embedded):
-        if embedded.shape[1] == 1:
-            generated.append(embedded)
-            if len(generated) == 2:
-                raise KeyboardInterrupt
-
-    watched.on_embedding = on_embedding
-    result = txl("generate", "watched", "--prompt", "the fox")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (130, "error: interrupted")
-    assert result.stdout.startswith("the fox")
-    assert result.stdout.endswith("\n")
-
-
-def test_out_of_memory_keeps_the_text_and_suggests_what_needs_less(watched):
-    generated = []
-
-    def on_embedding(embedded):
-        if embedded.shape[1] == 1:
-            generated.append(embedded)
-            if len(generated) == 2:
-                raise MemoryError("tried to allocate 9 GB")
-
-    watched.on_embedding = on_embedding
-    result = txl("generate", "watched", "--prompt", "the fox")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("the fox")
-    message = (
-        r"error: out of memory \(tried to allocate 9 GB\); it needs about [\d.]+ MiB of [\d,.]+ GiB(; try|, and) .+"
-    )
-    assert re.fullmatch(message, result.stderr.splitlines()[-1])
-
-
-def test_unknown_words_of_a_prompt_are_reported(here):
-    stderr = done("generate", "word", "--prompt", "the quagga fox quagga", "--tokens", 1).stderr
-    assert stderr.startswith("2 of 4 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
-
-
-def test_generated_words_are_separated_by_spaces(here):
-    text = done("generate", "word", "--prompt", "the fox", "--tokens", 1, "--greedy").stdout
-    (token,) = tokens_of("word", "--prompt", "the fox", "--tokens", 1, "--greedy")
+    (token,) = tokens_of("word", "--prompt", "the quagga", "--tokens", 1, "--greedy")
+    generated = done("generate", "word", "--prompt", "the quagga", "--tokens", 1, "--greedy")
+    assert generated.stderr.startswith("1 of 2 tokens of the prompt are not in the vocabulary and are read as <unk>\n")
     symbol = TokenStore.open(here / "data/word.h5").vocab.symbols[token]
-    assert text == ("the fox\n\n" if symbol == "<eos>" else f"the fox {symbol}\n")
+    assert generated.stdout == ("the quagga\n\n" if symbol == "<eos>" else f"the quagga {symbol}\n")
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -110,6 +70,48 @@ def test_several_samples_share_one_copy_of_the_model(here, monkeypatch):
     assert len(copied) == 1
 
 
+def test_top_k_is_40_by_default_unless_top_p_is_given(here):
+    options = ["byte", "--prompt", "the", "--tokens", 60]
+    assert tokens_of(*options) == tokens_of(*options, "--top-k", 40)
+    assert tokens_of(*options, "--top-k", 0) == tokens_of(*options, "--top-k", 256) == tokens_of(*options, "--top-p", 1)
+    assert tokens_of(*options, "--top-k", 0) != tokens_of(*options)
+    assert tokens_of(*options, "--top-p", 1.0, "--top-k", 40) == tokens_of(*options)
+
+
+@pytest.mark.parametrize("option", [("--top-p", 0.01), ("--temperature", 1e-3), ("--top-k", 1)])
+def test_an_extreme_setting_selects_the_likeliest_token(here, option):
+    options = ["word", "--prompt", "the fox", "--tokens", 23]
+    assert tokens_of(*options, *option) == tokens_of(*options, "--greedy")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt, 130, "error: interrupted"),
+        (
+            MemoryError("tried to allocate 9 GB"),
+            1,
+            r"error: out of memory \(tried to allocate 9 GB\); it needs about [\d.]+ MiB of [\d,.]+ GiB(; try|, and).+",
+        ),
+    ],
+)
+def test_an_interrupted_text_ends_its_line(watched, error, code, message):
+    generated = []
+
+    def on_embedding(embedded):
+        if embedded.shape[1] == 1:
+            generated.append(embedded)
+            if len(generated) == 2:
+                raise error
+
+    watched.on_embedding = on_embedding
+    result = txl("generate", "watched", "--prompt", "the fox")
+    assert result.exit_code == code
+    assert re.fullmatch(message, result.stderr.splitlines()[-1])
+    assert result.stdout.startswith("the fox")
+    assert result.stdout.endswith("\n")
+
+
 def test_the_prompt_can_be_read_from_standard_input(here):
     options = ["--tokens", 20, "--seed", 3]
     output = json_of("generate", "byte", "--prompt", "-", *options, stdin="naïve 語\n")
@@ -138,45 +140,16 @@ def test_greedy_selects_the_likeliest_token(here, kind):
     context = [*([] if vocab.boundary is None else [vocab.boundary]), *vocab.encode(prompt).tolist()]
     generated = tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--greedy")
     assert generated == likeliest(kind, context, 37)
-    assert tokens_of(kind, "--prompt", prompt, "--tokens", 37, "--top-k", 1) == generated
-
-
-def test_a_small_top_p_keeps_only_the_likeliest_token(here):
-    options = ["word", "--prompt", "the fox", "--tokens", 23]
-    assert tokens_of(*options, "--top-p", 0.01) == tokens_of(*options, "--greedy")
-
-
-def test_top_p_alone_disables_the_default_top_k(here):
-    options = ["byte", "--prompt", "the", "--tokens", 60]
-    assert tokens_of(*options, "--top-p", 1.0) == tokens_of(*options, "--top-k", 0)
-    assert tokens_of(*options, "--top-p", 1.0, "--top-k", 40) == tokens_of(*options)
-
-
-def test_top_k_is_40_by_default_and_0_is_all(here):
-    options = ["byte", "--prompt", "the", "--tokens", 60]
-    assert tokens_of(*options) == tokens_of(*options, "--top-k", 40)
-    assert tokens_of(*options, "--top-k", 0) == tokens_of(*options, "--top-k", 256)
-    assert tokens_of(*options, "--top-k", 0) != tokens_of(*options)
-
-
-def test_a_low_temperature_is_greedy(here):
-    options = ["word", "--prompt", "the", "--tokens", 20]
-    assert tokens_of(*options, "--temperature", 1e-3) == tokens_of(*options, "--greedy")
 
 
 def test_the_context_comes_from_the_test_split(here):
     text = text_of("test").encode()
     output = json_of("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
     assert (output["position"], output["context"]) == (60, text[40:60].decode(errors="replace"))
-    assert "reference" not in output
+    assert set(output) == {"run", "context", "samples", "position"}
     result = done("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
     assert result.stdout == output["samples"][0]["text"] + "\n"
     assert result.stderr == "generating with runs/byte, after novel test, token 60\n"
-
-
-def test_the_context_is_limited_by_the_beginning_of_the_split(here):
-    output = json_of("generate", "word", "--at", 3, "--tokens", 2)
-    assert output["context"] == "the fox cat"
 
 
 def test_the_seed_selects_the_passage(here):
@@ -194,6 +167,7 @@ def test_the_reference_is_the_continuation_of_the_split(here, kind):
     ids = store.ids("test")
     options = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
     output = json_of(*options)
+    assert set(output) == {"run", "context", "samples", "position", "reference"}
     assert output["context"] == store.vocab.decode(ids[20:50])
     assert output["reference"] == store.vocab.decode(ids[50:67])
     assert len(output["samples"][0]["tokens"]) == 17
@@ -226,12 +200,6 @@ def test_a_streamed_benchmark_text_equals_the_json(wikitext):
     vocab = TokenStore.open(wikitext / "data/wt103.h5").vocab
     assert sample["text"] == corpora.detokenizer("wt103")(vocab.decode(sample["tokens"]))
     assert done(*options).stdout == sample["text"] + "\n"
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_streamed_text_equals_the_json(here, kind):
-    options = ["generate", kind, "--at", 50, "--tokens", 17]
-    assert done(*options).stdout == json_of(*options)["samples"][0]["text"] + "\n"
 
 
 def test_a_line_is_detokenized_as_soon_as_it_is_complete():
@@ -270,11 +238,6 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
     assert not any(LOST in piece for piece in pieces)
 
 
-def test_an_incomplete_character_at_the_end_is_replaced(here):
-    vocab = Vocab.of_bytes(range(256))
-    assert "".join(vocab.spell("é語".encode()[:-1], after=65)) == f"é{LOST}"
-
-
 def test_more_tokens_than_the_memory_holds_can_be_generated(here):
     # The buffer of five keys slides about a hundred times; the text must equal that with the model's own memory.
     generated = tokens_of("word", "--prompt", "the", "--tokens", 300, "--greedy")
@@ -285,45 +248,54 @@ def test_more_tokens_than_the_memory_holds_can_be_generated(here):
 
 # --- errors ------------------------------------------------------------------------------------------------------
 
-PROMPT_IS_THE_CONTEXT = "--prompt is the whole context; leave out --at, --context and --reference"
-GREEDY_DOES_NOT_SAMPLE = "--greedy does not sample: leave out --top-k, --top-p, --temperature and --samples"
-USAGE = [
-    (["--prompt", "a", "--at", 3], PROMPT_IS_THE_CONTEXT),
-    (["--prompt", "a", "--context", 3], PROMPT_IS_THE_CONTEXT),
-    (["--prompt", "a", "--reference"], PROMPT_IS_THE_CONTEXT),
-    (["--greedy", "--top-k", 3], GREEDY_DOES_NOT_SAMPLE),
-    (["--greedy", "--top-p", 0.5], GREEDY_DOES_NOT_SAMPLE),
-    (["--greedy", "--temperature", 0.5], GREEDY_DOES_NOT_SAMPLE),
-    (["--greedy", "--samples", 2], GREEDY_DOES_NOT_SAMPLE),
-    (
-        ["--temperature", 0],
-        "--temperature 0.0: must be between 0.001 and 1000; for the likeliest token use --greedy",
-    ),
-    (
-        ["--temperature", "nan"],
-        "--temperature nan: must be between 0.001 and 1000; for the likeliest token use --greedy",
-    ),
-    (["--top-p", 0], "--top-p 0.0: must be greater than 0 and at most 1"),
-    (["--top-p", 1.5], "--top-p 1.5: must be greater than 0 and at most 1"),
-    (["--top-k", -1], "Invalid value for '--top-k'"),
-    (["--tokens", 0], "Invalid value for '--tokens'"),
-    (["--samples", 0], "Invalid value for '--samples'"),
-    (["--context", -5], "Invalid value for '--context'"),
-    (["--seed", -1], "Invalid value for '--seed'"),
-    (["--prompt", ""], "the prompt is empty; give at least one character, or leave it out to use the test split"),
-    (["--at", 0], "--at 0: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
-    (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
-    (
-        ["--reference", "--at", 450],
-        "--reference: only 9 tokens follow token 450 of the test split; lower --tokens or --at",
-    ),
-    (["--reference", "--tokens", 500], "--reference: only 458 tokens follow token 1 of the test split"),
-    (["--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
-]
+PROMPT_IS_THE_CONTEXT = "`prompt` is the whole context; leave out `at`, `context` and `reference`"
+GREEDY_DOES_NOT_SAMPLE = "`greedy` does not sample: leave out `top_k`, `top_p`, `temperature` and `samples`"
 
 
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) for case in USAGE])
-def test_wrong_options_are_refused(here, arguments, message):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "a", "at": 3}, PROMPT_IS_THE_CONTEXT),
+        ({"prompt": "a", "context": 3}, PROMPT_IS_THE_CONTEXT),
+        ({"prompt": "a", "reference": True}, PROMPT_IS_THE_CONTEXT),
+        ({"greedy": True, "top_k": 3}, GREEDY_DOES_NOT_SAMPLE),
+        ({"greedy": True, "top_p": 0.5}, GREEDY_DOES_NOT_SAMPLE),
+        ({"greedy": True, "temperature": 0.5}, GREEDY_DOES_NOT_SAMPLE),
+        ({"greedy": True, "samples": 2}, GREEDY_DOES_NOT_SAMPLE),
+        ({"temperature": 0.0}, "`temperature` 0.0: must be at least 0.001"),
+        ({"temperature": math.nan}, "`temperature` nan: must be at least 0.001"),
+        ({"temperature": 1001.0}, "`temperature` 1001.0: must be at most 1000"),
+        ({"top_p": 0.0}, "`top_p` 0.0: must be greater than 0 and at most 1"),
+        ({"top_p": 1.5}, "`top_p` 1.5: must be greater than 0 and at most 1"),
+        ({"top_k": -1}, "`top_k` -1: must be at least 0"),
+        ({"tokens": 0}, "`tokens` 0: must be at least 1"),
+        ({"tokens": 10**30}, f"`tokens` {10**30}: must be at most 2.14748e+09"),
+        ({"samples": 0}, "`samples` 0: must be at least 1"),
+        ({"context": -5}, "`context` -5: must be at least 1"),
+        ({"seed": -1}, "`seed` -1: must be at least 0"),
+    ],
+)
+def test_wrong_options_are_rejected(options, message):
+    with pytest.raises(UsageError) as caught:
+        GenerateOptions(**options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "the prompt is empty; give at least one character, or leave it out to use the test split"),
+        (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
+        (
+            ["--reference", "--at", 450],
+            "--reference: only 9 tokens follow token 450 of the test split; lower --tokens or --at",
+        ),
+        (["--reference", "--tokens", 500], "--reference: only 458 tokens follow token 1 of the test split"),
+        (["--greedy", "--top-k", 3], "--greedy does not sample: leave out --top-k, --top-p, --temperature and"),
+        (["--tokens", 10**30], "Invalid value for '--tokens': Input should be less than or equal to 2147483647"),
+    ],
+)
+def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):
     assert message in refusal("generate", "byte", *arguments)
 
 
@@ -342,32 +314,17 @@ def test_a_prompt_that_is_not_utf8_is_refused(here):
     assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is not UTF-8; convert it first"
 
 
-def test_without_a_test_split_a_prompt_is_needed(here):
+def test_only_a_passage_needs_the_store_and_its_test_split(here):
     (here / "novel/test.txt").unlink()
     done("prepare", "novel", "--force")
     message = refusal("generate", "byte", code=1)
     assert message.startswith("data/novel.h5 has no test split (it holds train, valid); ")
-    done("generate", "byte", "--prompt", "the", "--tokens", 1)
-
-
-def test_a_prompt_needs_no_store(here):
-    for path in (here / "data").iterdir():
-        path.unlink()
-    done("generate", "byte", "--prompt", "the", "--tokens", 1)
+    (here / "data/novel.h5").unlink()
     assert refusal("generate", "byte", code=1).startswith("no token store at data/novel.h5; run ")
+    done("generate", "byte", "--prompt", "the", "--tokens", 1)
 
 
 def test_another_vocabulary_is_refused(here):
     (here / "data/char.h5").write_bytes((here / "data/word.h5").read_bytes())
     message = refusal("generate", "char", code=1)
     assert message.startswith("data/char.h5 has another vocabulary than the one runs/char was trained with; ")
-
-
-def test_json_is_one_object(here):
-    result = txl("generate", "byte", "--prompt", "the", "--tokens", 3, "--json")
-    assert set(json.loads(result.stdout)) == {"run", "context", "samples"}
-
-
-def test_more_tokens_than_a_count_are_refused(here):
-    message = refusal("generate", "byte", "--prompt", "a", "--tokens", 10**30)
-    assert message.startswith("Invalid value for '--tokens': Input should be less than or equal to 2147483647")

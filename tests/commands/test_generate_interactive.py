@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from tests.commands.novel import refusal
 from txlcli.cli import app
-from txlcli.workflows.generation import Conversation, GenerationOptions, prepare_generation
+from txlcli.workflows.generate import Conversation, prepare
+from txlcli.workflows.options import GenerateOptions
 from txlcli.workflows.reporter import SilentReporter
 from txlcli.workflows.workspace import Workspace
 
@@ -57,15 +58,15 @@ def test_an_unknown_command_is_answered_with_those_that_exist(here, line):
 
 @pytest.mark.parametrize(("line", "prompt"), [("//help", "/help"), ("// help", "// help"), ("/", "/"), (" /x", " /x")])
 def test_a_prompt_may_begin_with_a_slash(here, line, prompt):
-    talk = Conversation(HERE.open_run("byte"), GenerationOptions(tokens=20), SilentReporter())
+    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=20), SilentReporter())
     assert conversation(prompts=f"{line}\n").stdout == "".join(talk.reply(prompt)) + "\n"
 
 
 def test_a_conversation_equals_one_text_with_the_same_tokens(here):
-    talk = Conversation(HERE.open_run("byte"), GenerationOptions(tokens=3, greedy=True), SilentReporter())
+    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), SilentReporter())
     first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))
-    whole = GenerationOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
-    expected = prepare_generation("byte", whole, HERE)
+    whole = GenerateOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
+    expected = prepare("byte", whole, HERE)
     assert "".join(expected.spell(next(expected.samples()))) == second
 
 

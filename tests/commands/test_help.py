@@ -10,8 +10,6 @@ import typer.main
 from tests.commands.novel import done, refusal
 from txlcli.cli import COMMANDS as SECTIONS
 from txlcli.cli import app
-from txlcli.workflows import attention, generation
-from txlcli.workflows.recl import measure
 
 COMMANDS = typer.main.get_command(app).commands
 WITH_SUBCOMMANDS = COMMANDS | {
@@ -95,19 +93,3 @@ def test_the_same_option_has_the_same_help_everywhere():
             if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
                 texts.setdefault(parameter.opts[0], set()).add(parameter.help)
     assert {option: len(helps) for option, helps in texts.items()} == dict.fromkeys(texts, 1)
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "default"),
-    [
-        ("attention", "auto", attention.WIDEST),
-        ("attention", "positions", f"{attention.POSITIONS:,} at most"),
-        ("generate", "context", generation.CONTEXT),
-        ("generate", "top_k", f"{generation.TOP_K}, or all with --top-p"),
-        ("recl", "losses", f"{measure.LOSSES} in --runs-dir"),
-        ("recl", "positions", f"{measure.POSITIONS:,} at most"),
-    ],
-)
-def test_the_help_states_the_default_of_the_workflow(command, option, default):
-    help_of = {parameter.name: parameter.help for parameter in COMMANDS[command].params}
-    assert help_of[option].endswith(f"[default: {default}].")

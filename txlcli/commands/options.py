@@ -200,7 +200,7 @@ def _parameters_of(cls: type[Options]) -> list[inspect.Parameter]:
     parameters = []
     for name, traits in _fields_with_flags(cls).items():
         given: Any = str | None if traits.parse else hints[name]
-        default = defaults[name]
+        default = None if traits.parse else defaults[name]
         if get_origin(given) is tuple:
             given, default = list[get_args(given)[0]] | None, None  # type: ignore[misc]
         flags = traits.flags or (("--" + name.replace("_", "-"),) if given is bool else ())

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
+from txlcli.commands.generate import show as show_generated
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
 from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import SpeedOptions
+from txlcli.workflows.options import GenerateOptions, SpeedOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -40,11 +41,10 @@ def quickstart(
 
     Example: txl quickstart
     """
-    from txlcli.views import eval_table, generated_text, store_table
-    from txlcli.workflows import speed
+    from txlcli.views import eval_table, store_table
+    from txlcli.workflows import generate, speed
     from txlcli.workflows.evaluation.evaluate import evaluate
     from txlcli.workflows.evaluation.options import EvalOptions
-    from txlcli.workflows.generation import GenerationOptions, prepare_generation
     from txlcli.workflows.preparation.preparing import prepare
     from txlcli.workflows.workspace import Workspace
 
@@ -69,7 +69,7 @@ def quickstart(
     announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
     show_speed(speed.run(run, SpeedOptions(attn_len=ATTN_LENS), workspace))
     announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
-    generated_text.show(prepare_generation(run, GenerationOptions(prompt=PROMPT, tokens=TOKENS), workspace))
+    show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
     eval_table.plot_loss_and_time(figure, evaluation.result)
     console.say("")

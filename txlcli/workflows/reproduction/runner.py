@@ -14,12 +14,12 @@ from txlcli.errors import RunError
 from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
-from txlcli.workflows import generation, speed
+from txlcli.workflows import generate, speed
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation.evaluate import evaluate
 from txlcli.workflows.evaluation.options import EvalOptions
 from txlcli.workflows.evaluation.record import describe_settings
-from txlcli.workflows.options import SpeedOptions
+from txlcli.workflows.options import GenerateOptions, SpeedOptions
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
@@ -156,12 +156,11 @@ class Runner:
         self.record_command("speed", subject, "--attn-len", ",".join(map(str, self.scale.attn_lens)))
         return speed.run(subject, SpeedOptions(attn_len=self.scale.attn_lens), self.workspace).to_json()
 
-    def generate(self, run: Run, *, tokens: int, seed: int) -> dict[str, Any]:
+    def generate(self, run: Run, *, tokens: int, seed: int) -> generate.GenerateResult:
         """Return the result of `txl generate --reference`."""
         options: dict[str, Any] = {"context": self.scale.context, "tokens": tokens, "seed": seed}
         self.record_command("generate", str(run.directory), "--reference", *_command_options(options))
-        wanted = generation.GenerationOptions(reference=True, **options)
-        return generation.prepare_generation(str(run.directory), wanted, self.workspace).result()
+        return generate.run(str(run.directory), GenerateOptions(reference=True, **options), self.workspace)
 
     def _prepare(self, store: str) -> None:
         text = self.scale.texts[store]

@@ -71,9 +71,9 @@ def appendix_e(runner: Runner) -> Section:
     for number, tokens in enumerate(runner.scale.sample_tokens, 1):
         result = runner.generate(run, tokens=tokens, seed=FIRST_SEED + number - 1)
         texts += [
-            [f"Context {number}", result["context"]],
-            [f"Generated text {number}, {tokens:,} tokens", result["samples"][0]["text"]],
-            [f"Actual continuation {number}", result["reference"]],
+            [f"Context {number}", result.context],
+            [f"Generated text {number}, {tokens:,} tokens", result.samples[0].text],
+            [f"Actual continuation {number}", result.reference or ""],
         ]
     return Section(
         name="appendix-e",

@@ -1,0 +1,223 @@
+"""Generates text with a run, after a prompt or a passage of the test split (Appendix E)."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from txlcli import corpora
+from txlcli.core.reading import sampling
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.sampling import Sampling
+from txlcli.corpora.corpus import unchanged
+from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
+from txlcli.workflows.evaluation.out_of_memory import Reading, explained
+from txlcli.workflows.evaluation.texts import warn_if_trained_on
+from txlcli.workflows.options import DEFAULT_CONTEXT, DEFAULT_TOP_K, GenerateOptions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One generated text."""
+
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateResult:
+    """Texts that a run has generated after one context."""
+
+    run: str
+    context: str
+    samples: tuple[Sample, ...]
+    position: int | None
+    """Token of the test split after which the texts begin; None for a prompt."""
+    reference: str | None
+    """Continuation of the test split, if requested."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl generate --json` prints."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Tokens before the generated text."""
+
+    tokens: list[int]
+    title: str
+    continuation: list[int] = dataclasses.field(default_factory=list)
+    """Tokens that follow in the test split; empty for a prompt."""
+    detokenize: Callable[[str], str] | None = None
+    """Restores ordinary spelling; None if the decoded text has it already."""
+    position: int | None = None
+    """Token of the test split after which the text begins; None for a prompt."""
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Texts that a run generates after one context, while they are sampled."""
+
+    opened: OpenRun
+    context: Context
+    options: GenerateOptions
+
+    def samples(self) -> Iterator[Iterator[int]]:
+        """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
+        reader = _reader(self.opened)
+        context = torch.tensor(self.context.tokens, dtype=torch.int64, device=reader.device)
+        for number in range(self.options.samples):
+            seed = self.options.seed + number
+            tokens = sampling.generate(reader, context, sampling_settings(self.options), seed=seed)
+            yield _explained(self.opened, itertools.islice(tokens, self.options.tokens))
+
+    def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
+        """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
+        pieces = self.opened.vocab.spell(tokens, after=after)
+        return pieces if self.context.detokenize is None else detokenize_lines(pieces, self.context.detokenize)
+
+    def result(self) -> GenerateResult:
+        """Generate all texts."""
+        texts = [list(tokens) for tokens in self.samples()]
+        return GenerateResult(
+            run=str(self.opened.run.directory),
+            context="".join(self.spell(self.context.tokens)),
+            samples=tuple(Sample(text="".join(self.spell(tokens)), tokens=tokens) for tokens in texts),
+            position=self.context.position,
+            reference="".join(self.spell(self.context.continuation)) if self.options.reference else None,
+        )
+
+
+class Conversation:
+    """Prompts and their continuations in turn; the model remembers all of them, as far as its memory reaches."""
+
+    def __init__(self, opened: OpenRun, options: GenerateOptions, reporter: Reporter) -> None:
+        self._opened, self._options, self._reporter = opened, options, reporter
+        self._reader = _reader(opened)
+        self._generator = torch.Generator(device=self._reader.device).manual_seed(options.seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all prompts and continuations."""
+        self._reader.reset()
+        self._unread: list[int] = []
+        self._started = False
+
+    def reply(self, prompt: str) -> Iterator[str]:
+        """Yield the continuation of a prompt while it is sampled; it may be abandoned at any time."""
+        vocab = self._opened.vocab
+        context = encode_prompt(self._opened, prompt, self._reporter).tokens
+        if self._started and vocab.boundary is not None:
+            context = context[1:] or context  # the boundary only begins a text
+        return vocab.spell(self._sample(context), after=context[-1])
+
+    def _sample(self, context: list[int]) -> Iterator[int]:
+        tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
+        self._unread, self._started = [], True
+        sampled = sampling.continue_text(self._reader, tokens, sampling_settings(self._options), self._generator)
+        for token in _explained(self._opened, itertools.islice(sampled, self._options.tokens)):
+            self._unread = [token]  # the reader has read all before it
+            yield token
+
+
+def sampling_settings(options: GenerateOptions) -> Sampling:
+    """Return how tokens are selected."""
+    top_k = DEFAULT_TOP_K if options.top_k is None and options.top_p is None else options.top_k
+    temperature = 1.0 if options.temperature is None else options.temperature
+    return Sampling(temperature=temperature, top_k=top_k or None, top_p=options.top_p, greedy=options.greedy)
+
+
+def _reader(opened: OpenRun) -> Reader:
+    """Return the reader of a run, for one text."""
+    with explained(_reading(opened)):
+        settings = opened.run.settings.evaluation_settings()
+        return sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+
+
+def _explained(opened: OpenRun, tokens: Iterator[int]) -> Iterator[int]:
+    """Yield tokens while they are sampled; the error says what fits if memory runs out."""
+    with explained(_reading(opened)):
+        yield from tokens
+
+
+def _reading(opened: OpenRun) -> Reading:
+    settings = dataclasses.replace(opened.run.settings.evaluation_settings(), batch_size=1)
+    by_windows = not opened.model.has_recurrent_state and settings.mem_len == 0
+    attn_len = settings.seg_len if by_windows else None
+    return Reading(opened=opened, settings=settings, attn_len=attn_len, can_change=("--precision",))
+
+
+def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:
+    """Open a run and encode its context; nothing is generated until the samples are consumed."""
+    opened = workspace.open_run(run_name)
+    opened.vocab.check_has_text()
+    if options.prompt is not None:
+        context = encode_prompt(opened, options.prompt, workspace.reporter)
+    else:
+        context = _split_context(opened, options, workspace)
+    workspace.reporter.say(f"generating with {opened.run.directory}, after {context.title}")
+    return Generation(opened, context, options)
+
+
+def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> GenerateResult:
+    """Generate texts with a run, by default the most recent one."""
+    return prepare(run_name, options, workspace).result()
+
+
+def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
+    """Encode a prompt, after the boundary that every text follows in training."""
+    ids = [int(token) for token in opened.vocab.encode(prompt)]
+    unknown = ids.count(opened.vocab.unknown) if opened.vocab.unknown is not None else 0
+    if unknown:
+        reporter.say(f"{unknown} of {len(ids)} tokens of the prompt are not in the vocabulary and are read as <unk>")
+    if opened.vocab.boundary is not None:
+        ids = [opened.vocab.boundary, *ids]
+    if not ids:
+        raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
+    return Context(tokens=ids, title="the prompt", prompt=prompt)
+
+
+def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Context:
+    """Return a passage of the test split, at `options.at` or a random token."""
+    store = opened.store(workspace.data_dir)
+    warn_if_trained_on(opened, "test", workspace)
+    ids, at, length = store.ids("test"), options.at, options.context or DEFAULT_CONTEXT
+    latest = len(ids) - (options.tokens if options.reference else 0)
+    if at is None:
+        earliest = min(length, max(latest, 1))
+        at = random.Random(options.seed).randint(earliest, max(latest, earliest))
+    if not 0 < at <= len(ids):
+        raise UsageError(f"`at` {at}: the test split of {store.path} has tokens 1 to {len(ids):,}; give one of these")
+    if options.reference and at + options.tokens > len(ids):
+        raise UsageError(
+            f"`reference`: only {len(ids) - at:,} tokens follow token {at:,} of the test split; lower `tokens` or `at`"
+        )
+    detokenize = corpora.detokenizer(store.corpus)
+    return Context(
+        tokens=[int(token) for token in ids[max(0, at - length) : at]],
+        continuation=[int(token) for token in ids[at : at + options.tokens]],
+        title=f"{store.name} test, token {at:,}",
+        detokenize=None if detokenize is unchanged else detokenize,
+        position=at,
+    )
+
+
+def detokenize_lines(pieces: Iterable[str], detokenize: Callable[[str], str]) -> Iterator[str]:
+    """Yield the detokenized lines of a text that arrives in pieces, each as soon as it is complete."""
+    line: list[str] = []
+    for piece in pieces:
+        *complete, last = piece.split("\n")
+        for part in complete:
+            yield detokenize("".join([*line, part, "\n"]))
+            line = []
+        line.append(last)
+    yield detokenize("".join(line))
