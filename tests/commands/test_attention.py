@@ -9,9 +9,11 @@ from tests.commands.novel import HERE, done, json_of, refusal, text_of, txl, wri
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
+from txlcli.commands import attention_plots
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.views import attention_result
-from txlcli.workflows.attention import AttentionOptions, measure
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.workflows import attention
+from txlcli.workflows.options import AttentionOptions, parse_attention_figures, parse_heads
 from txlcli.workflows.workspace import Workspace
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
@@ -131,25 +133,15 @@ def test_json_contains_the_numbers_of_the_figures(here):
 def test_heads_are_counted_from_1(here):
     output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3", "--figure", 6)
     assert [(head["layer"], head["head"]) for head in output["figure6"]["heads"]] == [(2, 3), (1, 1)]
+    (widest,) = json_of("attention", "byte", "--auto", 1, "--figure", 6, "--out", "one")["figure6"]["heads"]
+    expected = max(output["heads"], key=lambda head: head["width_tokens"])
+    assert (widest["layer"], widest["head"]) == (expected["layer"], expected["head"])
     every = json_of("attention", "byte", "--auto", 6, "--figure", 6, "--out", "all")["figure6"]["heads"]
     attention = {(head["layer"], head["head"]): head["attention"] for head in every}
     assert len(attention) == 6
     for head in output["figure6"]["heads"]:
         assert head["attention"] == attention[head["layer"], head["head"]]
     assert attention[2, 3] != attention[1, 1]
-
-
-def test_auto_selects_the_widest_heads(here):
-    output = json_of("attention", "byte", "--auto", 1, "--figure", 6)
-    (shown,) = output["figure6"]["heads"]
-    widest = max(output["heads"], key=lambda head: head["width_tokens"])
-    assert (shown["layer"], shown["head"]) == (widest["layer"], widest["head"])
-
-
-def test_a_model_with_two_heads_shows_both(untouched):
-    done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "model.n_layers=1", "--set", "model.n_heads=2", "--set", "train.max_steps=1")
-    assert len(json_of("attention")["figure6"]["heads"]) == 2
 
 
 @pytest.mark.slow
@@ -179,12 +171,6 @@ def test_lengths_and_split_can_be_set(here):
     assert np.shape(output["figure5"]) == (2, 3, 11)
 
 
-def test_the_most_recent_run_is_the_default_and_is_named(here):
-    done("train", "tiny.toml", "--name", "newest")
-    assert "with runs/newest (" in done("attention", "--positions", 20).stderr
-    assert names_in(here / "runs/newest/figures") == FILES
-
-
 @pytest.mark.slow
 def test_the_seed_selects_the_passage_of_text(here):
     passages = [
@@ -194,59 +180,6 @@ def test_the_seed_selects_the_passage_of_text(here):
     assert passages[0] == passages[1]
     assert {one["at"] for one in passages} == {5, 6, 7}  # 16 rows fit
     assert all(len(one["targets"]) == 16 for one in passages)
-
-
-def test_figures_are_overwritten_only_with_force(here):
-    done("attention", "byte", "--figure", 6, "--heads", "1.1")
-    path = here / "runs/byte/figures/figure6.png"
-    before = path.read_bytes()
-    assert refusal("attention", "byte", "--heads", "2.1", code=1) == (
-        "runs/byte/figures/figure6.png exists; give another --out, or overwrite it with --force"
-    )
-    assert (path.read_bytes(), names_in(path.parent)) == (before, ["figure6.png"])
-    done("attention", "byte", "--heads", "2.1", "--force")
-    assert path.read_bytes() != before
-    assert names_in(path.parent) == FILES
-
-
-@pytest.fixture
-def with_figures(here):
-    """Write files in place of the figures of the run "byte"."""
-    directory = here / "runs/byte/figures"
-    directory.mkdir()
-    for name in FILES:
-        (directory / name).write_bytes(MAGIC[".png"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--positions", 100_000], f"--positions 100000: novel valid has {N_VALID - 5} with a full memory of 5; give "),
-        (["--positions", 20, "--at", 25], "--at 25: give one of the tokens measured, 5 to 24, or change --positions"),
-        (["--mem-len", 100_000], f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000"),
-    ],
-)
-def test_wrong_options_are_reported_before_existing_figures(with_figures, options, message):
-    assert refusal("attention", "byte", *options).startswith(message)
-
-
-def test_existing_figures_are_reported_before_attention_is_measured(with_figures):
-    ended = txl("attention", "byte", "--positions", 20)
-    assert ended.exit_code == 1
-    assert "measuring attention" not in ended.stderr
-
-
-def test_a_run_with_figures_is_still_a_run(here):
-    done("attention", "byte", "--positions", 9, "--figure", 5)
-    assert "byte" in refusal("attention", "bite")
-    done("eval", "byte", "--mem-len", 0)
-
-
-def test_the_workflow_and_the_view_make_figures_without_the_command(here):
-    result = measure("byte", AttentionOptions(figures=(5,), positions=20), Workspace(**HERE))
-    attention_result.plot_figure(result, 5, here / "figure5.pdf")
-    assert result.figures == (5,)
-    assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
 
 
 @pytest.mark.slow
@@ -261,6 +194,9 @@ def test_a_score_of_one_term_has_no_figure_7(other):
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert 'Figure 7: none; the score of position = "sinusoid" is term (a) alone.' in result.stdout
     assert "same_length = m, fp32." in result.stdout
+    assert refusal("attention", "lstm") == (
+        'runs/lstm has a recurrent state (arch = "lstm") and no attention; give a run with arch = "transformer"'
+    )
     assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
         'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so Figure 7 has nothing to '
         "compare; give --figure 5,6"
@@ -279,82 +215,6 @@ def test_a_model_without_memory_is_measured_by_segments(other):
     )
 
 
-def test_a_model_with_a_recurrent_state_is_refused(other):
-    assert refusal("attention", "lstm") == (
-        'runs/lstm has a recurrent state (arch = "lstm") and no attention; give a run with arch = "transformer"'
-    )
-
-
-@pytest.mark.parametrize("heads", ["3.1", "0.1", "1.4", "2.0", "1.1,2.30"])
-def test_an_unknown_head_is_refused(here, heads):
-    name = heads.rpartition(",")[2]
-    assert refusal("attention", "byte", "--heads", heads) == (
-        f"--heads {name}: runs/byte has 2 layers of 3 heads; write layer.head, 1.1 to 2.3"
-    )
-
-
-@pytest.mark.parametrize("heads", ["1", "1.1.1", "a.b", "1.1,", "-1.1"])
-def test_a_malformed_head_is_refused(here, heads):
-    name = heads.split(",")[-1]
-    assert refusal("attention", "byte", f"--heads={heads}") == (
-        f"--heads {heads}: {name!r} is not a head; write layer.head, both from 1, like 2.3,5.1"
-    )
-
-
-def test_heads_and_auto_exclude_each_other(here):
-    assert refusal("attention", "byte", "--heads", "1.1", "--auto", 2) == (
-        "--heads and --auto both select heads; leave out one of them"
-    )
-    assert refusal("attention", "byte", "--auto", 7) == "--auto 7: runs/byte has 6 heads; give at most that"
-
-
-@pytest.mark.parametrize("figure", ["4", "5;6", "", "five"])
-def test_other_figures_are_refused(here, figure):
-    assert refusal("attention", "byte", "--figure", figure) == (
-        f'--figure {figure}: write 5, 6 or 7, several like 5,6, or "all"'
-    )
-
-
-@pytest.mark.parametrize("option", [("--heads", "1.1"), ("--auto", 2), ("--at", 9)])
-def test_options_of_figure_6_are_refused_without_it(here, option):
-    assert refusal("attention", "byte", "--figure", "5,7", *option) == (
-        f"{option[0]} applies to Figure 6 only; leave it out, or add 6 to --figure 5,7"
-    )
-
-
-def test_positions_beyond_the_split_are_refused(here):
-    assert refusal("attention", "byte", "--positions", N_VALID - 4) == (
-        f"--positions {N_VALID - 4}: novel valid has {N_VALID - 5} with a full memory of 5; give at most that"
-    )
-    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--figure", 5)["positions"] == N_VALID - 5
-    assert refusal("attention", "byte", "--mem-len", 100_000, "--force") == (
-        f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter --mem-len "
-        "or --seg-len"
-    )
-
-
-def test_a_token_that_is_not_measured_is_refused(here):
-    for at in (4, 25):
-        assert refusal("attention", "byte", "--positions", 20, "--at", at) == (
-            f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions"
-        )
-    assert json_of("attention", "byte", "--positions", 20, "--at", 24, "--figure", 6)["figure6"]["targets"]
-
-
-def test_more_heads_than_a_figure_has_room_for_are_refused(untouched):
-    done("prepare", "novel")
-    done("train", "tiny.toml", "--set", "model.n_layers=9", "--set", "train.max_steps=1")
-    assert refusal("attention", "--auto", 25) == "Figure 6 has room for 24 heads; select fewer with --heads or --auto"
-
-
-def test_misspelled_values_get_a_suggestion(here):
-    assert refusal("attention", "byte", "--split", "vaild") == (
-        'unknown split "vaild"; did you mean "valid"? (known: train, valid, test)'
-    )
-    assert refusal("attention", "btye").startswith('unknown run "btye"; did you mean "byte"?')
-    assert "'gif' is not one of 'png', 'svg', 'pdf'" in refusal("attention", "byte", "--format", "gif")
-
-
 def test_an_output_directory_that_cannot_be_created_is_refused(here):
     (here / "taken").write_text("")
     assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
@@ -363,17 +223,111 @@ def test_an_output_directory_that_cannot_be_created_is_refused(here):
     )
 
 
-def test_a_run_without_weights_is_refused(here):
-    for path in (here / "runs/byte").glob("*.safetensors"):
-        path.unlink()
-    error = refusal("attention", "byte", code=1)
-    assert error.startswith("runs/byte/last.safetensors: ")
-    assert "; " in error
-    assert not (here / "runs/byte/figures").exists()
-
-
 def test_an_unfinished_run_is_refused_without_unfinished(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("attention", "half", "--positions", 5, code=1)
     assert message.startswith("runs/half is at step 4 of 7; finish it with")
     assert json_of("attention", "half", "--unfinished", "--positions", 5, "--figure", 5)["run"] == "runs/half"
+
+
+def test_figures_are_overwritten_only_with_force(here):
+    done("attention", "byte", "--figure", 6, "--heads", "1.1")
+    assert "byte" in refusal("attention", "bite")  # a folder with figures is still a run
+    path = here / "runs/byte/figures/figure6.png"
+    before = path.read_bytes()
+    assert refusal("attention", "byte", "--positions", 20, "--at", 25).startswith("--at 25: ")  # reported first
+    ended = txl("attention", "byte", "--heads", "2.1")
+    assert (ended.exit_code, ended.stderr) == (
+        1,
+        "error: runs/byte/figures/figure6.png exists; give another --out, or overwrite it with --force\n",
+    )
+    assert (path.read_bytes(), names_in(path.parent)) == (before, ["figure6.png"])
+    done("attention", "byte", "--heads", "2.1", "--force")
+    assert path.read_bytes() != before
+    assert names_in(path.parent) == FILES
+
+
+def test_the_workflow_and_the_plots_make_figures_without_the_command(here):
+    result = attention.run(None, AttentionOptions(figure=(5,), positions=20), Workspace(**HERE))
+    attention_plots.plot_figure(result, 5, here / "figure5.pdf")
+    assert result.figures == (5,)
+    assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
+
+
+def test_figures_and_heads_are_parsed():
+    assert parse_attention_figures("7,5,7", "") == (5, 7)
+    assert parse_attention_figures("all", "") == ()
+    assert parse_heads("2.3,1.10,2.3", "") == ((2, 3), (1, 10))
+
+
+@pytest.mark.parametrize("figure", ["4", "5;6", "", "five"])
+def test_other_figures_are_rejected(figure):
+    with pytest.raises(UsageError, match='write 5, 6 or 7, several like 5,6, or "all"'):
+        parse_attention_figures(figure, "")
+
+
+@pytest.mark.parametrize("heads", ["1", "1.1.1", "a.b", "1.1,", "-1.1"])
+def test_a_malformed_head_is_rejected(heads):
+    with pytest.raises(UsageError) as caught:
+        parse_heads(heads, "`heads` X")
+    name = heads.split(",")[-1]
+    assert str(caught.value) == (f"`heads` X: {name!r} is not a head; write layer.head, both from 1, like 2.3,5.1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": ((1, 1),), "auto": 2}, "`heads` and `auto` both select heads; leave out one of them"),
+        *(
+            ({"figure": (5, 7), **option}, " applies to Figure 6 only; leave it out, or add 6 to `figure` 5,7")
+            for option in ({"heads": ((1, 1),)}, {"auto": 2}, {"at": 9})
+        ),
+        ({"auto": 25}, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`"),
+        ({"heads": ((1, 1),) * 25}, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`"),
+        ({"split": "vaild"}, 'unknown split "vaild"; did you mean "valid"? (known: train, valid, test)'),
+        ({"positions": 0}, "`positions` 0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_rejected(options, message):
+    with pytest.raises((UsageError, UnknownNameError)) as caught:
+        AttentionOptions(**options)
+    assert str(caught.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            (
+                ["--heads", heads],
+                f"--heads {heads[-3:]}: runs/byte has 2 layers of 3 heads; write layer.head, 1.1 to 2.3",
+            )
+            for heads in ("3.1", "0.1", "1.4", "2.0", "1.1,3.2")
+        ),
+        (["--auto", 7], "--auto 7: runs/byte has 6 heads; give at most that"),
+        (
+            ["--positions", N_VALID - 4],
+            f"--positions {N_VALID - 4}: novel valid has {N_VALID - 5} with a full memory of 5; give at most that",
+        ),
+        (
+            ["--mem-len", 100_000],
+            f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter "
+            "--mem-len or --seg-len",
+        ),
+        *(
+            (
+                ["--positions", 20, "--at", at],
+                f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions",
+            )
+            for at in (4, 25)
+        ),
+        (["--figure", "5,7", "--at", 9], "--at applies to Figure 6 only; leave it out, or add 6 to --figure 5,7"),
+    ],
+)
+def test_options_that_do_not_suit_the_run_are_rejected(here, options, message):
+    assert refusal("attention", "byte", *options) == message
+
+
+def test_the_last_token_and_all_positions_can_be_measured(here):
+    assert json_of("attention", "byte", "--positions", 20, "--at", 24, "--figure", 6)["figure6"]["targets"]
+    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--figure", 5)["positions"] == N_VALID - 5

@@ -43,7 +43,7 @@ def test_what_a_compressed_memory_cannot_do_is_refused_in_one_line(run):
         'runs/run: arch = "compressive" sees all of its memory; leave out --same-length'
     )
     assert refusal("attention", "run") == (
-        'runs/run has arch = "compressive", some of whose keys are no single tokens; give a run with arch = '
+        'runs/run has arch = "compressive", some of whose keys are not single tokens; give a run with arch = '
         '"transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (

@@ -58,7 +58,7 @@ def test_what_memory_tokens_cannot_do_is_refused_in_one_line(run):
         "runs/run: its encoding of positions has no such limit; leave out --max-distance"
     )
     assert refusal("attention", "run") == (
-        'runs/run has arch = "rmt", some of whose keys are no single tokens; give a run with arch = "transformer"'
+        'runs/run has arch = "rmt", some of whose keys are not single tokens; give a run with arch = "transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (
         'model.arch = "rmt": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'

@@ -1,9 +1,7 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
-import re
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -18,38 +16,27 @@ from txlcli.commands.options import (
     Precision,
     Run,
     RunsDir,
-    Seed,
     Unfinished,
     Verbose,
+    with_options,
 )
-from txlcli.errors import RunError, UnknownNameError, UsageError
+from txlcli.config.encodings import ENCODINGS, limits_distance
+from txlcli.errors import RunError, UsageError
 from txlcli.runs import history, run_directory
+from txlcli.workflows.options import AttentionOptions
 
-DIRECTORY = "figures"
-FIGURES = {"5": 5, "6": 6, "7": 7}
+if TYPE_CHECKING:
+    from txlcli.workflows.attention import AttentionResult, HeadMeasures
 
 
+@with_options
 def attention(
+    options: AttentionOptions,
     run_name: Run = None,
-    figure: Annotated[
-        str, Option(metavar="5,6,7|all", help="Figures of the paper; all that the encoding allows.")
-    ] = "all",
-    heads: Annotated[str | None, Option(metavar="LAYER.HEAD,...", help="Heads of Figure 6, counted from 1.1.")] = None,
-    auto: Annotated[
-        int | None, Option(metavar="N", min=1, help="Or select the N heads with the widest attention [default: 3].")
-    ] = None,
-    at: Annotated[int | None, Option(min=0, help="First token of Figure 6 [default: random, by --seed].")] = None,
-    positions: Annotated[
-        int | None, Option(metavar="N", min=1, help="Tokens to average over [default: 5,000 at most].")
-    ] = None,
-    split: Annotated[str, Option(help="train, valid or test.")] = "valid",
-    mem_len: Annotated[int | None, Option(min=0, help="Memory length M [default: the recipe's].")] = None,
-    seg_len: Annotated[int | None, Option(min=1, help="Segment length L [default: the recipe's].")] = None,
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")] = None,
     format_: Annotated[Literal["png", "svg", "pdf"], Option("--format", help="File format of the figures.")] = "png",
     unfinished: Unfinished = False,
     force: Force = False,
-    seed: Seed = 1111,
     device: Device = "auto",
     precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
@@ -65,55 +52,31 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    from txlcli.corpora.corpus import SPLITS
-
-    if split not in SPLITS:
-        raise UnknownNameError("split", split, SPLITS)
-    if heads is not None and auto is not None:
-        raise UsageError("--heads and --auto both select heads; leave out one of them")
-    figures = _parse_figures(figure)
-    given = [option for option, value in {"--heads": heads, "--auto": auto, "--at": at}.items() if value is not None]
-    if given and figures and 6 not in figures:
-        raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to --figure {figure}")
     run = run_directory.find(run_name, runs_dir, data_dir=data_dir)
     if not unfinished:
         history.check_finished(run)
-    from txlcli.views import attention_result
+    from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
     from txlcli.workflows.workspace import Workspace
 
-    options = workflow.AttentionOptions(
-        figures=figures,
-        heads=_parse_heads(heads) if heads is not None else (),
-        widest=auto,
-        split=split,
-        positions=positions,
-        at=at,
-        seed=seed,
-        mem_len=mem_len,
-        seg_len=seg_len,
-    )
-    directory = run.directory / DIRECTORY if out is None else out
-    paths = {number: directory / f"figure{number}.{format_}" for number in workflow.check_figures(run, options)}
+    directory = run.directory / "figures" if out is None else out
+    paths = {number: directory / f"figure{number}.{format_}" for number in workflow.select_figures(run, options)}
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--out {directory}: this is a file; give a folder")
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    measurement = workflow.prepare_measurement(str(run.directory), options, workspace)
-    if not force:
-        _check_free(list(paths.values()))  # after all options, since a wrong one would be refused with --force, too
-    measured = measurement.run(reporter)
+    measurement = workflow.prepare(str(run.directory), options, workspace)
+    existing = [path for path in paths.values() if path.exists()]
+    if existing and not force:  # after all options, since a wrong one would be rejected with --force, too
+        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
+    result = measurement.measure(reporter)
     _make_directory(directory)
     for number, path in paths.items():
-        attention_result.plot_figure(measured, number, path)
-    result = {**attention_result.to_json(measured), "files": [str(path) for path in paths.values()]}
-    console.show_result(result, partial(attention_result.show, verbose=verbose), json=json)
-
-
-def _check_free(paths: list[Path]) -> None:
-    existing = [path for path in paths if path.exists()]
-    if existing:
-        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
+        plot_figure(result, number, path)
+    if json:
+        console.show_json({**result.to_json(), "files": [str(path) for path in paths.values()]})
+    else:
+        show(result, verbose=verbose)
 
 
 def _make_directory(directory: Path) -> None:
@@ -123,22 +86,42 @@ def _make_directory(directory: Path) -> None:
         raise RunError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
 
 
-def _parse_figures(text: str) -> tuple[int, ...] | None:
-    """Parse `5,7` to (5, 7), and `all` to None."""
-    if text == "all":
-        return None
-    parts = text.split(",")
-    if not all(part in FIGURES for part in parts):
-        raise UsageError(f'--figure {text}: write 5, 6 or 7, several like 5,6, or "all"')
-    return tuple(sorted({FIGURES[part] for part in parts}))
+def show(result: "AttentionResult", *, verbose: bool = False) -> None:
+    """Write the table to stdout, a row per layer."""
+    heads = result.heads
+    rows = [_row([head for head in heads if head.layer == layer]) for layer in sorted({head.layer for head in heads})]
+    columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
+    title = f"Attention of {result.opened.run.directory} on {result.text.title}, {result.maps.queries:,} tokens"
+    console.show_table(title, columns, rows, _notes(result), verbose=verbose)
 
 
-def _parse_heads(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse `2.3,5.10` to (2, 3), (5, 10), each once, in the order given."""
-    parsed = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)\.(\d+)", part)
-        if match is None:
-            raise UsageError(f"--heads {text}: {part!r} is not a head; write layer.head, both from 1, like 2.3,5.1")
-        parsed.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(parsed))
+def _row(heads: "list[HeadMeasures]") -> list[str]:
+    widest = max(heads, key=lambda head: head.width_tokens)
+    return [
+        str(widest.layer),
+        f"{sum(head.mean_distance_tokens for head in heads) / len(heads):,.1f}",
+        f"{sum(head.entropy_nats for head in heads) / len(heads):.2f}",
+        f"{sum(head.memory_share for head in heads) / len(heads):.1%}",
+        f"{widest.layer}.{widest.head}",
+        f"{widest.width_tokens:,.1f}",
+    ]
+
+
+def _notes(result: "AttentionResult") -> list[str]:
+    settings = result.settings
+    limit = f"max_distance = {settings.max_distance}, " if limits_distance(result.position) else ""
+    notes = [
+        f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
+        f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
+        "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory.",
+    ]
+    if 6 in result.figures:
+        heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
+        notes.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
+    terms = ENCODINGS[result.position].score_terms
+    if 7 in result.figures and terms == ("a", "b"):
+        notes.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
+    if not terms:
+        notes.append(f'Figure 7: none; the score of position = "{result.position}" is term (a) alone.')
+    notes.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
+    return notes

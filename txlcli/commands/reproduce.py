@@ -47,8 +47,8 @@ def reproduce(
     names = select(item_names or (NAMES if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    from txlcli.commands import plots, reproduction_report
-    from txlcli.views import attention_result, recl_table
+    from txlcli.commands import attention_plots, plots, reproduction_report
+    from txlcli.views import recl_table
     from txlcli.workflows.reproduction import scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items
@@ -73,7 +73,7 @@ def reproduce(
         curves=partial(plots.plot_curves, log_x=True),
         recl_gains=recl_table.plot_gains,
         recl_perplexities=recl_table.plot_perplexities,
-        attention=attention_result.plot_figure,
+        attention=attention_plots.plot_figure,
     )
     make_runner = partial(Runner, scale=size, n_seeds=seeds, workspace=workspace, directory=directory, plots=figures)
     render = partial(reproduction_report.render, scale_name=scale, directory=directory)

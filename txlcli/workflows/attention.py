@@ -1,47 +1,42 @@
 """Measures the attention of a run on a split, for Figures 5 to 7 (Appendix D)."""
 
+import dataclasses
+import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
+from txlcli.config.encodings import ENCODINGS
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, terms_of
+from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.options import DEFAULT_QUERIES, DEFAULT_WIDEST, FIGURES, AttentionOptions, Head
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
-FIGURES = (5, 6, 7)
-POSITIONS = 5_000
 ROWS = 16
-WIDEST = 3
-MAX_HEADS = 24  # that one figure has room for
-
-Head = tuple[int, int]
-"""(layer, head), both from 1."""
+DIGITS = 7  # significant digits in JSON, as many as float32 has
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions:
-    """Figures, heads and text of a measurement."""
+class HeadMeasures:
+    """Averages over the queries of one head."""
 
-    figures: tuple[int, ...] | None = None
-    """Figures of the paper; None selects all that the model's encoding allows."""
-    heads: tuple[Head, ...] = ()
-    """Heads of Figure 6; the widest ones if empty."""
-    widest: int | None = None
-    """Number of widest heads to select; None is WIDEST, or all heads if there are fewer."""
-    split: str = "valid"
-    positions: int | None = None
-    """Number of queries to average over; None is POSITIONS, or all of the split if there are fewer."""
-    at: int | None = None
-    """First token of Figure 6; None selects a random one."""
-    seed: int = 1111
-    mem_len: int | None = None
-    seg_len: int | None = None
+    layer: int
+    head: int
+    """Both are counted from 1."""
+    mean_distance_tokens: float
+    width_tokens: float
+    """exp of the entropy of its averaged attention."""
+    entropy_nats: float
+    """Of the attention of one query, averaged."""
+    memory_share: float
+    """Share of the attention to the memory."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +48,34 @@ class AttentionResult:
     settings: EvalSettings
     figures: tuple[int, ...]
     """Figures that were requested."""
-    heads: tuple[Head, ...]
+    shown: tuple[Head, ...]
     """Heads of Figure 6."""
     maps: AttentionMaps
+
+    @property
+    def position(self) -> str:
+        """Encoding of the model."""
+        model = self.opened.run.settings.model
+        assert isinstance(model, TransformerSettings)
+        return model.position
+
+    @property
+    def heads(self) -> list[HeadMeasures]:
+        """Measures of all heads, layer by layer."""
+        maps = self.maps
+        layers, heads = maps.width.shape
+        return [
+            HeadMeasures(
+                layer=layer + 1,
+                head=head + 1,
+                mean_distance_tokens=_rounded(maps.mean_distance[layer, head]),
+                width_tokens=_rounded(maps.width[layer, head]),
+                entropy_nats=_rounded(maps.entropy_nats[layer, head]),
+                memory_share=_rounded(maps.memory_share[layer, head]),
+            )
+            for layer in range(layers)
+            for head in range(heads)
+        ]
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
@@ -66,46 +86,83 @@ class AttentionResult:
         context = range(at - length + 1, at + 1)  # without same_length it may begin before the text
         return targets, [symbol(int(self.text.inputs[index])) if index >= 0 else "" for index in context]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl attention --json` prints, apart from the paths of the figures.
 
-def check_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
-    """Return the figures to make, before any weights are loaded.
+        "figure5" and the terms of "figure7" are [layer][head][distance], shares that sum to 1 over the distances.
+        "figure6" has "attention" per head, [row][column], null where a query sees no key, and "top", the columns in
+        red. A figure that was not requested is null. Columns and tokens of the split are counted from 0.
+        """
+        maps, settings = self.maps, self.settings
+        return {
+            "run": str(self.opened.run.directory),
+            "step": self.opened.checkpoint.state["step"],
+            "text": self.text.title,
+            "unit": self.text.unit,
+            "position": self.position,
+            "seg_len": settings.seg_len,
+            "mem_len": settings.mem_len,
+            "attn_len_max": maps.distances,
+            "max_distance": settings.max_distance,
+            "same_length": settings.same_length,
+            "precision": self.opened.precision,
+            "first_position": maps.first,
+            "positions": maps.queries,
+            "heads": [dataclasses.asdict(head) for head in self.heads],
+            "figure5": _to_lists(maps.by_distance) if 5 in self.figures else None,
+            "figure6": self._figure6() if 6 in self.figures else None,
+            "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} if 7 in self.figures else None,
+        }
 
-    Raises:
-        UsageError: the model has no attention, or lacks the heads, the score terms or the memory.
-    """
+    def _figure6(self) -> dict[str, Any]:
+        targets, context = self.tokens
+        heads = []
+        for layer, head in self.shown:
+            attention = self.maps.context_of(layer - 1, head - 1)
+            top = [row.nonzero()[0].tolist() for row in strongest(attention)]
+            heads.append({"layer": layer, "head": head, "attention": _to_lists(attention), "top": top})
+        return {"at": self.maps.at, "targets": targets, "context": context, "heads": heads}
+
+
+def _to_lists(numbers: Numbers) -> list[Any]:
+    """Convert an array to nested lists, NaN to None."""
+    if numbers.ndim > 1:
+        return [_to_lists(part) for part in numbers]
+    return [None if math.isnan(number) else _rounded(number) for number in numbers.tolist()]
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
+    """Return the figures to make; reject options that do not suit the run, before any weights are loaded."""
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
         has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"
         raise UsageError(f'{run.directory} {has} no attention; give a run with arch = "transformer"')
     if not settings.keys_are_tokens:
         raise UsageError(
-            f'{run.directory} has arch = "{settings.arch}", some of whose keys are no single tokens; give a run with '
+            f'{run.directory} has arch = "{settings.arch}", some of whose keys are not single tokens; give a run with '
             'arch = "transformer"'
         )
-    has_terms = bool(terms_of(settings.position))
-    if options.figures is not None and 7 in options.figures and not has_terms:
+    has_terms = bool(ENCODINGS[settings.position].score_terms)
+    if 7 in options.figure and not has_terms:
         raise UsageError(
             f'{run.directory} has position = "{settings.position}", whose score is term (a) alone, so Figure 7 has '
-            "nothing to compare; give --figure 5,6"
+            "nothing to compare; give `figure` 5,6"
         )
-    _check_heads(run, settings, options)
-    _eval_settings(run, options)
-    return options.figures or (FIGURES if has_terms else FIGURES[:-1])
-
-
-def _check_heads(run: Run, settings: TransformerSettings, options: AttentionOptions) -> None:
     layers, heads = settings.n_layers, settings.n_heads
-    for layer, head in options.heads:
+    for layer, head in options.heads or ():
         if not (1 <= layer <= layers and 1 <= head <= heads):
             raise UsageError(
-                f"--heads {layer}.{head}: {run.directory} has {layers} layers of {heads} heads; write layer.head, "
+                f"`heads` {layer}.{head}: {run.directory} has {layers} layers of {heads} heads; write layer.head, "
                 f"1.1 to {layers}.{heads}"
             )
-    widest = options.widest or 0
-    if widest > layers * heads:
-        raise UsageError(f"--auto {widest}: {run.directory} has {layers * heads} heads; give at most that")
-    if max(len(options.heads), widest) > MAX_HEADS:
-        raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with --heads or --auto")
+    if (options.auto or 0) > layers * heads:
+        raise UsageError(f"`auto` {options.auto}: {run.directory} has {layers * heads} heads; give at most that")
+    _eval_settings(run, options)
+    return options.figure or (FIGURES if has_terms else FIGURES[:-1])
 
 
 @dataclass(frozen=True)
@@ -118,10 +175,9 @@ class Measurement:
     """Number of queries to average over."""
     settings: EvalSettings
     figures: tuple[int, ...]
-    """Figures that were requested."""
     options: AttentionOptions
 
-    def run(self, reporter: Reporter) -> AttentionResult:
+    def measure(self, reporter: Reporter) -> AttentionResult:
         """Measure the attention."""
         opened, text, settings, options = self.opened, self.text, self.settings, self.options
         reporter.say(
@@ -144,42 +200,30 @@ class Measurement:
                 precision=opened.precision,
                 on_tokens=bar.reach,
             )
-        heads = options.heads or tuple((layer + 1, head + 1) for layer, head in maps.widest(options.widest or WIDEST))
-        return AttentionResult(opened, text, settings, self.figures, heads, maps)
+        widest = ((layer + 1, head + 1) for layer, head in maps.widest(options.auto or DEFAULT_WIDEST))
+        return AttentionResult(opened, text, settings, self.figures, options.heads or tuple(widest), maps)
 
 
-def prepare_measurement(run_name: str, options: AttentionOptions, workspace: Workspace) -> Measurement:
-    """Open a run and a split on which to measure its attention.
-
-    Raises:
-        UsageError: see `check_figures`; or the split has fewer positions.
-    """
+def prepare(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> Measurement:
+    """Open a run and a split on which to measure its attention."""
     opened = workspace.open_run(run_name)
-    figures = check_figures(opened.run, options)
+    figures = select_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
     text, positions = _text(opened, options, settings, workspace)
     return Measurement(opened, text, positions, settings, figures, options)
 
 
-def measure(run_name: str, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
-    """Measure the attention of a run on a split.
-
-    Raises:
-        UsageError: see `prepare_measurement`.
-    """
-    return prepare_measurement(run_name, options, workspace).run(workspace.reporter)
+def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
+    """Measure the attention of a run on a split."""
+    return prepare(run_name, options, workspace).measure(workspace.reporter)
 
 
 def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
-    """Return the settings of `txl eval` with one lane.
-
-    Raises:
-        UsageError: the model was not trained with memory and cannot use it.
-    """
+    """Return the settings of an evaluation with one lane."""
     lengths = {"mem_len": options.mem_len, "seg_len": options.seg_len}
     changes = {key: value for key, value in lengths.items() if value is not None}
     settings = run.settings.evaluation_settings(batch_size=1, **changes)
-    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give --mem-len 0")
+    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give `mem_len` 0")
     return settings
 
 
@@ -188,21 +232,21 @@ def _text(
 ) -> tuple[ScoredText, int]:
     """Return the text, and the number of its queries to average over."""
     first = first_query(settings)
-    text = texts.split_text(opened, options.split, first + (options.positions or POSITIONS), workspace)
+    text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
     available = len(text.inputs) - first
     if available < 1:
         raise UsageError(
             f"{text.title} has {len(text.inputs):,} tokens to predict, too few for a full memory of "
-            f"{settings.mem_len:,}; give a shorter --mem-len or --seg-len"
+            f"{settings.mem_len:,}; give a shorter `mem_len` or `seg_len`"
         )
     if options.positions is not None and options.positions > available:
         raise UsageError(
-            f"--positions {options.positions}: {text.title} has {available:,} with a full memory of "
+            f"`positions` {options.positions}: {text.title} has {available:,} with a full memory of "
             f"{settings.mem_len:,}; give at most that"
         )
     if options.at is not None and not first <= options.at < len(text.inputs):
         raise UsageError(
-            f"--at {options.at}: give one of the tokens measured, {first} to {len(text.inputs) - 1}, or change "
-            "--positions"
+            f"`at` {options.at}: give one of the tokens measured, {first} to {len(text.inputs) - 1}, or change "
+            "`positions`"
         )
     return text, available

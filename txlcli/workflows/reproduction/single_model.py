@@ -4,6 +4,7 @@ import itertools
 
 from txlcli.paper import metrics, published
 from txlcli.workflows import attention
+from txlcli.workflows.options import AttentionOptions
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
@@ -52,8 +53,8 @@ def attention_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
     run, directory = runner.run(PART), runner.directory
     runner.record_command("attention", str(run.directory), "--figure", str(number), "--out", str(directory), "--force")
-    options = attention.AttentionOptions(figures=(number,))
-    result = attention.measure(str(run.directory), options, runner.workspace)
+    options = AttentionOptions(figure=(number,))
+    result = attention.run(str(run.directory), options, runner.workspace)
     file = f"figure{number}.png"
     runner.plots.attention(result, number, directory / file)
     return Section(

@@ -1,4 +1,4 @@
-"""Plots of Appendix D: attention by distance, of the score and of its terms, and attention of heads to tokens."""
+"""Figures 5 to 7 (Appendix D): attention by distance, of the score and of its terms, and of heads to tokens."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from txlcli.commands import plots
-
-Numbers = NDArray[np.floating[Any]]
+from txlcli.core.measures.attention_maps import Numbers, strongest
+from txlcli.workflows.attention import AttentionResult
+from txlcli.workflows.options import Head
 
 MAX_LAYER_LABELS = 16
 SHADES = "YlGnBu"
@@ -45,14 +46,31 @@ class HeadPicture:
     """(R, C), True for red."""
 
 
-def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
-    """Plot Figure 5: one row per head, layers from bottom to top, distance 0 at the right as in text.
+def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
+    """Plot Figure 5, 6 or 7 to a file; the extension selects the format."""
+    maps = result.maps
+    subject = f"{result.opened.run.name} on {result.text.title}"
+    averaged = f"{subject}, averaged over {maps.queries:,} tokens"
+    if figure == 5:
+        plot_by_distance(path, maps.by_distance, title=f"Attention of {averaged}")
+    elif figure == 6:
+        targets, context = result.tokens
+        pictures = [_head_picture(result, head) for head in result.shown]
+        title = f"{subject}, from token {maps.at:,} on"
+        plot_heads(path, pictures, targets=targets, context=context, title=title)
+    else:
+        plot_terms(path, maps.by_term, title=f"Softmax of each term, {averaged}")
 
-    Args:
-        path: file; the extension selects the format.
-        attention: (N, H, n), distances ascending from 0.
-        title: title of the figure.
-    """
+
+def _head_picture(result: AttentionResult, shown: Head) -> HeadPicture:
+    layer, head = shown
+    attention = result.maps.context_of(layer - 1, head - 1)
+    width = result.maps.width[layer - 1, head - 1]
+    return HeadPicture(f"head {layer}.{head} (layer.head), {width:.0f} tokens wide", attention, strongest(attention))
+
+
+def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
+    """Plot Figure 5 of (N, H, n): one row per head, layers from bottom to top, distance 0 at the right as in text."""
     figure = plots.new_figure(9.6, _height(attention))
     axes = figure.add_subplot()
     image = _show_heads(axes, attention, _uniform_scale([attention]))
@@ -80,12 +98,7 @@ def plot_heads(
 ) -> None:
     """Plot Figure 6: one panel per head, one row per target token, one column per context token of the first target.
 
-    Args:
-        path: file; the extension selects the format.
-        heads: at least one, each of R rows and C columns.
-        targets: names of R tokens.
-        context: names of C tokens, the nearest last; shown as labels if there is room.
-        title: title of the figure.
+    `targets` and `context` are the names of the R and C tokens; those of the context are shown if there is room.
     """
     wide = len(context) > 100
     width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))

@@ -8,10 +8,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.commands.test_plots import MAGIC
+from txlcli.commands import attention_plots
+from txlcli.commands.attention_plots import HeadPicture
 from txlcli.commands.options import FIGURE_FORMATS
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.views import attention_plots
-from txlcli.views.attention_plots import HeadPicture
 
 N, H, DISTANCES = 3, 2, 7
 
