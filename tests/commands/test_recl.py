@@ -15,9 +15,11 @@ from filelock import FileLock
 
 import txlcli
 from tests.cards import read_card
-from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train, txl
+from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train
 from txlcli.data.context_file import key_of
-from txlcli.workflows.recl.measure import LOSSES, POSITIONS, ReclOptions, measure
+from txlcli.errors import UnknownNameError, UsageError
+from txlcli.workflows import recl
+from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions, parse_shares
 from txlcli.workflows.workspace import Workspace
 
 GRID = ["--start", 3, "--step", 4, "--longest", 15]
@@ -103,24 +105,18 @@ def test_losses_of_windows_equal_those_of_eval(here):
     np.testing.assert_allclose(losses, by_eval[positions], rtol=1e-5)
 
 
-def test_a_run_trained_without_memory_is_evaluated_by_windows(here):
-    train("train.mem_len=0", name="vanilla")
-    assert json_of("recl", "vanilla", *SMALL)["models"][0]["context"] == "window"
-
-
 def test_the_table_is_laid_out_like_table_8(group):
-    result = done("recl", *group, *SMALL, "--threshold", 1e-9, "--verbose")
+    shutil.copytree("runs/byte", "other/byte")  # of the same name
+    result = done("recl", *group, "other/byte", *SMALL, "--threshold", 1e-9, "--verbose")
     assert result.stdout.startswith("RECL on novel test, 40 positions\n")
-    assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "byte", "window", "state")] == [True] * 6
-    assert "byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
+    assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "window", "state")] == [True] * 5
+    assert "other/byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
     assert "window: one window of at most 5 tokens, no memory; fp32" in result.stdout
     assert "state: recurrent state, zeros before the context; fp32" in result.stdout
     assert ">= 15" in result.stdout
     assert ">=: every step improved perplexity; give a larger --longest." in result.stdout
-
-
-def test_without_any_gain_a_smaller_start_is_suggested(here):
     result = done("recl", "byte", *SMALL, "--threshold", 0.999)
+    assert "4 more improve perplexity by less than 99.9 %" in result.stdout
     assert "3: no step improved perplexity, so RECL may be less; give a smaller --start." in result.stdout
     assert ">=" not in result.stdout
 
@@ -135,21 +131,13 @@ def test_the_cost_is_reported_first(group):
 
 def test_another_r_or_threshold_computes_nothing(group):
     first = json_of("recl", *group, *SMALL)
-    before = Path("runs", LOSSES).stat().st_mtime_ns
+    before = Path("runs/recl.h5").stat().st_mtime_ns
     again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
     assert announced_cost(again) == "nothing to compute: runs/recl.h5 has every loss"
-    assert Path("runs", LOSSES).stat().st_mtime_ns == before
+    assert Path("runs/recl.h5").stat().st_mtime_ns == before
     assert [model["loss_nats"] for model in json.loads(again.stdout)["models"]] == [
         model["loss_nats"] for model in first["models"]
     ]
-
-
-def test_saved_losses_are_reused(here):
-    json_of("recl", "byte", *SMALL)
-    with h5py.File("runs/recl.h5", "r+") as file:
-        (part,) = file.values()
-        part["context_7"]["losses_nats"][:] = 1.5
-    assert json_of("recl", "byte", *SMALL)["models"][0]["loss_nats"][1] == 1.5
 
 
 def test_a_longer_grid_and_more_positions_compute_only_missing_losses(here):
@@ -161,6 +149,55 @@ def test_a_longer_grid_and_more_positions_compute_only_missing_losses(here):
     assert announced_cost(more).startswith(
         f"{4 * len(set(positions_of(60)) - {*positions_of(40), *positions_at(19)})} losses"
     )
+
+
+def test_saved_losses_are_reused_until_the_version_or_the_weights_change(here):
+    done("recl", "byte", *SMALL)
+    with h5py.File("runs/recl.h5", "r+") as file:
+        ((key, group),) = file.items()
+        group["context_7"]["losses_nats"][:] = 1.5
+    before = json_of("recl", "byte", *SMALL)["models"][0]["loss_nats"]
+    assert before[1] == 1.5
+    with h5py.File("runs/recl.h5", "r+") as file:
+        facts = json.loads(file[key].attrs["facts"])
+        assert (facts["txl"], key) == (txlcli.__version__, key_of(facts))
+        file[key].attrs["facts"] = json.dumps(facts | {"txl": "0.0.0"}, sort_keys=True)
+        file.move(key, key_of(facts | {"txl": "0.0.0"}))  # as another version has written it
+    assert announced_cost(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
+    change_weights("byte", lambda name, tensor: tensor * 1.5)
+    after = done("recl", "byte", *SMALL, "--json")
+    assert announced_cost(after).startswith("160 losses to compute")
+    assert json.loads(after.stdout)["models"][0]["loss_nats"][0] != before[0]
+
+
+def change_eval(name, **changes):
+    path = Path("runs", name, "run.json")
+    card = read_card(path.parent)
+    card["settings"]["eval"] |= changes
+    path.write_text(json.dumps(card))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, ["--split", "valid"]),
+        ({}, ["--precision", "bf16"]),
+        ({"mem_len": 3}, []),
+        ({"seg_len": 4}, []),
+        ({"max_distance": 2}, []),
+    ],
+)
+def test_another_text_or_setting_is_recomputed(here, changes, options):
+    done("recl", "byte", *SMALL)
+    change_eval("byte", **changes)
+    assert announced_cost(done("recl", "byte", *SMALL, *options)).startswith("160 losses to compute")
+
+
+def test_a_run_trained_without_memory_is_evaluated_by_windows_whose_max_distance_matters(here):
+    train("train.mem_len=0", name="vanilla")
+    assert json_of("recl", "vanilla", *SMALL)["models"][0]["context"] == "window"
+    change_eval("vanilla", max_distance=2)
+    assert announced_cost(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
 
 
 def positions_of(count, longest=15):
@@ -175,55 +212,6 @@ def positions_at(longest):
     return positions_of(40, longest)
 
 
-def test_other_weights_are_recomputed(here):
-    before = json_of("recl", "byte", *SMALL)["models"][0]
-    change_weights("byte", lambda name, tensor: tensor * 1.5)
-    after = done("recl", "byte", *SMALL, "--json")
-    assert announced_cost(after).startswith("160 losses to compute")
-    assert json.loads(after.stdout)["models"][0]["loss_nats"] != before["loss_nats"]
-
-
-def test_another_version_of_txl_recomputes(here):
-    done("recl", "byte", *SMALL)
-    with h5py.File("runs/recl.h5", "r+") as file:
-        ((key, group),) = file.items()
-        facts = json.loads(group.attrs["facts"])
-        assert (facts["txl"], key) == (txlcli.__version__, key_of(facts))
-        group.attrs["facts"] = json.dumps(facts | {"txl": "0.0.0"}, sort_keys=True)
-        file.move(key, key_of(facts | {"txl": "0.0.0"}))  # as another version has written it
-    assert announced_cost(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
-
-
-@pytest.mark.parametrize(
-    ("edit", "options"),
-    [
-        (None, ["--split", "valid"]),
-        (None, ["--precision", "bf16"]),
-        (("mem_len", 3), []),
-        (("seg_len", 4), []),
-        (("max_distance", 2), []),
-    ],
-)
-def test_another_text_or_setting_is_recomputed(here, edit, options):
-    done("recl", "byte", *SMALL)
-    if edit:
-        path = here / "runs/byte/run.json"
-        card = read_card(path.parent)
-        card["settings"]["eval"][edit[0]] = edit[1]
-        path.write_text(json.dumps(card))
-    assert announced_cost(done("recl", "byte", *SMALL, *options)).startswith("160 losses to compute")
-
-
-def test_windows_with_another_max_distance_are_recomputed(here):
-    train("train.mem_len=0", "eval.mem_len=0", name="vanilla")
-    done("recl", "vanilla", *SMALL)
-    path = here / "runs/vanilla/run.json"
-    card = read_card(path.parent)
-    card["settings"]["eval"]["max_distance"] = 2
-    path.write_text(json.dumps(card))
-    assert announced_cost(done("recl", "vanilla", *SMALL)).startswith("160 losses to compute")
-
-
 def test_two_processes_cannot_write_one_file(here):
     done("recl", "byte", *SMALL)
     with FileLock("runs/.recl.h5.lock"):
@@ -233,18 +221,15 @@ def test_two_processes_cannot_write_one_file(here):
     done("recl", "byte", *SMALL)
 
 
-def test_another_seed_scores_other_positions(here):
-    first = json_of("recl", "byte", *SMALL)
-    other = json_of("recl", "byte", *SMALL, "--seed", 5)
-    assert (first["seed"], other["seed"]) == (1111, 5)
-    assert other["models"][0]["loss_nats"] != first["models"][0]["loss_nats"]
-
-
-def test_losses_are_saved_in_the_given_file(here):
-    done("recl", "byte", *SMALL, "--losses", "mine.h5")
+def test_another_seed_scores_other_positions_and_losses_can_be_kept_elsewhere(here):
+    result = recl.run(["byte"], ReclOptions(start=3, step=4, longest=15, positions=40), Workspace(**HERE)).to_json()
+    assert result == json_of("recl", "byte", *SMALL)
+    other = json_of("recl", "byte", *SMALL, "--seed", 5, "--losses", "mine.h5")
+    assert (result["seed"], other["seed"]) == (1111, 5)
+    assert other["models"][0]["loss_nats"] != result["models"][0]["loss_nats"]
     assert len(saved_losses("mine.h5")) == 4
-    assert not (here / "runs/recl.h5").exists()
-    assert "nothing to compute: mine.h5 has every loss" in done("recl", "byte", *SMALL, "--losses", "mine.h5").stderr
+    again = done("recl", "byte", *SMALL, "--seed", 5, "--losses", "mine.h5")
+    assert "nothing to compute: mine.h5 has every loss" in again.stderr
 
 
 def test_a_batch_of_one_gives_the_same_losses(group):
@@ -265,22 +250,9 @@ def test_the_figures_have_a_curve_per_model(group):
         assert file.read(4) == b"\x89PNG"
 
 
-def test_the_workflow_returns_the_json_of_the_command(here):
-    options = ReclOptions(start=3, step=4, longest=15, positions=40)
-    result = measure(["byte"], options, Workspace(**HERE))
-    assert result == json_of("recl", "byte", *SMALL)
-
-
-def test_runs_with_the_same_name_are_shown_with_their_directories(here):
-    shutil.copytree("runs/byte", "other/byte")
-    result = done("recl", "byte", "other/byte", *SMALL)
-    assert "runs/byte" in result.stdout
-    assert "other/byte" in result.stdout
-
-
 def test_all_positions_are_scored_if_there_are_few(here):
     eligible = len(positions_of(10_000))
-    assert eligible < POSITIONS
+    assert eligible < DEFAULT_RECL_POSITIONS
     assert json_of("recl", "byte", *GRID)["positions"] == eligible
     assert json_of("recl", "byte", *GRID, "--positions", eligible)["positions"] == eligible
     message = refusal("recl", "byte", *GRID, "--positions", eligible + 1)
@@ -298,41 +270,6 @@ def test_a_context_longer_than_the_split_is_refused(here):
     )
     fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
     assert json_of("recl", "byte", *fits)["positions"] == 1
-
-
-def test_runs_of_two_corpora_are_refused(here):
-    message = refusal("recl", "byte", "word", *SMALL)
-    assert message == (
-        "runs/byte was trained on novel, runs/word on word; RECL compares runs on one corpus, leave one of them out"
-    )
-
-
-def test_runs_of_two_vocabularies_are_refused(here):
-    path = here / "runs/other/run.json"
-    shutil.copytree("runs/byte", "runs/other")
-    card = read_card(path.parent)
-    path.write_text(json.dumps({**card, "vocab_fingerprint": "0" * 64}))
-    message = refusal("recl", "byte", "other", *SMALL, code=1)
-    assert message == (
-        "runs/byte and runs/other have different vocabularies; "
-        "their losses per token cannot be compared, leave one of them out"
-    )
-
-
-@pytest.mark.parametrize("twice", [["byte", "byte"], ["byte", "runs/byte"]])
-def test_a_run_named_twice_is_refused(here, twice):
-    assert refusal("recl", *twice, *SMALL) == "runs/byte is named twice; name each run once"
-
-
-def test_a_run_without_weights_is_refused(here):
-    shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
-    message = refusal("recl", "byte", "young", *SMALL, code=1)
-    assert message == "runs/young has no saved weights yet; train it first, or leave it out"
-
-
-def test_an_unknown_run_gets_a_suggestion(here):
-    message = refusal("recl", "byet", *SMALL)
-    assert message.startswith('unknown run "byet"; did you mean "byte"? (known: ')
 
 
 def test_losses_that_are_not_finite_are_refused_and_not_saved(here):
@@ -395,54 +332,75 @@ def test_a_full_disk_is_reported_before_anything_is_computed(here):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--top-r", "0.1,1.5"], "--top-r 0.1,1.5: r is a share of the positions; give numbers above 0, at most 1"),
-        (["--top-r", "0"], "--top-r 0: r is a share of the positions; give numbers above 0, at most 1"),
-        (["--top-r", "nan"], "--top-r nan: r is a share of the positions; give numbers above 0, at most 1"),
-        (["--top-r", "a tenth"], "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
         (
-            ["--threshold", 1],
-            "--threshold 1: a share of the perplexity, such as 0.01 for 1 %; give a number between 0 and 1",
+            {"top_r": (0.1, 1.5)},
+            "`top_r` 0.1,1.5: r is a share of the positions; give numbers above 0, at most 1",
+        ),
+        ({"top_r": (0.0,)}, "`top_r` 0: r is a share of the positions; give numbers above 0, at most 1"),
+        ({"top_r": (math.nan,)}, "`top_r` nan: r is a share of the positions; give numbers above 0, at most 1"),
+        (
+            {"threshold": 1.0},
+            "`threshold` 1: a share of the perplexity, such as 0.01 for 1 %; give a number between 0 and 1",
         ),
         (
-            ["--longest", 6],
-            "--longest 6 is less than one --step 4 above --start 3; give at least 7",
+            {"start": 3, "step": 4, "longest": 6},
+            "`longest` 6 is less than one `step` 4 above `start` 3; give at least 7",
         ),
-        (["--split", "tset"], 'unknown split "tset"; did you mean "test"? (known: valid, test)'),
-        (["--plot", "gains.jpg"], "--plot gains.jpg: unknown figure format; use the extension .png, .svg or .pdf"),
-        (["--plot-ppl", "ppl"], "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf"),
-        (["--losses", "nowhere/a.h5"], "--losses nowhere/a.h5: there is no folder nowhere; make it first"),
+        ({"split": "tset"}, 'unknown split "tset"; did you mean "test"? (known: valid, test)'),
+        *(({name: 0}, f"`{name}` 0: must be at least 1") for name in ("start", "step", "positions", "batch_size")),
+    ],
+)
+def test_wrong_options_are_rejected(options, message):
+    with pytest.raises((UsageError, UnknownNameError)) as caught:
+        ReclOptions(**options)
+    assert str(caught.value) == message
+
+
+def test_malformed_shares_are_rejected():
+    assert parse_shares("0.5,0.1,0.5", "") == (0.5, 0.1)
+    with pytest.raises(UsageError, match=r"^`top_r` a tenth: write numbers like 0.1,0.5,1.0$"):
+        parse_shares("a tenth", "`top_r` a tenth")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["byte", "--longest", 6], 2, "--longest 6 is less than one --step 4 above --start 3; give at least 7"),
         (
-            ["--losses", "data/novel.h5"],
-            "--losses data/novel.h5: holds no losses of txl recl; give another name or remove it",
+            ["byte", "--plot-ppl", "ppl"],
+            2,
+            "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf",
+        ),
+        (["byte", "--losses", "nowhere/a.h5"], 2, "nowhere/a.h5: there is no folder nowhere; make it first"),
+        (["byte", "byte"], 2, "runs/byte is named twice; name each run once"),
+        (["byte", "runs/byte"], 2, "runs/byte is named twice; name each run once"),
+        (
+            ["byte", "word"],
+            2,
+            "runs/byte was trained on novel, runs/word on word; RECL compares runs on one corpus",
+        ),
+        (
+            ["byte", "other"],
+            1,
+            "runs/byte and runs/other have different vocabularies; their losses per token cannot be compared",
+        ),
+        (["byte", "young"], 1, "runs/young has no saved weights yet; train it first, or leave it out"),
+        (
+            ["byte", "half"],
+            1,
+            'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use ',
         ),
     ],
 )
-def test_wrong_options_are_refused(here, options, message):
-    assert refusal("recl", "byte", *SMALL, *options) == message
+def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, arguments, code, message):
+    if "other" in arguments:
+        shutil.copytree("runs/byte", "runs/other")
+        path = Path("runs/other/run.json")
+        path.write_text(json.dumps({**read_card(path.parent), "vocab_fingerprint": "0" * 64}))
+    if "young" in arguments:
+        shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
+    if "half" in arguments:
+        done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
+        assert len(json_of("recl", "byte", "half", "--unfinished", *GRID, "--losses", "a.h5")["models"]) == 2
+    assert refusal("recl", *arguments[:1], *SMALL, *arguments[1:], code=code).startswith(message)
     assert not (here / "runs/recl.h5").exists()
-
-
-@pytest.mark.parametrize("option", ["--start", "--step", "--positions", "--batch-size"])
-def test_counts_below_one_are_refused(here, option):
-    result = txl("recl", "byte", option, 0)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: Invalid value for '{option}': Input should be greater than or equal to 1")
-
-
-def test_at_least_one_run_is_required(here):
-    result = txl("recl")
-    assert result.exit_code == 2
-    assert "Missing argument 'RUN...'" in result.stderr
-
-
-def test_the_caption_states_step_and_threshold(here):
-    assert "4 more improve perplexity by less than 2.5 %" in done("recl", "byte", *SMALL, "--threshold", 0.025).stdout
-
-
-def test_an_unfinished_run_is_refused_without_unfinished(here):
-    done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
-    message = refusal("recl", "byte", "half", *GRID, code=1)
-    assert message == (
-        'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use it as it is with --unfinished'
-    )
-    assert len(json_of("recl", "byte", "half", "--unfinished", *GRID)["models"]) == 2

@@ -23,19 +23,19 @@ def filled(path):
 def test_positions_that_were_not_added_are_missing(tmp_path):
     saved = filled(tmp_path / "recl.h5")
     wanted = np.array([2, 3, 5, 7, 9])
-    assert saved.missing(KEY, 100, wanted).tolist() == [2, 9]
-    assert saved.missing(KEY, 200, wanted).tolist() == [2, 5, 7, 9]
-    assert saved.missing(KEY, 300, wanted).tolist() == wanted.tolist()
-    assert saved.missing(key_of({**FACTS, "weights": "abd"}), 100, wanted).tolist() == wanted.tolist()
+    assert saved.missing(FACTS, 100, wanted).tolist() == [2, 9]
+    assert saved.missing(FACTS, 200, wanted).tolist() == [2, 5, 7, 9]
+    assert saved.missing(FACTS, 300, wanted).tolist() == wanted.tolist()
+    assert saved.missing({**FACTS, "weights": "abd"}, 100, wanted).tolist() == wanted.tolist()
 
 
 def test_losses_are_read_from_the_file_by_position(tmp_path):
     path = tmp_path / "recl.h5"
     filled(path).save()
     again = ContextFile(path)
-    np.testing.assert_allclose(again.losses(KEY, 100, np.array([3, 7])), [0.3, 0.7])
-    np.testing.assert_allclose(again.losses(KEY, 100, np.array([3, 5, 7])), [0.3, 0.5, 0.7])
-    np.testing.assert_allclose(again.losses(KEY, 200, np.array([3])), [0.1])
+    np.testing.assert_allclose(again.losses(FACTS, 100, np.array([3, 7])), [0.3, 0.7])
+    np.testing.assert_allclose(again.losses(FACTS, 100, np.array([3, 5, 7])), [0.3, 0.5, 0.7])
+    np.testing.assert_allclose(again.losses(FACTS, 200, np.array([3])), [0.1])
 
 
 def test_the_file_records_what_its_losses_depend_on(tmp_path):
@@ -43,10 +43,6 @@ def test_the_file_records_what_its_losses_depend_on(tmp_path):
     with h5py.File(tmp_path / "recl.h5") as file:
         assert file[KEY].attrs["facts"] == b'{"reading": {"mem_len": 5}, "weights": "abc"}'
         assert file[KEY]["context_100"]["positions"][()].tolist() == [3, 5, 7]
-
-
-def test_the_key_does_not_depend_on_the_order_of_facts():
-    assert key_of(dict(reversed(FACTS.items()))) == KEY
 
 
 def test_without_new_losses_the_file_is_not_written(tmp_path):
@@ -59,32 +55,47 @@ def test_without_new_losses_the_file_is_not_written(tmp_path):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
 
 
-@pytest.mark.parametrize("content", [b"no HDF5", b""])
-def test_another_file_is_rejected(tmp_path, content):
-    path = tmp_path / "recl.h5"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"^--losses {path}: is damaged \(.*\); remove it or give another name$"):
-        ContextFile(path)
-    assert path.read_bytes() == content
-
-
-def test_another_hdf5_file_is_rejected(tmp_path):
-    path = tmp_path / "store.h5"
+def other_hdf5(path):
     with h5py.File(path, "w") as file:
         file["ids"] = np.arange(5)
-    with pytest.raises(UsageError, match=r"holds no losses of txl recl; give another name or remove it$"):
+
+
+def without_positions(path):
+    filled(path).save()
+    with h5py.File(path, "r+") as file:
+        del file[KEY]["context_100"]["positions"]
+
+
+DAMAGED = r"is damaged \(.*\); remove it or give another name"
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b"no HDF5"), DAMAGED),
+        (lambda path: path.write_bytes(b""), DAMAGED),
+        (without_positions, DAMAGED),
+        (other_hdf5, "holds no losses of txl recl; give another name or remove it"),
+    ],
+)
+def test_another_file_is_rejected_and_kept(tmp_path, write, message):
+    path = tmp_path / "recl.h5"
+    write(path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=rf"^{path}: {message}$"):
         ContextFile(path)
+    assert path.read_bytes() == before
 
 
 def contents(saved):
     """Return everything that is read from a file."""
-    keys, positions = (KEY, key_of({})), np.array([3, 5, 7])
+    positions = np.array([3, 5, 7])
     return [
-        (key, length, number, saved.losses(key, length, np.array([number])).tolist())
-        for key in keys
+        (facts, length, number, saved.losses(facts, length, np.array([number])).tolist())
+        for facts in (FACTS, {})
         for length in (100, 200)
         for number in positions
-        if not saved.missing(key, length, np.array([number])).size
+        if not saved.missing(facts, length, np.array([number])).size
     ]
 
 
@@ -103,17 +114,8 @@ def test_no_flipped_bit_changes_losses_without_an_error(tmp_path):
     assert rejected > len(whole) // 7 // 4
 
 
-def test_a_file_without_a_part_is_rejected(tmp_path):
-    path = tmp_path / "recl.h5"
-    filled(path).save()
-    with h5py.File(path, "r+") as file:
-        del file[KEY]["context_100"]["positions"]
-    with pytest.raises(UsageError, match=r"is damaged"):
-        ContextFile(path)
-
-
-def test_a_missing_directory_is_refused(tmp_path):
+def test_a_missing_directory_is_rejected(tmp_path):
     with pytest.raises(UsageError) as caught:
         ContextFile(tmp_path / "nowhere" / "recl.h5")
     directory = tmp_path / "nowhere"
-    assert str(caught.value) == f"--losses {directory / 'recl.h5'}: there is no folder {directory}; make it first"
+    assert str(caught.value) == f"{directory / 'recl.h5'}: there is no folder {directory}; make it first"

@@ -1,10 +1,10 @@
-"""`txl recl`: relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
+"""`txl recl`: relative effective context length of a group of runs (section 4.3, Appendix C; Table 8, Figures 3, 4)."""
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
@@ -14,50 +14,24 @@ from txlcli.commands.options import (
     DataDir,
     Device,
     Json,
-    Plot,
     Precision,
     RunsDir,
-    Seed,
-    Unfinished,
     Verbose,
-    check_figure,
+    with_options,
 )
-from txlcli.errors import UsageError
 from txlcli.runs import run_directory
+from txlcli.workflows.options import ReclOptions
+
+if TYPE_CHECKING:
+    from txlcli.workflows.recl import ReclModel, ReclResult
 
 
+@with_options
 def recl(
     run_names: Annotated[
         list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=completion.runs)
     ],
-    split: Annotated[str, Option(help="valid or test.")] = "test",
-    start: Annotated[int, Option(min=1, help="Shortest context length, in tokens.")] = 100,
-    step: Annotated[int, Option(min=1, help="Step to the next context length, in tokens.")] = 100,
-    longest: Annotated[
-        int | None, Option(min=1, help="Longest context length, in tokens [default: nine steps from --start].")
-    ] = None,
-    top_r: Annotated[
-        str, Option(metavar="R,R,...", help="Compare on these shares of the hardest positions.")
-    ] = "0.1,0.5,1.0",
-    threshold: Annotated[
-        float, Option(help="Smallest relative gain of perplexity that counts; 1 % in the paper.")
-    ] = 0.01,
-    positions: Annotated[
-        int | None, Option(min=1, help="Score N positions, sampled with --seed [default: 2,000 at most].")
-    ] = None,
-    batch_size: Annotated[
-        int | None, Option(min=1, help="Contexts evaluated at once; changes speed and memory.")
-    ] = None,
-    losses: Annotated[
-        Path | None, Option(metavar="FILE.h5", help="File of all losses [default: recl.h5 in --runs-dir].")
-    ] = None,
-    plot: Plot = None,
-    plot_ppl: Annotated[
-        Path | None,
-        Option(callback=check_figure, help="Also plot perplexity by context length to this file (Figure 4)."),
-    ] = None,
-    unfinished: Unfinished = False,
-    seed: Seed = 1111,
+    options: ReclOptions,
     device: Device = "auto",
     precision: Precision = None,
     data_dir: DataDir = DATA_DIR,
@@ -75,34 +49,84 @@ def recl(
     """
     for name in run_names:  # a wrong name is reported before PyTorch is imported
         run_directory.find(name, runs_dir)
-    from txlcli.views import recl_table
-    from txlcli.workflows.recl.measure import ReclOptions, measure
+    from txlcli.workflows import recl as workflow
     from txlcli.workflows.workspace import Workspace
 
-    options = ReclOptions(
-        split=split,
-        start=start,
-        step=step,
-        longest=longest,
-        top_r=_parse_shares(top_r),
-        threshold=threshold,
-        positions=positions,
-        seed=seed,
-        batch_size=batch_size,
-        unfinished=unfinished,
-    )
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    result = measure(run_names, options, workspace, losses=losses)
-    console.show_result(result, partial(recl_table.show, verbose=verbose), json=json)
-    if plot is not None:
-        recl_table.plot_gains(plot, result)
-    if plot_ppl is not None:
-        recl_table.plot_perplexities(plot_ppl, result)
+    result = workflow.run(run_names, options, workspace)
+    console.show_result(result, partial(show, verbose=verbose), json=json)
+    if options.plot is not None:
+        plot_gains(options.plot, result)
+    if options.plot_ppl is not None:
+        plot_perplexities(options.plot_ppl, result)
 
 
-def _parse_shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"--top-r {text}: write numbers like 0.1,0.5,1.0") from None
+def show(result: "ReclResult", *, verbose: bool = False) -> None:
+    """Write the table to stdout: a row per model, a column per r."""
+    lines = [
+        [
+            name,
+            f"{model.parameters:,}",
+            *(f"{'>= ' if point.grid_ended else ''}{point.recl_tokens:,}" for point in model.recl),
+        ]
+        for name, model in zip(_names(result), result.models, strict=True)
+    ]
+    title = f"RECL on {result.text}, {result.positions:,} positions"
+    columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))
+    console.show_table(title, columns, lines, _notes(result), verbose=verbose)
+
+
+def _names(result: "ReclResult") -> list[str]:
+    return run_directory.short_names([Path(model.run) for model in result.models])
+
+
+def _notes(result: "ReclResult") -> list[str]:
+    notes = [
+        f"RECL: context length in tokens beyond which {result.step_tokens:,} more improve perplexity by less than "
+        f"{100 * result.threshold:g} %."
+    ]
+    points = [point for model in result.models for point in model.recl]
+    shortest = result.context_tokens[0]
+    if any(point.grid_ended for point in points):
+        notes.append(">=: every step improved perplexity; give a larger --longest.")
+    if any(point.recl_tokens == shortest for point in points):
+        notes.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
+    notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
+    models = zip(_names(result), result.models, strict=True)
+    return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in models]
+
+
+def _describe_context(model: "ReclModel") -> str:
+    source = model.source
+    if source.context == "state":
+        return "recurrent state, zeros before the context"
+    if source.context == "window":
+        most = source.longest_window_tokens
+        return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory"
+    limit = f", max_distance = {source.max_distance}" if source.max_distance else ""  # None if no limit applies
+    return f"L = {source.seg_len}, M = {source.mem_len}, same_length = {source.same_length}{limit}"
+
+
+def plot_gains(path: Path, result: "ReclResult") -> None:
+    """Plot the unnormalized gain of perplexity at each context length, for the first r (Figure 3)."""
+    from txlcli.commands import plots
+
+    curves = {}
+    for name, model in zip(_names(result), result.models, strict=True):
+        gains = model.recl[0].gains
+        curves[name] = ([gain.from_tokens for gain in gains], [gain.ppl_gain for gain in gains])
+    y_label = f"perplexity gained by {result.step_tokens:,} more tokens"
+    title = f"{result.text}, r = {result.models[0].recl[0].top_r:g}"
+    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)
+
+
+def plot_perplexities(path: Path, result: "ReclResult") -> None:
+    """Plot the perplexity of all positions at each context length, without the baseline of the group (Figure 4)."""
+    from txlcli.commands import plots
+
+    curves = {
+        name: (result.context_tokens, model.ppl) for name, model in zip(_names(result), result.models, strict=True)
+    }
+    y_label = f"perplexity per {result.unit}"
+    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=result.text)

@@ -47,8 +47,7 @@ def reproduce(
     names = select(item_names or (NAMES if listed else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    from txlcli.commands import attention_plots, plots, reproduction_report
-    from txlcli.views import recl_table
+    from txlcli.commands import attention_plots, plots, recl, reproduction_report
     from txlcli.workflows.reproduction import scales
     from txlcli.workflows.reproduction.costs import Costs
     from txlcli.workflows.reproduction.reproduce import reproduce as reproduce_items
@@ -71,8 +70,8 @@ def reproduce(
     directory = out if out is not None else Path(f"reproduction-{scale}")
     figures = Plots(
         curves=partial(plots.plot_curves, log_x=True),
-        recl_gains=recl_table.plot_gains,
-        recl_perplexities=recl_table.plot_perplexities,
+        recl_gains=recl.plot_gains,
+        recl_perplexities=recl.plot_perplexities,
         attention=attention_plots.plot_figure,
     )
     make_runner = partial(Runner, scale=size, n_seeds=seeds, workspace=workspace, directory=directory, plots=figures)

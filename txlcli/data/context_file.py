@@ -15,35 +15,30 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import (
-    READ_ERRORS,
-    add_array,
-    read_array,
-    replacing_losses,
-    set_attributes,
-    text_attribute,
-)
+from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, replacing_losses, set_attributes, text_attribute
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = "txl losses by context"
 
+Facts = Mapping[str, Any]
+"""Everything that losses depend on, such as weights, text and evaluation settings."""
 SavedLosses = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions, rising, and their losses in nats."""
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """Return the digest of everything that losses depend on, such as weights, text and evaluation settings."""
+def key_of(facts: Facts) -> str:
+    """Return the digest of facts."""
     return hashlib.sha256(_to_json(facts).encode()).hexdigest()[:32]
 
 
-def _to_json(facts: Mapping[str, Any]) -> str:
+def _to_json(facts: Facts) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
 def _saved_losses(part: h5py.Group) -> SavedLosses:
-    """Read the positions and losses of a context length; raise a ValueError if they cannot be those."""
+    """Read the positions and losses of a context length."""
     positions, losses = read_array(part, "positions"), read_array(part, "losses_nats")
     if positions.dtype.kind not in "iu" or losses.dtype.kind != "f" or positions.shape != losses.shape:
         raise ValueError("positions and losses do not match")
@@ -58,55 +53,48 @@ class ContextFile:
         self._losses: dict[str, dict[int, SavedLosses]] = {}
         self._facts: dict[str, str] = {}
         self._changed = False
-        if check_regular(path).exists():
-            self._read()
-        else:
-            check_output(path, f"--losses {path}")
-
-    def _read(self) -> None:
+        if not check_regular(path).exists():
+            check_output(path, str(path))
+            return
         try:
-            with h5py.File(self.path) as file:
+            with h5py.File(path) as file:
                 if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
-                    raise UsageError(
-                        f"--losses {self.path}: holds no losses of txl recl; give another name or remove it"
-                    )
-                for key in file:
-                    group = file[key]
+                    raise UsageError(f"{path}: holds no losses of txl recl; give another name or remove it")
+                for key, group in file.items():
                     self._facts[key] = text_attribute(group, "facts")
                     self._losses[key] = {
-                        int(name.removeprefix("context_")): _saved_losses(group[name]) for name in group
+                        int(name.removeprefix("context_")): _saved_losses(part) for name, part in group.items()
                     }
         except READ_ERRORS as error:
             reason = " ".join(str(error).split())[:160]
-            raise UsageError(f"--losses {self.path}: is damaged ({reason}); remove it or give another name") from error
+            raise UsageError(f"{path}: is damaged ({reason}); remove it or give another name") from error
 
-    def missing(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def missing(self, facts: Facts, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions whose loss at a context length has not been saved."""
-        saved, _ = self._saved(key, context_len)
+        saved, _ = self._saved(facts, context_len)
         return np.setdiff1d(positions, saved, assume_unique=True)
 
-    def losses(self, key: str, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    def losses(self, facts: Facts, context_len: int, positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the losses of positions, all of which have been saved, in the given order."""
-        saved, losses = self._saved(key, context_len)
+        saved, losses = self._saved(facts, context_len)
         return losses[np.searchsorted(saved, positions)]
 
-    def add(self, facts: Mapping[str, Any], context_len: int, positions: Any, losses_nats: Any) -> None:
+    def add(self, facts: Facts, context_len: int, positions: Any, losses_nats: Any) -> None:
         """Add the losses of new positions."""
-        key = key_of(facts)
-        saved, losses = self._saved(key, context_len)
+        saved, losses = self._saved(facts, context_len)
         positions, losses = np.concatenate([saved, positions]), np.concatenate([losses, losses_nats])
-        order = np.argsort(positions)
+        order, key = np.argsort(positions), key_of(facts)
         self._facts[key] = _to_json(facts)
         self._losses.setdefault(key, {})[context_len] = (positions[order], losses[order])
         self._changed = True
 
-    def _saved(self, key: str, context_len: int) -> SavedLosses:
+    def _saved(self, facts: Facts, context_len: int) -> SavedLosses:
         nothing = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
-        return self._losses.get(key, {}).get(context_len, nothing)
+        return self._losses.get(key_of(facts), {}).get(context_len, nothing)
 
-    def save(self) -> None:
-        """Write the file if there are new losses."""
-        if not self._changed:
+    def save(self, *, anyway: bool = False) -> None:
+        """Write the file if there are new losses, or `anyway`, to try whether it can be written."""
+        if not (self._changed or anyway):
             return
         with replacing_losses(self.path) as file:
             set_attributes(file, {"format": FORMAT})
@@ -118,8 +106,3 @@ class ContextFile:
                     add_array(part, "positions", positions)
                     add_array(part, "losses_nats", losses)
         self._changed = False
-
-    def check_writable(self) -> None:
-        """Raise a StoreError if the file cannot be written, before any loss is computed."""
-        self._changed = True
-        self.save()

@@ -12,7 +12,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
 from txlcli.runs import history, loading, run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.recl.measure import LOSSES
+from txlcli.workflows.options import RECL_LOSSES
 
 FileState = Literal["intact", "readable", "damaged"]
 
@@ -56,7 +56,7 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
     checks = [check for directory in directories for check in _verify_run(directory)]
     if not directories:
         run_directory.find_directory(None, runs_dir)
-    losses = runs_dir / LOSSES
+    losses = runs_dir / RECL_LOSSES
     if losses.is_file():
         checks.append(_checked(losses, lambda: ContextFile(losses).path == losses))
     return checks

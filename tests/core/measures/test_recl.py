@@ -46,13 +46,13 @@ def test_only_losses_below_the_baseline_count_as_gains():
 def test_the_relative_gain_is_worked_on_positions_chosen_anew_at_each_context():
     first, second = gains(LOSSES, CONTEXTS, 0.4)
     # At 10 the hardest are 0 and 4: b = 4, 4.5. The first model has 3, 6 at 20, the second 5, 4.
-    assert first[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=3.75)
-    assert second[0] == Gain(context_len=10, longer_context_len=20, baseline_nats=4.25, relative_loss_nats=4.0)
+    assert first[0] == Gain(from_tokens=10, to_tokens=20, baseline_nats=4.25, relative_loss_nats=3.75)
+    assert second[0] == Gain(from_tokens=10, to_tokens=20, baseline_nats=4.25, relative_loss_nats=4.0)
     # At 20 they are 0 and 4 with b = 3, 4; at 30 the models have 3, 4 and 2.5, 4.
-    assert first[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.5)
-    assert second[1] == Gain(context_len=20, longer_context_len=30, baseline_nats=3.5, relative_loss_nats=3.25)
-    assert first[0].relative == pytest.approx((math.exp(4.25) - math.exp(3.75)) / math.exp(4.25))
-    assert first[0].ppl == pytest.approx(math.exp(4.25) - math.exp(3.75))
+    assert first[1] == Gain(from_tokens=20, to_tokens=30, baseline_nats=3.5, relative_loss_nats=3.5)
+    assert second[1] == Gain(from_tokens=20, to_tokens=30, baseline_nats=3.5, relative_loss_nats=3.25)
+    assert first[0].relative_gain == pytest.approx((math.exp(4.25) - math.exp(3.75)) / math.exp(4.25))
+    assert first[0].ppl_gain == pytest.approx(math.exp(4.25) - math.exp(3.75))
 
 
 def test_the_hardest_positions_move_with_the_context():
@@ -74,8 +74,8 @@ def steps(*relative):
     """Gains of 100 tokens each."""
     return [
         Gain(
-            context_len=100 * n,
-            longer_context_len=100 * n + 100,
+            from_tokens=100 * n,
+            to_tokens=100 * n + 100,
             baseline_nats=3.0,
             relative_loss_nats=3.0 + math.log1p(-gain),
         )
@@ -94,16 +94,16 @@ def steps(*relative):
     ],
 )
 def test_recl_is_the_context_where_the_gain_first_stays_below_the_threshold(relative, threshold, length, ended):
-    found = recl(steps(*relative), threshold)
-    assert (found.context_len, found.grid_ended) == (length, ended)
+    result = recl(steps(*relative), top_r=0.1, threshold=threshold)
+    assert (result.recl_tokens, result.grid_ended) == (length, ended)
 
 
 def test_a_gain_of_exactly_the_threshold_goes_on():
-    step = Gain(context_len=100, longer_context_len=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
-    assert recl([step], step.relative).grid_ended
+    step = Gain(from_tokens=100, to_tokens=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
+    assert recl([step], top_r=0.1, threshold=step.relative_gain).grid_ended
 
 
 def test_losses_too_large_for_a_perplexity_still_have_a_relative_gain():
-    step = Gain(context_len=100, longer_context_len=200, baseline_nats=900.0, relative_loss_nats=899.0)
-    assert step.relative == pytest.approx(1 - math.exp(-1))
-    assert step.ppl == math.inf
+    step = Gain(from_tokens=100, to_tokens=200, baseline_nats=900.0, relative_loss_nats=899.0)
+    assert step.relative_gain == pytest.approx(1 - math.exp(-1))
+    assert step.ppl_gain == math.inf

@@ -10,44 +10,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 Losses = NDArray[np.floating]
-THRESHOLD = 0.01
-"""Relative gain below which a longer context no longer counts (Appendix C)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """Gain of a model from a longer context, from c to c', on the hardest positions."""
 
-    context_len: int
-    """c, tokens."""
-    longer_context_len: int
-    """c', tokens."""
+    from_tokens: int
+    """c."""
+    to_tokens: int
+    """c'."""
     baseline_nats: float
     """f_i(c, c), the mean of b(c, t) over T; the same for all models."""
     relative_loss_nats: float
     """f_i(c, c')."""
 
     @property
-    def relative(self) -> float:
+    def relative_gain(self) -> float:
         """g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)."""
         # Computed from one difference of nats, so that no perplexity can overflow.
         return float(1.0 - np.exp(self.relative_loss_nats - self.baseline_nats))
 
     @property
-    def ppl(self) -> float:
+    def ppl_gain(self) -> float:
         """exp f_i(c, c) - exp f_i(c, c'), unnormalized (Figure 3)."""
         with np.errstate(over="ignore"):
-            return float(np.exp(self.baseline_nats) * self.relative)
+            return float(np.exp(self.baseline_nats) * self.relative_gain)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recl:
-    """Context length at which the gain of one model falls below the threshold."""
+    """Context length at which the gain of one model falls below the threshold, on a share of the positions."""
 
-    context_len: int
-    """RECL, tokens."""
+    top_r: float
+    recl_tokens: int
     grid_ended: bool
     """True if every step gained, so that the RECL is at least this length."""
+    gains: tuple[Gain, ...]
 
 
 def group_baseline(losses_nats: Losses) -> Losses:
@@ -57,14 +56,7 @@ def group_baseline(losses_nats: Losses) -> Losses:
 
 
 def hardest_positions(baseline: Losses, top_r: float) -> NDArray[np.intp]:
-    """Return the set T = top-r positions t with largest b(c, t), at least one; of equal ones the earlier.
-
-    Args:
-        baseline: b(c, t), (T,).
-        top_r: r, above 0 and at most 1.
-    Returns:
-        Indices of positions, ascending.
-    """
+    """Return the set T = top-r positions t with largest b(c, t), ascending, at least one; of equal ones the earlier."""
     count = max(1, round(top_r * len(baseline)))
     return np.sort(np.argsort(-baseline, kind="stable")[:count])
 
@@ -76,36 +68,24 @@ def relative_loss(baseline: Losses, losses_nats: Losses, hardest: NDArray[np.int
 
 
 def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[list[Gain]]:
-    """Return the gain of every model at every step of the grid; T is selected at each c.
-
-    Args:
-        losses_nats: l_i(c, t), (N, C, T).
-        contexts: the C context lengths, ascending.
-        top_r: r.
-    Returns:
-        For each model, its C - 1 gains.
-    """
+    """Return the C - 1 gains of each model, from l_i(c, t), (N, C, T), for rising contexts; T is selected at each c."""
     by_model: list[list[Gain]] = [[] for _ in losses_nats]
     for step in range(len(contexts) - 1):
         baseline = group_baseline(losses_nats[:, step])
         hardest = hardest_positions(baseline, top_r)
-        at_baseline = relative_loss(baseline, baseline, hardest)
         for model, model_gains in enumerate(by_model):
-            longer = relative_loss(baseline, losses_nats[model, step + 1], hardest)
-            model_gains.append(
-                Gain(
-                    context_len=contexts[step],
-                    longer_context_len=contexts[step + 1],
-                    baseline_nats=at_baseline,
-                    relative_loss_nats=longer,
-                )
+            gain = Gain(
+                from_tokens=contexts[step],
+                to_tokens=contexts[step + 1],
+                baseline_nats=relative_loss(baseline, baseline, hardest),
+                relative_loss_nats=relative_loss(baseline, losses_nats[model, step + 1], hardest),
             )
+            model_gains.append(gain)
     return by_model
 
 
-def recl(steps: Sequence[Gain], threshold: float = THRESHOLD) -> Recl:
+def recl(steps: Sequence[Gain], *, top_r: float, threshold: float) -> Recl:
     """Apply the algorithm of Appendix C: increase c while the gain reaches the threshold; RECL is the last c."""
-    for step in steps:
-        if step.relative < threshold:
-            return Recl(step.context_len, grid_ended=False)
-    return Recl(steps[-1].longer_context_len, grid_ended=True)
+    last = next((step.from_tokens for step in steps if step.relative_gain < threshold), None)
+    tokens = steps[-1].to_tokens if last is None else last
+    return Recl(top_r=top_r, recl_tokens=tokens, grid_ended=last is None, gains=tuple(steps))

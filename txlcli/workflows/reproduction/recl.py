@@ -3,7 +3,9 @@
 from typing import Any
 
 from txlcli.paper import published
-from txlcli.workflows.recl.measure import ReclOptions, measure
+from txlcli.workflows import recl
+from txlcli.workflows.options import ReclOptions
+from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
@@ -19,7 +21,7 @@ def table8(runner: Runner) -> Section:
     """Measure the RECL of both groups."""
     measured: dict[str, Any] = {}
     for group in GROUPS:
-        measured |= dict(zip(group, _measure_group(runner, group)["models"], strict=True))
+        measured |= dict(zip(group, _measure_group(runner, group).to_json()["models"], strict=True))
     rows, data = [], {}
     for row, part in zip(published.TABLES[8].rows, PARTS, strict=True):
         own = [_format_recl(point, runner.scale.recl_start) for point in measured[part]["recl"]]
@@ -60,7 +62,7 @@ def figure(runner: Runner, number: int) -> Section:
     )
 
 
-def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -> dict[str, Any]:
+def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -> ReclResult:
     """Return the result of `txl recl`."""
     runs, scale = [runner.run(part) for part in group], runner.scale
     options = ReclOptions(
@@ -74,7 +76,7 @@ def _measure_group(runner: Runner, group: tuple[str, ...], *plot_options: str) -
     words = ["--start", str(scale.recl_start), "--step", str(scale.recl_start), "--longest", str(scale.recl_longest)]
     words += ["--positions", str(scale.recl_positions)]
     runner.record_command("recl", *(str(run.directory) for run in runs), *words, *plot_options)
-    return measure([str(run.directory) for run in runs], options, runner.workspace)
+    return recl.run([str(run.directory) for run in runs], options, runner.workspace)
 
 
 def _format_recl(point: dict[str, Any], start: int) -> str:

@@ -22,6 +22,7 @@ from txlcli.workflows.evaluation.record import describe_settings
 from txlcli.workflows.options import GenerateOptions, SpeedOptions
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import clean, prepare
+from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training import resume, start
@@ -38,8 +39,8 @@ class Plots:
 
     curves: Callable[..., None]
     """Path, curves by name, and the keywords `x_label`, `y_label`, `title`; the x axis is logarithmic."""
-    recl_gains: Callable[[Path, dict[str, Any]], None]
-    recl_perplexities: Callable[[Path, dict[str, Any]], None]
+    recl_gains: Callable[[Path, ReclResult], None]
+    recl_perplexities: Callable[[Path, ReclResult], None]
     attention: Callable[[AttentionResult, int, Path], None]
     """Result, number of the figure, path."""
 

@@ -1,0 +1,371 @@
+"""Measures the relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import txlcli
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.contexts import (
+    context_losses,
+    eligible_positions,
+    measure_ms_per_token,
+    read_length,
+    sample_positions,
+)
+from txlcli.core.measures.recl import Gain, Recl, gains, recl
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.windows import windows_at_once
+from txlcli.data.context_file import ContextFile, Facts
+from txlcli.errors import RunError, TrainingError, UsageError, VocabularyError
+from txlcli.paper import metrics
+from txlcli.runs import history, run_directory
+from txlcli.runs.run_directory import Run
+from txlcli.system import locks
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.record import non_finite_advice
+from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, RECL_LOSSES, ReclOptions
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
+
+CONTEXT_SETTINGS = {
+    "memory": ("seg_len", "mem_len", "same_length", "max_distance"),
+    "state": (),
+    "window": ("longest_window_tokens", "max_distance"),
+}
+"""Settings that matter, by the source of a model's context: a memory, a recurrent state, or one window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSource:
+    """Source of a model's context, with its settings."""
+
+    context: Literal["memory", "state", "window"]
+    seg_len: int
+    mem_len: int
+    same_length: str
+    max_distance: int | None
+    longest_window_tokens: int | None
+    """Learned positions; None if a window may have any length."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the source and the settings that matter for it."""
+        return {"context": self.context, **{key: getattr(self, key) for key in CONTEXT_SETTINGS[self.context]}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReclModel:
+    """RECL of one model of the group."""
+
+    run: str
+    step: int
+    parameters: int
+    source: ContextSource
+    precision: str
+    loss_nats: list[float]
+    """Mean over all positions, by context length."""
+    recl: tuple[Recl, ...]
+    """For each share r."""
+
+    @property
+    def ppl(self) -> list[float]:
+        """Perplexity by context length."""
+        return [metrics.perplexity(nats) for nats in self.loss_nats]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of "models"."""
+        return {
+            "run": self.run,
+            "step": self.step,
+            "parameters": self.parameters,
+            **self.source.to_json(),
+            "precision": self.precision,
+            "loss_nats": self.loss_nats,
+            "ppl": [metrics.finite(ppl) for ppl in self.ppl],
+            "recl": [
+                {**dataclasses.asdict(point), "gains": [_gain_to_json(gain) for gain in point.gains]}
+                for point in self.recl
+            ],
+        }
+
+
+def _gain_to_json(gain: Gain) -> dict[str, Any]:
+    derived = {"relative_gain": gain.relative_gain, "ppl_gain": metrics.finite(gain.ppl_gain)}
+    return dataclasses.asdict(gain) | derived
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReclResult:
+    """RECL of a group of models."""
+
+    text: str
+    unit: str
+    positions: int
+    seed: int
+    threshold: float
+    step_tokens: int
+    context_tokens: list[int]
+    models: tuple[ReclModel, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl recl --json` prints."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "models": [model.to_json() for model in self.models]}
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """One run of the group, with its weights."""
+
+    run: Run
+    model: LanguageModel
+    settings: EvalSettings
+    """L, M and the limit on distances; M = 0 for a model without memory."""
+    step: int
+    precision: str
+    facts: Facts
+    """Everything that a loss at a context length depends on."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Losses that are needed, and the file that keeps them."""
+
+    text: ScoredText
+    positions: NDArray[np.int64]
+    options: ReclOptions
+    file: ContextFile
+    reporter: Reporter
+
+    def windows(self, model: LanguageModel, context_len: int) -> int:
+        """Return how many contexts are evaluated at once."""
+        return self.options.batch_size or windows_at_once(model.device, context_len)
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Losses of one model that the file does not have."""
+
+    member: _Member
+    positions: dict[int, NDArray[np.int64]]
+    """Positions to score, by context length."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens to read."""
+        return sum(context_len * len(positions) for context_len, positions in self.positions.items())
+
+
+def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:
+    """Measure the RECL of every run of a group."""
+    path = options.losses or workspace.runs_dir / RECL_LOSSES
+    busy = f"another txl recl writes to {path}; wait for it, or give another `losses`"
+    with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
+        group, text = _open_group(run_names, options, workspace)
+        task = _Task(text, _positions(text, options), options, ContextFile(path), workspace.reporter)
+        losses = _group_losses(group, task)
+    by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
+    models = [
+        ReclModel(
+            run=str(member.run.directory),
+            step=member.step,
+            parameters=member.run.parameters,
+            source=_context_source(member.run, member.settings),
+            precision=member.precision,
+            loss_nats=[float(at.mean(dtype="float64")) for at in losses[number]],
+            recl=tuple(
+                recl(by_share[share][number], top_r=share, threshold=options.threshold) for share in options.top_r
+            ),
+        )
+        for number, member in enumerate(group)
+    ]
+    return ReclResult(
+        text=text.title,
+        unit=text.unit,
+        positions=losses.shape[2],
+        seed=options.seed,
+        threshold=options.threshold,
+        step_tokens=options.step,
+        context_tokens=options.contexts,
+        models=tuple(models),
+    )
+
+
+def _open_group(
+    run_names: Sequence[str], options: ReclOptions, workspace: Workspace
+) -> tuple[list[_Member], ScoredText]:
+    """Open the runs, and the text that all of them are scored on."""
+    group = run_directory.find_each(run_names, workspace.runs_dir)
+    _check_comparable(group)
+    for member in () if options.unfinished else group:
+        history.check_finished(member)
+    members: list[_Member] = []
+    text: ScoredText | None = None
+    for name in run_names:
+        opened = workspace.open_run(name)
+        if text is None:
+            text = texts.split_text(opened, options.split, None, workspace)
+        settings = opened.run.settings.evaluation_settings()
+        if opened.run.settings.train.mem_len == 0:
+            settings = dataclasses.replace(settings, mem_len=0)
+        facts = {
+            "txl": txlcli.__version__,
+            "weights": opened.checkpoint.weights_digest(),
+            "model": dataclasses.asdict(opened.run.settings.model),
+            "reading": _context_source(opened.run, settings).to_json(),
+            "precision": opened.precision,
+            "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
+        }
+        step = opened.checkpoint.state["step"]
+        members.append(_Member(opened.run, opened.model, settings, step, opened.precision, facts))
+    assert text is not None
+    return members, text
+
+
+def _check_comparable(group: Sequence[Run]) -> None:
+    """Reject runs that cannot be compared, before any weights are loaded."""
+    first, *others = group
+    for member in group:
+        if not member.best_or_last.is_file():
+            raise RunError(f"{member.directory} has no saved weights yet; train it first, or leave it out")
+    for other in others:
+        corpus, other_corpus = first.settings.corpus.store, other.settings.corpus.store
+        if corpus != other_corpus:
+            raise UsageError(
+                f"{first.directory} was trained on {corpus}, {other.directory} on {other_corpus}; "
+                "RECL compares runs on one corpus, leave one of them out"
+            )
+        if other.vocab_fingerprint != first.vocab_fingerprint:
+            raise VocabularyError(
+                f"{first.directory} and {other.directory} have different vocabularies; "
+                "their losses per token cannot be compared, leave one of them out"
+            )
+
+
+def _context_source(run: Run, settings: EvalSettings) -> ContextSource:
+    model = run.settings.model
+    return ContextSource(
+        context="state" if model.recurrent_state else "window" if settings.mem_len == 0 else "memory",
+        seg_len=settings.seg_len,
+        mem_len=settings.mem_len,
+        same_length=settings.same_length,
+        max_distance=settings.max_distance,
+        longest_window_tokens=model.longest_window,
+    )
+
+
+def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
+    """Sample the positions to score, which are the same for all models and context lengths."""
+    count, longest = len(text.targets), options.contexts[-1]
+    eligible = eligible_positions(count, longest=longest)
+    if not eligible:
+        raise UsageError(
+            f"{text.title} has {count:,} tokens to predict, none of them after {longest:,} tokens of context; "
+            f"give at most `longest` {count}, and a `start` and `step` that fit"
+        )
+    if options.positions is not None and options.positions > eligible:
+        raise UsageError(
+            f"`positions` {options.positions}: {text.title} has {eligible:,} tokens after {longest:,} tokens of "
+            "context; give at most that"
+        )
+    sample_size = options.positions or DEFAULT_RECL_POSITIONS
+    return sample_positions(count, longest=longest, sample_size=sample_size, seed=options.seed)
+
+
+def _group_losses(group: Sequence[_Member], task: _Task) -> NDArray[np.float32]:
+    """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
+
+    Losses that the file does not have are computed and added to it, also if the computation is interrupted.
+    """
+    file, positions = task.file, task.positions
+    lengths = {
+        member: [read_length(member.model, member.settings, length) for length in task.options.contexts]
+        for member in group
+    }
+    all_missing = []
+    for member in group:
+        parts = {length: file.missing(member.facts, length, positions) for length in lengths[member]}
+        all_missing.append(_Missing(member, {length: part for length, part in parts.items() if len(part)}))
+    _announce(all_missing, task)
+    for missing in all_missing:
+        _compute(missing, task)
+    return np.array([[file.losses(member.facts, length, positions) for length in lengths[member]] for member in group])
+
+
+def _announce(all_missing: Sequence[_Missing], task: _Task) -> None:
+    """Report the work to do and its expected duration, after a short measurement."""
+    say, contexts = task.reporter.say, task.options.contexts
+    models = f"{len(all_missing)} model{'s' if len(all_missing) > 1 else ''}"
+    say(
+        f"RECL on {task.text.title}: {len(task.positions):,} positions x {len(contexts)} context lengths "
+        f"({contexts[0]:,} to {contexts[-1]:,} tokens) x {models}"
+    )
+    tokens = sum(missing.tokens for missing in all_missing)
+    if not tokens:
+        say(f"nothing to compute: {task.file.path} has every loss")
+        return
+    task.file.save(anyway=True)  # fails before any loss is computed
+    seconds = sum(missing.tokens * _ms_per_token(missing, task) / 1e3 for missing in all_missing if missing.tokens)
+    count = sum(len(positions) for missing in all_missing for positions in missing.positions.values())
+    say(
+        f"{count:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; saved in {task.file.path}"
+    )
+
+
+def _ms_per_token(missing: _Missing, task: _Task) -> float:
+    # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
+    mean = sum(context_len**2 * len(positions) for context_len, positions in missing.positions.items()) / missing.tokens
+    typical, member = min(missing.positions, key=lambda context_len: abs(context_len - mean)), missing.member
+    return measure_ms_per_token(
+        member.model,
+        task.text.inputs,
+        member.settings,
+        context_len=typical,
+        windows=task.windows(member.model, typical),
+        precision=member.precision,
+    )
+
+
+def _duration(seconds: float) -> str:
+    for limit, size, unit in ((5400, 3600, "h"), (90, 60, "min")):
+        if seconds >= limit:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(1, round(seconds))} s"
+
+
+def _compute(missing: _Missing, task: _Task) -> None:
+    """Compute the missing losses of one model, the shortest context first; saved after each context length."""
+    member = missing.member
+    with task.reporter.progress(str(member.run.directory), total=missing.tokens, unit="tokens") as bar:
+        for context_len, all_positions in missing.positions.items():
+            batches = context_losses(
+                member.model,
+                task.text.inputs,
+                task.text.targets,
+                all_positions,
+                member.settings,
+                context_len=context_len,
+                windows=task.windows(member.model, context_len),
+                precision=member.precision,
+            )
+            try:
+                for positions, losses in batches:
+                    _check_finite(losses, member, context_len)
+                    task.file.add(member.facts, context_len, positions, losses)
+                    bar.advance(context_len * len(positions), f"context {context_len:,}")
+            finally:  # an exception loses nothing, a killed process at most one context length
+                task.file.save()
+
+
+def _check_finite(losses: NDArray[np.float32], member: _Member, context_len: int) -> None:
+    if not np.isfinite(losses).all():
+        advice = non_finite_advice(member.precision, "train it again")
+        raise TrainingError(
+            f"{member.run.directory}: a loss is not finite at a context of {context_len:,} tokens; {advice}"
+        )

@@ -1,1 +1,0 @@
-"""Relative effective context length of a group of runs (Appendix C)."""
