@@ -48,30 +48,21 @@ class CacheSettings:
 
 
 class ContinuousCache:
-    """The last C hidden states of each lane, with the tokens that followed them.
-
-    Args:
-        size: C.
-        thetas: (K,) candidates, evaluated together.
-    """
+    """The last C = `size` hidden states of each lane, with the tokens that followed; K thetas are tried together."""
 
     def __init__(self, size: int, thetas: Sequence[float]) -> None:
         self._size, self._thetas = size, thetas
-        self._states: Tensor | None = None  # (B, C, d)
-        self._tokens: Tensor | None = None  # (B, C)
+        self._states = torch.empty(0)  # (B, C, d)
+        self._tokens = torch.empty(0)  # (B, C)
 
     def read(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cache's probability of each target, then add the targets to the cache.
+        """Return the probability of each target, (K, B, L), NaN where the cache is empty; then add the targets.
 
-        Args:
-            hidden: (B, L, d) last hidden states of a segment.
-            targets: (B, L) tokens that follow.
-        Returns:
-            (K, B, L); NaN where the cache is empty.
+        `hidden` (B, L, d) has the last hidden states of a segment, `targets` (B, L) the tokens that follow.
         """
-        batch_size, seg_len, width = hidden.shape
-        if self._states is None or self._tokens is None:
-            self._states, self._tokens = hidden.new_zeros(batch_size, 0, width), targets.new_zeros(batch_size, 0)
+        seg_len = hidden.shape[1]
+        if not self._states.numel():
+            self._states, self._tokens = hidden[:, :0], targets[:, :0]
         states = torch.cat([self._states, hidden], dim=1)  # (B, C + L, d)
         tokens = torch.cat([self._tokens, targets], dim=1)
         query = torch.arange(seg_len, device=hidden.device)[:, None] + self._states.shape[1]
@@ -159,10 +150,7 @@ def gradient_rms(
 ) -> list[Tensor]:
     """Return the root mean square of a segment's gradient, for each of `LanguageModel.predicting_weights`.
 
-    Args:
-        model: in evaluation mode.
-        segments: inputs and targets (B, L) of the training split, in reading order.
-        settings: M and the limits on distance.
+    `segments` has inputs and targets (B, L) of the training split, in reading order.
     """
     parameters = model.predicting_weights
     squares = [torch.zeros_like(parameter) for parameter in parameters]
@@ -211,15 +199,7 @@ def score_dynamic(
 ) -> Scores:
     """Score a stream segment by segment, training a copy of the model on each segment after it is scored.
 
-    Args:
-        model: the trained weights, towards which every step decays; not changed.
-        inputs: (T,) tokens read.
-        targets: (T,) tokens predicted.
-        settings: L, M, B, the limits on distance.
-        dynamic: the steps.
-        rms: the result of `gradient_rms`.
-        precision: of matrix products.
-        on_tokens: called with the number of tokens scored so far.
+    Every step decays towards the trained weights; `rms` is the result of `gradient_rms`.
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens)

@@ -13,7 +13,7 @@ whose rows are shown, C positions of their context.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,24 +51,16 @@ class TermScores:
 
     def total(self) -> Tensor:
         """Return the sum of the terms, the input of the model's softmax."""
-        total = self.a
-        for term in (self.b, self.c, self.d):
-            if term is not None:
-                total = total + term
-        return total
+        return sum((term for term in (self.b, self.c, self.d) if term is not None), self.a)
 
 
 @torch.inference_mode()
 def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
-    """Return the terms of the scores that `attention` computes for one lane.
+    """Return the terms of the scores that `attention` computes for one lane, in float32 at least.
 
     Args:
-        attention: of the layer.
         query: (H, l, D), not scaled.
         keys: (H, K, D); the last l are the queries' own.
-        terms: the other terms of the layer's score.
-    Returns:
-        The terms in float32 at least, whatever the precision of the model.
     """
     query_dtype, dtype = query.dtype, torch.promote_types(query.dtype, torch.float32)
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
@@ -196,41 +188,27 @@ def observe(
     on_tokens: Callable[[int], None] | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> AttentionMaps:
-    """Read a text with a batch of one and average the attention of all queries that have a full memory.
+    """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
 
     Args:
-        model: in any mode.
-        inputs: (T,) tokens read, T above `first_query(settings)`.
-        settings: L, M and the limits on distance; its batch size is ignored.
         at: position of the first query whose row is kept, at least `first_query(settings)`.
         rows: R, fewer at the end of the text.
         by_term: also compute the attention of each term alone.
-        precision: of the model's matrix products.
         on_tokens: called with the number of tokens read so far.
         score_bytes: bytes of a tensor of scores, at most, or those of one query.
-
-    Raises:
-        UsageError: a segment is longer than the positions that the model was trained with.
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
     decoder = Decoder(model, settings, batch_size=1, precision=precision)
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term, score_bytes=score_bytes)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
-    for begin in range(0, first, settings.seg_len):
-        decoder.read(tokens[:, begin : begin + settings.seg_len])
-        _report(on_tokens, begin + settings.seg_len)
-    with sums.observing():
-        for begin in range(first, len(inputs), settings.seg_len):
-            sums.begin = begin
+    for begin in range(0, len(inputs), settings.seg_len):
+        sums.begin = begin
+        with sums.observing() if begin >= first else nullcontext():
             decoder.read(tokens[:, begin : begin + settings.seg_len])
-            _report(on_tokens, min(begin + settings.seg_len, len(inputs)))
+        if on_tokens:
+            on_tokens(min(begin + settings.seg_len, len(inputs)))
     return sums.averages(first, len(inputs) - first)
-
-
-def _report(on_tokens: Callable[[int], None] | None, done: int) -> None:
-    if on_tokens:
-        on_tokens(done)
 
 
 class _Sums:
@@ -245,7 +223,8 @@ class _Sums:
         reach = decoder.reach
         self._attention = torch.zeros(*shape, reach, **exact)
         self._terms = {
-            name: torch.zeros(*shape, reach, **exact) for name in (terms_of(model.settings.position) if by_term else ())
+            name: torch.zeros(*shape, reach, **exact)
+            for name in (ENCODINGS[model.settings.position].score_terms if by_term else ())
         }
         self._entropy, self._memory = torch.zeros(shape, **exact), torch.zeros(shape, **exact)
         self._at = at
@@ -312,8 +291,3 @@ class _Sums:
             at=self._at,
             rows=self._rows,
         )
-
-
-def terms_of(position: str) -> tuple[str, ...]:
-    """Return the terms that Figure 7 compares and this encoding has; none if the score is (a) alone."""
-    return ENCODINGS[position].score_terms

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, make_window_reader, sized_for
 from txlcli.core.reading.scoring import Tokens
 
@@ -52,44 +51,31 @@ def context_losses(
     windows: int,
     precision: str = "fp32",
 ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]:
-    """Compute the losses of some targets, each from the last c inputs only, batch by batch.
+    """Yield positions and the losses of their targets in nats, each from the last c inputs only, batch by batch.
 
     Args:
-        model: in any mode.
-        inputs: (T,) tokens read.
-        targets: (T,) tokens predicted; target t follows input t.
+        inputs: (T,) tokens read; target t follows input t.
         positions: (P,) targets to score, each at least c - 1.
-        settings: L, M, the limits on distance; M = 0 is a model without memory.
+        settings: M = 0 is a model without memory.
         context_len: c, as returned by `read_length`.
         windows: W at most.
-        precision: of matrix products.
-    Yields:
-        Positions and their losses in nats, in the given order.
-
-    Raises:
-        UsageError: a segment or window is longer than the positions that the model was trained with.
     """
     batches = np.array_split(positions, -(-len(positions) // windows))  # of nearly equal size, the largest first
-    reader = _reader(model, settings, context_len, batch_size=len(batches[0]), precision=precision)
+    size = len(batches[0])
+    if settings.mem_len == 0 and not model.settings.recurrent_state:
+        reader = make_window_reader(
+            model, context_len, windows=size, precision=precision, max_distance=settings.max_distance
+        )
+    else:  # nothing comes before the c tokens
+        reader = make_reader(model, sized_for(model, settings, context_len), batch_size=size, precision=precision)
     before = np.arange(1 - context_len, 1)  # (C,)
     for batch in batches:
-        padded = np.resize(batch, len(batches[0]))  # fills the reader's batch; the repeated positions are dropped
+        padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped
         read = torch.from_numpy(inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, C)
         next_tokens = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.model.targets_device)  # (W, 1)
         reader.reset()
         losses = reader.losses(reader.read_last(read), next_tokens)[: len(batch), 0]
         yield batch, losses.float().cpu().numpy()
-
-
-def _reader(
-    model: LanguageModel, settings: EvalSettings, context_len: int, *, batch_size: int, precision: str
-) -> Reader:
-    """Make a reader for c tokens with nothing before them."""
-    if settings.mem_len == 0 and not model.settings.recurrent_state:
-        return make_window_reader(
-            model, context_len, windows=batch_size, precision=precision, max_distance=settings.max_distance
-        )
-    return make_reader(model, sized_for(model, settings, context_len), batch_size=batch_size, precision=precision)
 
 
 def measure_ms_per_token(
