@@ -1,38 +1,30 @@
 """`txl compress` and `txl decompress`: lossless compression with a run's predictions."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir, with_options
 from txlcli.runs import run_directory
-from txlcli.views import compression as view
+from txlcli.workflows.options import CompressOptions
+
+if TYPE_CHECKING:
+    from txlcli.workflows.compress import CompressResult, DecompressResult
 
 RunToUse = Annotated[
     str, Argument(metavar="RUN", help="Run that predicts the bytes of the file.", autocompletion=completion.runs)
 ]
 
 
+@with_options
 def compress(
     run_name: RunToUse,
     source: Annotated[Path, Argument(metavar="FILE", help="File to compress.")],
     target: Annotated[Path, Argument(metavar="OUT", help="Compressed file to write.")],
-    mem_len: Annotated[int | None, Option(min=0, help="Memory length M [default: the recipe's].")] = None,
-    lanes: Annotated[
-        int | None,
-        Option(
-            min=1, help="Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64]."
-        ),
-    ] = None,
-    dynamic: Annotated[
-        bool, Option("--dynamic", help="Train on the text while coding (dynamic evaluation); slower and smaller.")
-    ] = False,
-    lane_cost: Annotated[
-        bool, Option("--lane-cost", help="Also measure how many bits the lanes cost beyond a single one.")
-    ] = False,
+    options: CompressOptions,
     force: Force = False,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
@@ -46,14 +38,12 @@ def compress(
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
     run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
-    from txlcli.workflows import compression as workflow
+    from txlcli.workflows import compress as workflow
     from txlcli.workflows.workspace import Workspace
 
-    options = workflow.CompressionOptions(mem_len=mem_len, lanes=lanes, dynamic=dynamic, lane_cost=lane_cost)
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = workflow.exact_workspace(Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=reporter))
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=console.TerminalReporter(bars=not json))
     result = workflow.compress(run_name, source, target, options, workspace, force=force)
-    console.show_result(result, view.show_compressed, json=json)
+    console.show_result(result, show_compressed, json=json)
 
 
 def decompress(
@@ -71,11 +61,38 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
-    from txlcli.workflows import compression as workflow
+    run_directory.find(run_name, runs_dir, data_dir=data_dir)
+    from txlcli.workflows import compress as workflow
     from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = workflow.exact_workspace(Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=reporter))
+    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=console.TerminalReporter(bars=not json))
     result = workflow.decompress(run_name, source, target, workspace, force=force)
-    console.show_result(result, view.show_restored, json=json)
+    console.show_result(result, show_restored, json=json)
+
+
+def show_compressed(result: "CompressResult") -> None:
+    """Write the sizes to stdout as a table."""
+    size, packed, predicted = result.bytes, result.compressed_bytes, result.predicted_bits / 8
+    rows = [
+        ["size", f"{size:,} bytes to {packed:,}" + (f" ({100 * packed / size:.2f} %)" if size else "")],
+        ["bits per byte", f"{result.bits_per_byte:.4f}" if result.bits_per_byte else "-"],
+        ["by the predictions", f"{predicted:,.0f} bytes, and {packed - predicted:,.0f} of header and rounding"],
+        ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],
+    ]
+    if result.lane_cost_bits is not None:
+        rows.append(["cost of the lanes", f"{result.lane_cost_bits / 8:,.0f} bytes beyond a single one"])
+    if result.dynamic is not None:
+        rows.append(["dynamic evaluation", "lr {:g}, decay {:g}".format(*result.dynamic)])
+    if result.escaped_symbols:
+        rows.append(["not in the vocabulary", f"{result.escaped_symbols:,} symbols, coded by their bytes"])
+    rows.append(["time", _rate(result)])
+    console.show_table(f"{result.compressed}: {result.file} with {result.run}", ("", ""), rows)
+
+
+def show_restored(result: "DecompressResult") -> None:
+    """Write the size and the rate to stdout."""
+    console.show_line(f"{result.file}: {result.bytes:,} bytes restored in {_rate(result)}")
+
+
+def _rate(result: "CompressResult | DecompressResult") -> str:
+    return f"{result.seconds:,.1f} s, {result.bytes / max(result.seconds, 1e-9):,.0f} bytes per second"

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,46 +34,66 @@ from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation import adapted, texts
 from txlcli.workflows.evaluation.options import AdaptationSearch
 from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import CompressOptions
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompressionOptions:
-    """Lengths, lanes and adaptation of a compression."""
+@dataclass(frozen=True, kw_only=True)
+class CompressResult:
+    """Sizes and settings of a compressed file."""
 
-    mem_len: int | None = None
-    """Memory length M; None is the recipe's."""
-    lanes: int | None = None
-    """Lanes that are coded side by side; None is one per 8 KiB, at most 64."""
-    dynamic: bool = False
-    """Change the weights while coding, with parameters that are searched on the validation split."""
-    lane_cost: bool = False
-    """Also measure the bits that several lanes cost, by scoring the text in one lane, too."""
-    search: AdaptationSearch = dataclasses.field(default_factory=AdaptationSearch)
-    """Amount of the search for `dynamic`."""
+    run: str
+    file: str
+    compressed: str
+    bytes: int
+    compressed_bytes: int
+    bits_per_byte: float | None
+    """None for an empty file."""
+    predicted_bits: float
+    escaped_symbols: int
+    """Symbols that the vocabulary lacks."""
+    lanes: int
+    lane_cost_bits: float | None
+    """Bits that the lanes cost beyond a single one, if measured."""
+    seg_len: int
+    mem_len: int
+    dynamic: tuple[float, float] | None
+    """Rate and decay of dynamic evaluation; None if the weights do not change."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl compress --json` prints."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecompressResult:
+    """Size of a restored file."""
+
+    run: str
+    file: str
+    compressed: str
+    bytes: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl decompress --json` prints."""
+        return dataclasses.asdict(self)
 
 
 def compress(
-    run_name: str, source: Path, target: Path, options: CompressionOptions, workspace: Workspace, *, force: bool = False
-) -> dict[str, Any]:
-    """Compress a file; return the sizes and the rate.
-
-    Args:
-        run_name: the run that predicts.
-        source: file to compress.
-        target: file to write.
-        options: lengths, lanes and adaptation.
-        workspace: its device and precision must be those of `exact_workspace`.
-        force: replace an existing target.
-    """
+    run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace, *, force: bool = False
+) -> CompressResult:
+    """Compress a file with the predictions of a run; `force` replaces an existing target."""
+    workspace = _exact(workspace)
     _check_target(target, source, force=force)
     data = _read(source)
     opened = workspace.open_run(run_name)
     ids, others = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
-    dynamic = _searched(opened, settings, options, workspace) if options.dynamic else None
+    dynamic = _searched(opened, settings, workspace) if options.dynamic else None
     started = time.perf_counter()
     coder, probe = _coded(opened, settings, CodedText(ids, others), dynamic, workspace, title=f"compressing {source}")
     seconds = time.perf_counter() - started
@@ -94,22 +115,22 @@ def compress(
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
     cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
-    return {
-        "run": str(opened.run.directory),
-        "file": str(source),
-        "compressed": str(target),
-        "bytes": len(data),
-        "compressed_bytes": size,
-        "bits_per_byte": 8 * size / len(data) if data else None,
-        "predicted_bits": coder.bits,
-        "escaped_symbols": len(others),
-        "lanes": settings.batch_size,
-        "lane_cost_bits": cost,
-        "seg_len": settings.seg_len,
-        "mem_len": settings.mem_len,
-        "dynamic": header.dynamic,
-        "seconds": seconds,
-    }
+    return CompressResult(
+        run=str(opened.run.directory),
+        file=str(source),
+        compressed=str(target),
+        bytes=len(data),
+        compressed_bytes=size,
+        bits_per_byte=8 * size / len(data) if data else None,
+        predicted_bits=coder.bits,
+        escaped_symbols=len(others),
+        lanes=settings.batch_size,
+        lane_cost_bits=cost,
+        seg_len=settings.seg_len,
+        mem_len=settings.mem_len,
+        dynamic=None if dynamic is None else (dynamic.lr, dynamic.decay),
+        seconds=seconds,
+    )
 
 
 def _coded(
@@ -129,22 +150,18 @@ def _coded(
     predictor = _predictor(opened, settings, lanes, dynamic, workspace)
     probe = predictor.probe()
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        compression.code_text(predictor, coder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+        vocab = opened.vocab
+        compression.code_text(
+            predictor, coder, text, lanes, boundary=vocab.boundary, escapes=_may_escape(vocab), on_tokens=bar.reach
+        )
     return coder, probe
 
 
 def decompress(
     run_name: str, source: Path, target: Path, workspace: Workspace, *, force: bool = False
-) -> dict[str, Any]:
-    """Restore a file that `compress` wrote; the target is written after all of its bytes are verified.
-
-    Args:
-        run_name: the run that predicted.
-        source: file that `compress` wrote.
-        target: file to write.
-        workspace: as for `compress`.
-        force: replace an existing target.
-    """
+) -> DecompressResult:
+    """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
+    workspace = _exact(workspace)
     _check_target(target, source, force=force)
     try:
         packed = compressed_file.read(source)
@@ -162,16 +179,16 @@ def decompress(
         )
     with errors_of_writing(target), replacing(target) as draft:
         draft.write_bytes(data)
-    return {
-        "run": str(opened.run.directory),
-        "file": str(target),
-        "compressed": str(source),
-        "bytes": len(data),
-        "seconds": time.perf_counter() - started,
-    }
+    return DecompressResult(
+        run=str(opened.run.directory),
+        file=str(target),
+        compressed=str(source),
+        bytes=len(data),
+        seconds=time.perf_counter() - started,
+    )
 
 
-def exact_workspace(workspace: Workspace) -> Workspace:
+def _exact(workspace: Workspace) -> Workspace:
     """Return a workspace in which predictions are repeated to the bit: on the CPU, in fp32."""
     return dataclasses.replace(workspace, device="cpu", precision="fp32")
 
@@ -181,7 +198,7 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
     if os.path.lexists(target) and not force:  # a broken link, too
-        raise UsageError(f"{target} exists; name another file, or add --force to replace it")
+        raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
 
 
 def _read(source: Path) -> bytes:
@@ -189,11 +206,6 @@ def _read(source: Path) -> bytes:
         return read_bytes(source, MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
-
-
-def _rules(vocab: Vocab) -> dict[str, Any]:
-    """Return the arguments of `code_text` that follow from a vocabulary."""
-    return {"boundary": vocab.boundary, "escapes": _may_escape(vocab)}
 
 
 def _may_escape(vocab: Vocab) -> bool:
@@ -208,7 +220,7 @@ def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, d
         ids = ids_of_bytes[np.frombuffer(data, dtype=np.uint8)]
         return ids, {int(at): data[at : at + 1] for at in np.flatnonzero(ids == vocab.size)}
     if vocab.tokenizer == "char":
-        text = data.decode("utf-8", errors="surrogateescape")  # a byte that is no UTF-8 is one symbol
+        text = data.decode("utf-8", errors="surrogateescape")  # a byte that is not UTF-8 is one symbol
         ids = np.array([vocab.ids_of.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
         return ids, {int(at): _bytes_of(vocab, text[at]) for at in np.flatnonzero(ids == vocab.size)}
     try:
@@ -240,18 +252,16 @@ def _decode(vocab: Vocab, text: CodedText) -> bytes:
     )
 
 
-def _settings(opened: OpenRun, size: int, options: CompressionOptions) -> EvalSettings:
+def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
     """Return the evaluation settings by which the model predicts a file of so many bytes."""
     run, lanes = opened.run, options.lanes
-    if lanes is not None and lanes > compressed_file.MAX_LANES:
-        raise UsageError(f"--lanes {lanes}: give at most {compressed_file.MAX_LANES}")
     if lanes is None:
         lanes = max(1, min(MAX_LANES, size // BYTES_PER_LANE))
     changes = {"batch_size": min(lanes, max(1, size))}
     if options.mem_len is not None:
         changes["mem_len"] = options.mem_len
     settings = run.settings.evaluation_settings(**changes)
-    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give --mem-len 0")
+    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give `mem_len` 0")
     return settings
 
 
@@ -271,16 +281,14 @@ def _gradient_rms(opened: OpenRun, settings: EvalSettings, workspace: Workspace)
     return gradient_rms(opened.model, segments, settings)
 
 
-def _searched(
-    opened: OpenRun, settings: EvalSettings, options: CompressionOptions, workspace: Workspace
-) -> DynamicSettings | None:
+def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> DynamicSettings | None:
     """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss."""
     if opened.run.settings.model.absolute_positions:
         raise UsageError(
-            f"--dynamic: {opened.run.directory} has absolute positions, which are lost token by token; leave out "
-            "--dynamic"
+            f"`dynamic`: {opened.run.directory} has absolute positions, which are lost token by token; leave out "
+            "`dynamic`"
         )
-    search = options.search
+    search = AdaptationSearch()
     positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
     text = texts.first_positions(opened, "valid", positions, workspace.data_dir)
     valid = Scoring(opened, text, settings, workspace.reporter)
@@ -319,7 +327,7 @@ def _digests(opened: OpenRun) -> dict[str, str]:
 
 
 def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> None:
-    """Refuse another run, release or kind of processor."""
+    """Reject another run, release or kind of processor."""
     for name, value in _digests(opened).items():
         if getattr(packed.header, name) != value:
             raise CompressedFileError(
@@ -354,12 +362,20 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         )
     text = CodedText(np.zeros(header.tokens, dtype=np.int64))
     with workspace.reporter.progress(f"restoring {source}", total=header.tokens, unit="tokens") as bar:
-        decoder = compression.Decoder(packed.words)
+        decoder, vocab = compression.Decoder(packed.words), opened.vocab
         try:
-            compression.code_text(predictor, decoder, text, lanes, **_rules(opened.vocab), on_tokens=bar.reach)
+            compression.code_text(
+                predictor,
+                decoder,
+                text,
+                lanes,
+                boundary=vocab.boundary,
+                escapes=_may_escape(vocab),
+                on_tokens=bar.reach,
+            )
         except ValueError as error:
             raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
-    return _decode(opened.vocab, text)
+    return _decode(vocab, text)
 
 
 @contextlib.contextmanager
