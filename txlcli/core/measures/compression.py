@@ -11,7 +11,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import constriction
 import numpy as np
@@ -50,7 +49,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything that was read."""
+        """Forget everything that was read, and return to the trained weights."""
 
     @abstractmethod
     def _log_probs(self, tokens: Tensor) -> Tensor:
@@ -79,13 +78,7 @@ class Predictor(ABC):
 
 
 class FixedPredictor(Predictor):
-    """Predicts with weights that do not change, by the function that `scoring.score` computes.
-
-    Args:
-        model: its weights must not change.
-        settings: L, M and the limits on distance.
-        lanes: the cut of the text.
-    """
+    """Predicts with weights that do not change, by the function that `scoring.score` computes."""
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         sized = sized_for(model, settings, lanes.length)
@@ -93,7 +86,6 @@ class FixedPredictor(Predictor):
         self.lanes, self.vocab_size = lanes, model.vocab_size
 
     def reset(self) -> None:
-        """Forget everything that was read."""
         self._reader.reset()
 
     def _log_probs(self, tokens: Tensor) -> Tensor:
@@ -103,13 +95,8 @@ class FixedPredictor(Predictor):
 class DynamicPredictor(Predictor):
     """Predicts by dynamic evaluation: the weights change after every segment, as in `adaptation.score_dynamic`.
 
-    Args:
-        model: a model without absolute positions; not changed.
-        settings: L, M and the limits on distance.
-        lanes: the cut of the text.
-        dynamic: the steps.
-        rms: the result of `adaptation.gradient_rms`.
-        before: tokens that are read before a lane begins: 1 with a boundary, else 0.
+    The model has no absolute positions, and is not changed; `before` is the number of tokens that are read before a
+    lane begins: 1 with a boundary, else 0.
     """
 
     def __init__(
@@ -129,7 +116,6 @@ class DynamicPredictor(Predictor):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was read, and return to the trained weights."""
         self._steps = DynamicSteps(self._trained, self._dynamic, self._rms)
         self._memory = self._growing = self._trained.first_memory(self.lanes.number, self._settings.mem_len)
         self._segment: list[Tensor] = []
@@ -162,13 +148,6 @@ class DynamicPredictor(Predictor):
         self._segment = []
 
 
-class SymbolCoder(Protocol):
-    """One direction of arithmetic coding."""
-
-    def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
-        """Code n symbols with probabilities (n, S), and return them; the decoder does not look at `symbols`."""
-
-
 class Encoder:
     """Writes symbols as the words of a range coder."""
 
@@ -190,21 +169,20 @@ class Encoder:
 
 
 class Decoder:
-    """Reads symbols from the words of a range coder.
-
-    Args:
-        words: the result of `Encoder.words`.
-    """
+    """Reads symbols from the words of a range coder, as `Encoder.words` returns them."""
 
     def __init__(self, words: Words) -> None:
         self._coder = constriction.stream.queue.RangeDecoder(words)
 
     def code(self, probabilities: Probabilities, symbols: Ids) -> Ids:
-        """Decode as many symbols as `symbols` has, (n,), with probabilities (n, S)."""
+        """Decode as many symbols as `symbols` has, (n,), with probabilities (n, S); its values do not matter."""
         try:
             return np.asarray(self._coder.decode(_CATEGORICAL, probabilities), dtype=np.int64)
         except AssertionError as error:
             raise ValueError("no encoder wrote these words") from error
+
+
+SymbolCoder = Encoder | Decoder
 
 
 @dataclass
@@ -231,12 +209,19 @@ class _Escapes:
         escape = np.full((len(probabilities), 1), share)
         return np.concatenate([probabilities * (1.0 - share), escape], axis=1)
 
-    def count(self, symbols: int, escapes: int) -> None:
-        """Learn from coded symbols and the escapes among them."""
-        self._symbols += symbols
-        self._escapes += escapes
+    def code_all(
+        self, coder: SymbolCoder, text: "CodedText", places: Ids, read: Ids, probabilities: Probabilities
+    ) -> None:
+        """Code the symbols at places (n,) that the vocabulary lacks; the model reads the likeliest token instead."""
+        rows = np.flatnonzero(read == probabilities.shape[1])
+        for row in rows:
+            place = int(places[row])
+            text.others[place] = self._code(coder, text.others.get(place))
+            read[row] = int(probabilities[row].argmax())
+        self._symbols += len(places)
+        self._escapes += len(rows)
 
-    def code(self, coder: SymbolCoder, symbol: bytes | None) -> bytes:
+    def _code(self, coder: SymbolCoder, symbol: bytes | None) -> bytes:
         """Code the 1 to 4 bytes of a symbol, and return them; None if it is decoded."""
         length = int(coder.code(self._lengths, np.array([len(symbol or b"0") - 1]))[0]) + 1
         self._lengths[0, length - 1] += 1
@@ -258,13 +243,9 @@ def code_text(
     escapes: bool,
     on_tokens: Callable[[int], None] | None = None,
 ) -> None:
-    """Encode a text, or fill in one that is decoded.
+    """Encode a text, or fill in one that is decoded: a decoder overwrites all of its T tokens.
 
     Args:
-        predictor: at the beginning of its lanes.
-        coder: an `Encoder`, or a `Decoder` of what it wrote.
-        text: of T tokens; a decoder overwrites all of them.
-        lanes: the cut of T tokens.
         boundary: token that is read before every lane; None codes the first token of a lane without a prediction.
         escapes: True if the text may have symbols that the vocabulary lacks.
         on_tokens: called with the number of tokens coded so far.
@@ -284,22 +265,9 @@ def code_text(
         read = np.zeros(lane_count, dtype=np.int64)
         read[:active] = text.ids[places]
         if adaptive:
-            _code_escapes(adaptive, coder, text, places, read, probabilities)
+            adaptive.code_all(coder, text, places, read, probabilities)
         done += active
         if on_tokens:
             on_tokens(done)
         if step + 1 < lanes.length:
             probabilities = predictor.read(read)
-
-
-def _code_escapes(
-    adaptive: _Escapes, coder: SymbolCoder, text: CodedText, places: Ids, read: Ids, probabilities: Probabilities
-) -> None:
-    """Code the symbols at these places (n,) that the vocabulary lacks; the model reads the likeliest token instead."""
-    vocab_size = probabilities.shape[1]
-    rows = np.flatnonzero(read == vocab_size)
-    for row in rows:
-        place = int(places[row])
-        text.others[place] = adaptive.code(coder, text.others.get(place))
-        read[row] = int(probabilities[row].argmax())
-    adaptive.count(len(places), len(rows))
