@@ -63,13 +63,12 @@ def attention(
     paths = {number: directory / f"figure{number}.{format_}" for number in workflow.select_figures(run, options)}
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--out {directory}: this is a file; give a folder")
+    existing = [path for path in paths.values() if path.exists()]
+    if existing and not force:
+        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
     reporter = console.TerminalReporter(bars=not json)
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
-    measurement = workflow.prepare(str(run.directory), options, workspace)
-    existing = [path for path in paths.values() if path.exists()]
-    if existing and not force:  # after all options, since a wrong one would be rejected with --force, too
-        raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
-    result = measurement.measure(reporter)
+    result = workflow.run(str(run.directory), options, workspace)
     _make_directory(directory)
     for number, path in paths.items():
         plot_figure(result, number, path)

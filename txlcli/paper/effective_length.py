@@ -23,11 +23,8 @@ class Search:
 def find(loss_at: Callable[[int], float], *, least: int, step: int, longest: int) -> Search:
     """Double the length until two doublings together gain too little, then bisect the interval in which gains end.
 
-    Args:
-        loss_at: returns the mean loss in nats at a length; called once per length.
-        least: shortest length.
-        step: granularity, and the second length.
-        longest: longest length, at least `least`.
+    `loss_at` returns the mean loss in nats; it is called once per length. `step` is the granularity, and the second
+    length after `least`.
     """
     tried = {least: loss_at(least)}
     ended, length = False, max(step, 2 * least)

@@ -16,7 +16,6 @@ from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.options import DEFAULT_QUERIES, DEFAULT_WIDEST, FIGURES, AttentionOptions, Head
-from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16
@@ -165,57 +164,34 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     return options.figure or (FIGURES if has_terms else FIGURES[:-1])
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A run and a text on which its attention can be measured: all options are checked, nothing is computed yet."""
-
-    opened: OpenRun
-    text: ScoredText
-    positions: int
-    """Number of queries to average over."""
-    settings: EvalSettings
-    figures: tuple[int, ...]
-    options: AttentionOptions
-
-    def measure(self, reporter: Reporter) -> AttentionResult:
-        """Measure the attention."""
-        opened, text, settings, options = self.opened, self.text, self.settings, self.options
-        reporter.say(
-            f"measuring attention on {self.positions:,} tokens of {text.title} with {opened.run.directory} "
-            f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
-            f"M = {settings.mem_len}"
-        )
-        rows = min(ROWS, self.positions)
-        at = options.at
-        if at is None:
-            at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
-        with reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
-            maps = observe(
-                opened.transformer,
-                text.inputs,
-                settings,
-                at=at,
-                rows=rows,
-                by_term=7 in self.figures,
-                precision=opened.precision,
-                on_tokens=bar.reach,
-            )
-        widest = ((layer + 1, head + 1) for layer, head in maps.widest(options.auto or DEFAULT_WIDEST))
-        return AttentionResult(opened, text, settings, self.figures, options.heads or tuple(widest), maps)
-
-
-def prepare(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> Measurement:
-    """Open a run and a split on which to measure its attention."""
+def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
+    """Measure the attention of a run on a split."""
     opened = workspace.open_run(run_name)
     figures = select_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
     text, positions = _text(opened, options, settings, workspace)
-    return Measurement(opened, text, positions, settings, figures, options)
-
-
-def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
-    """Measure the attention of a run on a split."""
-    return prepare(run_name, options, workspace).measure(workspace.reporter)
+    workspace.reporter.say(
+        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.directory} "
+        f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
+        f"M = {settings.mem_len}"
+    )
+    rows = min(ROWS, positions)
+    at = options.at
+    if at is None:
+        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
+    with workspace.reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
+        maps = observe(
+            opened.transformer,
+            text.inputs,
+            settings,
+            at=at,
+            rows=rows,
+            by_term=7 in figures,
+            precision=opened.precision,
+            on_tokens=bar.reach,
+        )
+    widest = ((layer + 1, head + 1) for layer, head in maps.widest(options.auto or DEFAULT_WIDEST))
+    return AttentionResult(opened, text, settings, figures, options.heads or tuple(widest), maps)
 
 
 def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:

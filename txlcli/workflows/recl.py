@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 import txlcli
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.contexts import (
-    context_losses,
-    eligible_positions,
-    measure_ms_per_token,
-    read_length,
-    sample_positions,
-)
+from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
 from txlcli.core.measures.recl import Gain, Recl, gains, recl
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.windows import windows_at_once
@@ -142,10 +136,6 @@ class _Task:
     options: ReclOptions
     file: ContextFile
     reporter: Reporter
-
-    def windows(self, model: LanguageModel, context_len: int) -> int:
-        """Return how many contexts are evaluated at once."""
-        return self.options.batch_size or windows_at_once(model.device, context_len)
 
 
 @dataclass(frozen=True)
@@ -299,7 +289,7 @@ def _group_losses(group: Sequence[_Member], task: _Task) -> NDArray[np.float32]:
 
 
 def _announce(all_missing: Sequence[_Missing], task: _Task) -> None:
-    """Report the work to do and its expected duration, after a short measurement."""
+    """Report the work to do."""
     say, contexts = task.reporter.say, task.options.contexts
     models = f"{len(all_missing)} model{'s' if len(all_missing) > 1 else ''}"
     say(
@@ -311,32 +301,8 @@ def _announce(all_missing: Sequence[_Missing], task: _Task) -> None:
         say(f"nothing to compute: {task.file.path} has every loss")
         return
     task.file.save(anyway=True)  # fails before any loss is computed
-    seconds = sum(missing.tokens * _ms_per_token(missing, task) / 1e3 for missing in all_missing if missing.tokens)
     count = sum(len(positions) for missing in all_missing for positions in missing.positions.values())
-    say(
-        f"{count:,} losses to compute, {tokens:,} tokens to read, about {_duration(seconds)}; saved in {task.file.path}"
-    )
-
-
-def _ms_per_token(missing: _Missing, task: _Task) -> float:
-    # Attention makes a token's time linear in c, so the time at the mean of c over tokens is the mean time.
-    mean = sum(context_len**2 * len(positions) for context_len, positions in missing.positions.items()) / missing.tokens
-    typical, member = min(missing.positions, key=lambda context_len: abs(context_len - mean)), missing.member
-    return measure_ms_per_token(
-        member.model,
-        task.text.inputs,
-        member.settings,
-        context_len=typical,
-        windows=task.windows(member.model, typical),
-        precision=member.precision,
-    )
-
-
-def _duration(seconds: float) -> str:
-    for limit, size, unit in ((5400, 3600, "h"), (90, 60, "min")):
-        if seconds >= limit:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{max(1, round(seconds))} s"
+    say(f"{count:,} losses to compute, {tokens:,} tokens to read; saved in {task.file.path}")
 
 
 def _compute(missing: _Missing, task: _Task) -> None:
@@ -351,7 +317,7 @@ def _compute(missing: _Missing, task: _Task) -> None:
                 all_positions,
                 member.settings,
                 context_len=context_len,
-                windows=task.windows(member.model, context_len),
+                windows=task.options.batch_size or windows_at_once(member.model.device, context_len),
                 precision=member.precision,
             )
             try:

@@ -9,7 +9,6 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.contexts import (
     context_losses,
     eligible_positions,
-    measure_ms_per_token,
     read_length,
     sample_positions,
 )
@@ -160,9 +159,3 @@ def test_a_larger_sample_and_a_longer_context_keep_most_positions():
     assert small < set(sample_positions(997, longest=100, sample_size=60, seed=1).tolist())
     longer = set(sample_positions(997, longest=200, sample_size=50, seed=1).tolist())
     assert {position for position in small if position >= 199} <= longer
-
-
-def test_the_measured_time_is_per_token():
-    inputs, _ = stream()
-    arguments = {"context_len": 29, "windows": 3, "precision": "fp32"}
-    assert 0 < measure_ms_per_token(small_rnn("lstm"), inputs, NONE, **arguments) < 1e3

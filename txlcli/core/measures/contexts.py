@@ -6,7 +6,6 @@ starts with zeros; a model without memory reads one window, up to the number of 
 Axes: W texts side by side, C context length, T tokens of a stream, P positions.
 """
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -76,15 +75,3 @@ def context_losses(
         reader.reset()
         losses = reader.losses(reader.read_last(read), next_tokens)[: len(batch), 0]
         yield batch, losses.float().cpu().numpy()
-
-
-def measure_ms_per_token(
-    model: LanguageModel, inputs: Tokens, settings: EvalSettings, *, context_len: int, windows: int, precision: str
-) -> float:
-    """Time the reading of c tokens with nothing before them, in ms per token: the second of two batches of W."""
-    positions = np.resize(np.arange(context_len - 1, len(inputs)), 2 * windows)
-    batches = context_losses(
-        model, inputs, inputs, positions, settings, context_len=context_len, windows=windows, precision=precision
-    )
-    ended = [time.perf_counter() for _ in batches]
-    return 1e3 * (ended[1] - ended[0]) / (windows * context_len)
