@@ -5,16 +5,13 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.commands.novel import HERE, done, json_of, refusal, text_of, txl, write_texts
+from tests.commands.novel import done, json_of, refusal, text_of, txl, write_texts
 from tests.commands.test_eval import cells, headings
 from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
-from txlcli.commands import attention_plots
 from txlcli.core.measures.attention_maps import strongest
 from txlcli.errors import UnknownNameError, UsageError
-from txlcli.workflows import attention
 from txlcli.workflows.options import AttentionOptions, parse_attention_figures, parse_heads
-from txlcli.workflows.workspace import Workspace
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
@@ -171,7 +168,6 @@ def test_lengths_and_split_can_be_set(here):
     assert np.shape(output["figure5"]) == (2, 3, 11)
 
 
-@pytest.mark.slow
 def test_the_seed_selects_the_passage_of_text(here):
     passages = [
         json_of("attention", "byte", "--figure", 6, "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
@@ -182,14 +178,10 @@ def test_the_seed_selects_the_passage_of_text(here):
     assert all(len(one["targets"]) == 16 for one in passages)
 
 
-@pytest.mark.slow
-def test_shaw_positions_have_two_terms(other):
-    result = done("attention", "shaw", "--verbose", "--figure", 7)
-    assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in result.stdout
+def test_figure_7_has_the_terms_of_the_encoding(other):
+    shown = done("attention", "shaw", "--verbose", "--figure", 7).stdout
+    assert "Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d)." in shown
     assert list(json_of("attention", "shaw", "--force", "--figure", 7)["figure7"]) == ["a", "b"]
-
-
-def test_a_score_of_one_term_has_no_figure_7(other):
     result = done("attention", "sinusoid", "--verbose")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert 'Figure 7: none; the score of position = "sinusoid" is term (a) alone.' in result.stdout
@@ -244,13 +236,6 @@ def test_figures_are_overwritten_only_with_force(here):
     done("attention", "byte", "--heads", "2.1", "--force")
     assert path.read_bytes() != before
     assert names_in(path.parent) == FILES
-
-
-def test_the_workflow_and_the_plots_make_figures_without_the_command(here):
-    result = attention.run(None, AttentionOptions(figure=(5,), positions=20), Workspace(**HERE))
-    attention_plots.plot_figure(result, 5, here / "figure5.pdf")
-    assert result.figures == (5,)
-    assert (here / "figure5.pdf").read_bytes().startswith(MAGIC[".pdf"])
 
 
 def test_figures_and_heads_are_parsed():

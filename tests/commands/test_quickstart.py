@@ -66,25 +66,18 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_used_again(untouched, monkeypatch):
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [((), "using runs/stdlib, which is finished"), (("--max-steps", 3), "resuming runs/stdlib at step 3 of 7")],
+)
+def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(untouched, monkeypatch, stop, message):
     small_library(untouched, monkeypatch)
     small_recipe(untouched)
     done("prepare", "stdlib")
-    done("train", "stdlib")
-    again = done("quickstart")
-    assert "using runs/stdlib, which is finished" in again.stderr
-    assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_is_resumed(untouched, monkeypatch):
-    small_library(untouched, monkeypatch)
-    small_recipe(untouched)
-    done("prepare", "stdlib")
-    done("train", "stdlib", "--max-steps", 3)
+    done("train", "stdlib", *stop)
     result = done("quickstart")
-    assert "$ txl train --resume runs/stdlib\n" in result.stderr
-    assert "resuming runs/stdlib at step 3 of 7" in result.stderr
+    assert message in result.stderr
+    assert ("$ txl train --resume runs/stdlib\n" in result.stderr) == bool(stop)
     assert "runs/stdlib on stdlib test" in result.stdout
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
 

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +13,7 @@ from filelock import FileLock
 
 import txlcli
 from tests.cards import read_card
-from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, on_a_full_disk, refusal, train
+from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, refusal, train
 from txlcli.data.context_file import key_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.workflows import recl
@@ -57,12 +55,8 @@ def saved_losses(path="runs/recl.h5"):
 def test_every_model_has_a_recl_for_every_r(group):
     output = json_of("recl", *group, *SMALL)
     assert output["context_tokens"] == [3, 7, 11, 15]
-    assert (output["text"], output["unit"], output["positions"], output["threshold"]) == (
-        "novel test",
-        "byte",
-        40,
-        0.01,
-    )
+    facts = output["text"], output["unit"], output["positions"], output["threshold"]
+    assert facts == ("novel test", "byte", 40, 0.01)
     assert [model["run"] for model in output["models"]] == ["runs/byte", "runs/window", "runs/state"]
     assert [model["context"] for model in output["models"]] == ["memory", "window", "state"]
     for model in output["models"]:
@@ -289,43 +283,9 @@ def test_losses_computed_before_an_error_are_saved(here):
     assert list(saved_losses()) == [("window", "context_3")]
 
 
-KILLED_AT_A_SAVE = """
-import os, sys
-replace, number = os.replace, int(sys.argv[1])
-def count(*paths):
-    global number
-    number -= 1
-    if not number:
-        os._exit(9)
-    replace(*paths)
-os.replace = count
-from txlcli.cli import app
-app(sys.argv[2:])
-"""
-
-
-def test_a_killed_process_loses_only_the_current_context_length(here):
-    # The file is written when it is tried, after context 3, after context 7; the last of these never comes about.
-    words = [sys.executable, "-c", KILLED_AT_A_SAVE, "3", "recl", "byte", *map(str, SMALL)]
-    assert subprocess.run(words, capture_output=True, check=False, timeout=300).returncode == 9
-    assert list(saved_losses()) == [("memory", "context_3")]
-    assert announced_cost(done("recl", "byte", *SMALL)).startswith("120 losses to compute")
-
-
 def spoil_last_row(table):
     table[-1] = math.nan
     return table
-
-
-def test_a_full_disk_is_reported_before_anything_is_computed(here):
-    done("recl", "byte", *SMALL)
-    before = saved_losses()
-    result = on_a_full_disk(1000, "recl", "byte", *map(str, SMALL), "--split", "valid")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[1:] == [
-        "error: runs/recl.h5: the losses cannot be written (File too large); check the folder and the free space"
-    ]
-    assert saved_losses().keys() == before.keys()
 
 
 @pytest.mark.parametrize(
