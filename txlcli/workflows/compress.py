@@ -21,7 +21,7 @@ from txlcli import __version__
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures import compression
 from txlcli.core.measures.adaptation import DynamicSettings, gradient_rms, head_segments
-from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor
+from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor, SymbolCoder
 from txlcli.core.reading.scoring import Lanes, score_total
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile, CompressionHeader
@@ -95,7 +95,8 @@ def compress(
     settings = _settings(opened, len(data), options)
     dynamic = _searched(opened, settings, workspace) if options.dynamic else None
     started = time.perf_counter()
-    coder, probe = _coded(opened, settings, CodedText(ids, others), dynamic, workspace, title=f"compressing {source}")
+    coder = compression.Encoder()
+    probe = _Job(opened, settings, dynamic, workspace).code(coder, CodedText(ids, others), f"compressing {source}")
     seconds = time.perf_counter() - started
     header = CompressionHeader(
         **_conditions(),
@@ -128,33 +129,49 @@ def compress(
         lane_cost_bits=cost,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
-        dynamic=None if dynamic is None else (dynamic.lr, dynamic.decay),
+        dynamic=header.dynamic,
         seconds=seconds,
     )
 
 
-def _coded(
-    opened: OpenRun,
-    settings: EvalSettings,
-    text: CodedText,
-    dynamic: DynamicSettings | None,
-    workspace: Workspace,
-    *,
-    title: str,
-) -> tuple[compression.Encoder, str]:
-    """Return the encoder of all of a text, and the probe of the predictor, which an empty text does not have."""
-    coder, count = compression.Encoder(), len(text.ids)
-    if not count:
-        return coder, ""
-    lanes = Lanes.of(count, settings)
-    predictor = _predictor(opened, settings, lanes, dynamic, workspace)
-    probe = predictor.probe()
-    with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        vocab = opened.vocab
-        compression.code_text(
-            predictor, coder, text, lanes, boundary=vocab.boundary, escapes=_may_escape(vocab), on_tokens=bar.reach
-        )
-    return coder, probe
+@dataclass(frozen=True)
+class _Job:
+    """A run that predicts a text, with its settings."""
+
+    opened: OpenRun
+    settings: EvalSettings
+    dynamic: DynamicSettings | None
+    workspace: Workspace
+
+    def code(self, coder: SymbolCoder, text: CodedText, title: str, *, probe: str | None = None) -> str:
+        """Encode a text, or fill in one that is decoded; return the probe of the predictor, which must equal `probe`.
+
+        An empty text has no probe.
+        """
+        count, vocab = len(text.ids), self.opened.vocab
+        if not count:
+            return ""
+        lanes = Lanes.of(count, self.settings)
+        predictor = self._predictor(lanes)
+        measured = predictor.probe()
+        if probe not in (None, measured):
+            raise CompressedFileError(
+                f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
+            )
+        with self.workspace.reporter.progress(title, total=count, unit="tokens") as bar:
+            escapes = _may_escape(vocab)
+            compression.code_text(
+                predictor, coder, text, lanes, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach
+            )
+        return measured
+
+    def _predictor(self, lanes: Lanes) -> Predictor:
+        model, vocab = self.opened.model, self.opened.vocab
+        if self.dynamic is None:
+            return FixedPredictor(model, self.settings, lanes)
+        before = 0 if vocab.boundary is None else 1
+        rms = _gradient_rms(self.opened, self.settings, self.workspace)
+        return compression.DynamicPredictor(model, self.settings, lanes, self.dynamic, rms, before=before)
 
 
 def decompress(
@@ -265,16 +282,6 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
     return settings
 
 
-def _predictor(
-    opened: OpenRun, settings: EvalSettings, lanes: Lanes, dynamic: DynamicSettings | None, workspace: Workspace
-) -> Predictor:
-    if dynamic is None:
-        return FixedPredictor(opened.model, settings, lanes)
-    before = 0 if opened.vocab.boundary is None else 1
-    rms = _gradient_rms(opened, settings, workspace)
-    return compression.DynamicPredictor(opened.model, settings, lanes, dynamic, rms, before=before)
-
-
 def _gradient_rms(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[torch.Tensor]:
     train = opened.store(workspace.data_dir).ids("train")
     segments = head_segments(train, settings, adapted.RMS_SEGMENTS, opened.model.device)
@@ -343,9 +350,7 @@ def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> 
 
 
 def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: Workspace) -> bytes:
-    header = packed.header
-    if not header.tokens:
-        return b""
+    header, text = packed.header, CodedText(np.zeros(packed.header.tokens, dtype=np.int64))
     settings = opened.run.settings.evaluation_settings(
         batch_size=header.lanes,
         seg_len=header.seg_len,
@@ -354,28 +359,12 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         same_length=header.same_length,
     )
     dynamic = None if header.dynamic is None else DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
-    lanes = Lanes.of(header.tokens, settings)
-    predictor = _predictor(opened, settings, lanes, dynamic, workspace)
-    if predictor.probe() != header.probe:
-        raise CompressedFileError(
-            f"{source}: this machine rounds differently from the one that compressed it; decompress it there"
-        )
-    text = CodedText(np.zeros(header.tokens, dtype=np.int64))
-    with workspace.reporter.progress(f"restoring {source}", total=header.tokens, unit="tokens") as bar:
-        decoder, vocab = compression.Decoder(packed.words), opened.vocab
-        try:
-            compression.code_text(
-                predictor,
-                decoder,
-                text,
-                lanes,
-                boundary=vocab.boundary,
-                escapes=_may_escape(vocab),
-                on_tokens=bar.reach,
-            )
-        except ValueError as error:
-            raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
-    return _decode(vocab, text)
+    job = _Job(opened, settings, dynamic, workspace)
+    try:
+        job.code(compression.Decoder(packed.words), text, f"restoring {source}", probe=header.probe)
+    except ValueError as error:
+        raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
+    return _decode(opened.vocab, text)
 
 
 @contextlib.contextmanager
