@@ -244,9 +244,6 @@ def test_the_top_fifth_is_counted_among_the_keys_of_each_query():
     )
     marked = [np.flatnonzero(row).tolist() for row in strongest(attention)]
     assert marked == [[1, 5], [2], [5], []]
-
-
-def test_the_top_fifth_of_thirty_five_positions_is_seven():
     assert strongest(np.arange(35.0)[None]).nonzero()[1].tolist() == list(range(28, 35))
 
 

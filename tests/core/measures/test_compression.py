@@ -32,21 +32,6 @@ def model():
     return model_with("relative")
 
 
-@pytest.fixture(scope="module")
-def model_of_outputs():
-    return model_with("relative", memory_source="layer_output")
-
-
-@pytest.fixture(scope="module")
-def compressive_model():
-    return model_with("relative", arch="compressive", compressed_len=5, compression_rate=2)
-
-
-@pytest.fixture(scope="module")
-def model_with_memory_tokens():
-    return model_with("relative", arch="rmt", segment_len=3, n_memory_tokens=2)
-
-
 def model_with(position, **changed):
     torch.manual_seed(5)
     settings = MODELS[changed.get("arch", "transformer")](
@@ -71,33 +56,32 @@ def decoded(predictor, words, lanes, *, escapes=False):
     return text
 
 
-@pytest.mark.parametrize("same_length", ["off", "m"])
-@pytest.mark.parametrize("mem_len", [0, 11])
-def test_tokens_one_by_one_have_the_bits_of_whole_segments(model, same_length, mem_len):
-    check_bits(model, dataclasses.replace(SETTINGS, same_length=same_length, mem_len=mem_len))
+OUTPUTS = {"memory_source": "layer_output"}
+COMPRESSIVE = {"arch": "compressive", "compressed_len": 5, "compression_rate": 2}
+MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
 
 
-@pytest.mark.parametrize("mem_len", [0, 11])
-@pytest.mark.parametrize("position", ["sinusoid", "rotary"])
-def test_positions_are_those_of_whole_segments(position, mem_len):
-    check_bits(model_with(position), dataclasses.replace(SETTINGS, mem_len=mem_len, max_distance=None))
-
-
-@pytest.mark.parametrize("mem_len", [3, 11])
-def test_a_memory_of_outputs_is_that_of_whole_segments(model_of_outputs, mem_len):
-    check_bits(model_of_outputs, dataclasses.replace(SETTINGS, mem_len=mem_len))
-
-
-@pytest.mark.parametrize(("mem_len", "slots"), [(3, None), (11, 4)])
-def test_a_compressed_memory_is_that_of_whole_segments(compressive_model, mem_len, slots):
-    check_bits(compressive_model, dataclasses.replace(SETTINGS, mem_len=mem_len, compressed_len=slots))
-
-
-def test_memory_tokens_are_those_of_whole_segments(model_with_memory_tokens):
-    check_bits(model_with_memory_tokens, dataclasses.replace(SETTINGS, mem_len=0, max_distance=None))
-
-
-def check_bits(model, settings):
+@pytest.mark.parametrize(
+    ("position", "model_settings", "eval_settings"),
+    [
+        *(
+            ("relative", {}, {"same_length": same_length, "mem_len": mem_len})
+            for same_length in ("off", "m")
+            for mem_len in (0, 11)
+        ),
+        *(
+            (position, {}, {"mem_len": mem_len, "max_distance": None})
+            for position in ("sinusoid", "rotary")
+            for mem_len in (0, 11)
+        ),
+        *(("relative", OUTPUTS, {"mem_len": mem_len}) for mem_len in (3, 11)),
+        ("relative", COMPRESSIVE, {"mem_len": 3}),
+        ("relative", COMPRESSIVE, {"mem_len": 11, "compressed_len": 4}),
+        ("relative", MEMORY_TOKENS, {"mem_len": 0, "max_distance": None}),
+    ],
+)
+def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_settings, eval_settings):
+    model, settings = model_with(position, **model_settings), dataclasses.replace(SETTINGS, **eval_settings)
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
     expected = 0.0
@@ -109,11 +93,9 @@ def check_bits(model, settings):
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
-@pytest.mark.parametrize(
-    "name", sampled(3, ["model", "model_of_outputs", "compressive_model", "model_with_memory_tokens"])
-)
-def test_dynamic_evaluation_takes_the_steps_of_whole_segments(name, request):
-    model = request.getfixturevalue(name)
+@pytest.mark.parametrize("changes", sampled(3, [{}, OUTPUTS, COMPRESSIVE, MEMORY_TOKENS]))
+def test_dynamic_evaluation_takes_the_steps_of_whole_segments(changes):
+    model = model_with("relative", **changes)
     settings = dataclasses.replace(SETTINGS, batch_size=1)
     rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)

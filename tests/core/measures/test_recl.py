@@ -31,9 +31,6 @@ def test_the_baseline_is_the_least_loss_of_the_group_at_each_position():
 )
 def test_the_hardest_positions_are_those_of_the_largest_baseline(top_r, chosen):
     assert hardest_positions(np.array([4.0, 0.5, 2.0, 2.0, 4.5]), top_r).tolist() == chosen
-
-
-def test_a_share_of_many_positions_is_rounded():
     assert len(hardest_positions(np.arange(30.0), 0.1)) == 3  # 0.1 * 30 is a little more than 3 in binary
 
 
@@ -96,11 +93,8 @@ def steps(*relative):
 def test_recl_is_the_context_where_the_gain_first_stays_below_the_threshold(relative, threshold, length, ended):
     result = recl(steps(*relative), top_r=0.1, threshold=threshold)
     assert (result.recl_tokens, result.grid_ended) == (length, ended)
-
-
-def test_a_gain_of_exactly_the_threshold_goes_on():
     step = Gain(from_tokens=100, to_tokens=200, baseline_nats=1.0, relative_loss_nats=1.0 + math.log(0.5))
-    assert recl([step], top_r=0.1, threshold=step.relative_gain).grid_ended
+    assert recl([step], top_r=0.1, threshold=step.relative_gain).grid_ended  # exactly the threshold
 
 
 def test_losses_too_large_for_a_perplexity_still_have_a_relative_gain():
