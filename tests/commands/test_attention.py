@@ -207,7 +207,7 @@ def test_a_model_without_memory_is_measured_by_segments(other):
     )
 
 
-def test_an_output_directory_that_cannot_be_created_is_refused(here):
+def test_an_output_directory_that_cannot_be_created_is_rejected(here):
     (here / "taken").write_text("")
     assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
     assert refusal("attention", "byte", "--out", "taken/in", code=1) == (
@@ -215,7 +215,7 @@ def test_an_output_directory_that_cannot_be_created_is_refused(here):
     )
 
 
-def test_an_unfinished_run_is_refused_without_unfinished(here):
+def test_an_unfinished_run_is_rejected_without_unfinished(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
     message = refusal("attention", "half", "--positions", 5, code=1)
     assert message.startswith("runs/half is at step 4 of 7; finish it with")

@@ -264,7 +264,7 @@ def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message)
     assert message in refusal("generate", "byte", *arguments)
 
 
-def test_a_prompt_with_unknown_characters_is_refused(untouched):
+def test_a_prompt_with_unknown_characters_is_rejected(untouched):
     (untouched / "text8").write_text(" ab" * 400)
     done("prepare", "text8", "--source", "text8")
     done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
@@ -272,7 +272,7 @@ def test_a_prompt_with_unknown_characters_is_refused(untouched):
     assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
 
 
-def test_a_prompt_that_is_not_utf8_is_refused(here):
+def test_a_prompt_that_is_not_utf8_is_rejected(here):
     message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
     assert message == "the prompt on stdin is not UTF-8 at byte 2; convert it first"
     # Python passes undecodable bytes of a command line as lone surrogates.
@@ -289,7 +289,7 @@ def test_only_a_passage_needs_the_store_and_its_test_split(here):
     done("generate", "byte", "--prompt", "the", "--tokens", 1)
 
 
-def test_another_vocabulary_is_refused(here):
+def test_another_vocabulary_is_rejected(here):
     (here / "data/char.h5").write_bytes((here / "data/word.h5").read_bytes())
     message = refusal("generate", "char", code=1)
     assert message.startswith("data/char.h5 has another vocabulary than the one runs/char was trained with; ")

@@ -36,7 +36,7 @@ def test_a_conversation_remembers_until_it_is_reset(here):
 COMMANDS = "/help lists these commands, /reset forgets the text so far, Ctrl-D ends"
 
 
-def test_help_lists_the_commands_and_is_no_prompt(here):
+def test_help_lists_the_commands_and_is_not_a_prompt(here):
     result = conversation(prompts="/help\n")
     assert result.stdout == ""
     beginning, answer = result.stderr.splitlines()
@@ -75,7 +75,7 @@ def test_a_conversation_says_that_a_symbol_is_unknown(here):
 
 
 @pytest.mark.parametrize("options", [["--prompt", "a"], ["--json"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
-def test_interactive_refuses_what_it_asks_for(here, options):
+def test_interactive_rejects_what_it_asks_for(here, options):
     assert refusal("generate", "byte", "--interactive", *options).startswith(
         "--interactive asks for prompts: leave out"
     )

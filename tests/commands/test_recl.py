@@ -254,7 +254,7 @@ def test_all_positions_are_scored_if_there_are_few(here):
     )
 
 
-def test_a_context_longer_than_the_split_is_refused(here):
+def test_a_context_longer_than_the_split_is_rejected(here):
     tokens = len(positions_of(10_000)) + 14
     message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
     assert message == (
@@ -265,7 +265,7 @@ def test_a_context_longer_than_the_split_is_refused(here):
     assert json_of("recl", "byte", *fits)["positions"] == 1
 
 
-def test_losses_that_are_not_finite_are_refused_and_not_saved(here):
+def test_losses_that_are_not_finite_are_rejected_and_not_saved(here):
     change_weights("byte", lambda name, tensor: tensor * math.nan)
     lost = "runs/byte: a loss is not finite at a context of 3 tokens; "
     assert refusal("recl", "byte", *SMALL, code=1) == f"{lost}train it again"

@@ -46,7 +46,7 @@ def attention(
 ) -> None:
     """Plot where attention heads look.
 
-    Figure 5 of the paper shows the attention of all heads by distance, Figure 6 that of selected heads to a passage of
+    Figure 5 of the paper shows the attention of all heads by distance, Figure 6 the attention of selected heads to a
     text, Figure 7 the attention that the terms (a), (b) and (d) of the score would give alone. The width of a head is
     the number of distances over which its average attention is spread.
 

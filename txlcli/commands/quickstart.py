@@ -1,4 +1,4 @@
-"""`txl quickstart`: all main steps on text that every machine has."""
+"""`txl quickstart`: the whole pipeline on text you already have."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def quickstart(
 def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable[..., None]) -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
-    An interrupted training of the same settings and text is resumed.
+    An interrupted run of the same settings and text is resumed.
     """
     from txlcli.commands import training_tables
     from txlcli.workflows.training import resume, start

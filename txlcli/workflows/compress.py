@@ -1,6 +1,6 @@
 """Compresses files with the predictions of a run, and restores them.
 
-The bytes of any file can be coded: symbols that the vocabulary lacks are escaped, if the vocabulary is one of bytes or
+The bytes of any file can be coded: symbols that the vocabulary lacks are escaped, if the vocabulary has bytes or
 characters. Words and SentencePiece models are accepted for texts that they restore exactly.
 """
 
@@ -338,7 +338,7 @@ def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> 
     for name, value in _digests(opened).items():
         if getattr(packed.header, name) != value:
             raise CompressedFileError(
-                f"{source}: compressed with other {name} than those of {opened.run.directory}; name the run and keep "
+                f"{source}: compressed with other {name} than {opened.run.directory} has; name the run and keep "
                 "the checkpoint that compressed it"
             )
     for name, value in _conditions().items():

@@ -172,9 +172,9 @@ class DynamicSteps:
         flatten_rnn_weights(self.model)
         self._parameters = self.model.predicting_weights
         self._trained = [parameter.detach() for parameter in model.predicting_weights]
-        mean = max(float(torch.cat([one.flatten() for one in rms]).mean()), torch.finfo(torch.float32).tiny)
-        self._lr, self._scales = dynamic.lr, [one + mean for one in rms]
-        self._decays = [(dynamic.decay * one / mean).clamp(max=1.0) for one in rms]
+        mean = max(float(torch.cat([size.flatten() for size in rms]).mean()), torch.finfo(torch.float32).tiny)
+        self._lr, self._scales = dynamic.lr, [size + mean for size in rms]
+        self._decays = [(dynamic.decay * size / mean).clamp(max=1.0) for size in rms]
 
     def step(self, loss: Tensor) -> None:
         """Change the weights by the gradient of a loss (0-d), and decay towards the trained ones."""

@@ -125,7 +125,7 @@ class DynamicPredictor(Predictor):
         if len(self._segment) == self._settings.seg_len:
             self._adapt(tokens)
         self._segment.append(tokens)
-        if self._trained.settings.depends_on_segments:  # its tokens are read again: they are no memory yet
+        if self._trained.settings.depends_on_segments:  # its tokens are read again: they are not memory yet
             tokens, self._growing = torch.cat(self._segment, dim=1), self._memory
         mem_len = self._settings.mem_len + len(self._segment)  # the memory grows until the segment is complete
         with torch.no_grad():
