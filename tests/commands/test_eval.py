@@ -302,16 +302,16 @@ def test_the_loss_of_every_token_is_written_in_order(here):
             losses = file[name][()]
             assert losses.shape == (row["tokens"],)
             assert losses.mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert dict(file["mem_len_5"].attrs) == {"mem_len": 5, "seg_len": 5, "lanes": 3, "same_length": "m"}
+        assert dict(file["mem_len_5"].attrs) == {"mem_len": 5, "seg_len": 5, "lanes": 3, "same_length": b"m"}
         assert dict(file.attrs) == {
             "format": 1,
-            "run": "runs/byte",
+            "run": b"runs/byte",
             "step": 7,
-            "text": "novel test",
-            "store": "novel",
-            "split": "test",
-            "vocab_fingerprint": store.fingerprint,
-            "precision": "fp32",
+            "text": b"novel test",
+            "store": b"novel",
+            "split": b"test",
+            "vocab_fingerprint": store.fingerprint.encode(),
+            "precision": b"fp32",
             "max_distance": 10,
         }
 
@@ -325,7 +325,7 @@ def test_losses_of_windows_are_named_by_window_length(here):
         for row, name in ((short, "attn_len_4"), (long, "attn_len_7")):
             assert file[name].shape == (61,)
             assert file[name][()].mean(dtype=np.float64) == pytest.approx(row["loss_nats"], rel=1e-6)
-        assert (file.attrs["text"], file.attrs["precision"]) == ("novel/valid.txt", "bf16")
+        assert (file.attrs["text"], file.attrs["precision"]) == (b"novel/valid.txt", b"bf16")
         assert not {"store", "split", "max_distance"} & set(file.attrs)  # not a split, no limit
 
 
