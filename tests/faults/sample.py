@@ -13,20 +13,15 @@ import torch
 
 from tests.commands.novel import RECIPE, done, prepare_and_train
 from tests.core.builders import V
-from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
+from tests.core.foreign import draw_weights, pytorch_state_dict, tf_variables
 from txlcli.system.checkpoint_header import STATE
 
 RECL = ("--start", "3", "--step", "4", "--longest", "11", "--positions", "20")
-BARE = ("--recipe", "foreign.toml", "--vocab", "words.txt")
 FOREIGN = (
     RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
     .replace("d_head = 5", "d_head = 11")
     .replace("d_inner = 11", "d_inner = 17")
 )
-FOREIGN_CONFIG = {
-    **{"model_type": "transfo-xl", "vocab_size": V, "cutoffs": [5, 11], "div_val": 2, "n_layer": 2, "d_model": 14},
-    **{"d_embed": 14, "n_head": 3, "d_head": 11, "d_inner": 17, "untie_r": False, "clamp_len": -1},
-}
 
 
 @dataclass(frozen=True)
@@ -72,17 +67,13 @@ def build(directory):
 
 
 def _write_foreign(directory):
-    """Write the same weights as a state dict, as a dump of variables and as a directory; a vocabulary and a recipe."""
+    """Write the same weights as a state dict and as a dump of variables; a vocabulary and a recipe."""
     weights = draw_weights(div_val=2)
     torch.save(pytorch_state_dict(weights, div_val=2), directory / "state.pt")
     np.savez(
         directory / "tf.npz", **{name: tensor.numpy() for name, tensor in tf_variables(weights, div_val=2).items()}
     )
-    (directory / "bin").mkdir()
-    torch.save(hugging_face_state_dict(weights, div_val=2), directory / "bin/pytorch_model.bin")
-    (directory / "bin/config.json").write_text(json.dumps(FOREIGN_CONFIG))
     words = [*(f"w{number}" for number in range(V - 1)), "<eos>"]
-    (directory / "bin/vocab.txt").write_text("".join(f"{word}\n" for word in words))
     (directory / "words.txt").write_text("".join(f"{word}\n" for word in words))
     (directory / "words.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
     (directory / "foreign.toml").write_text(FOREIGN)
