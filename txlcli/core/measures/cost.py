@@ -74,8 +74,7 @@ def softmax_products(model: ModelSettings, all_bands: Sequence[Band], shares: Sh
 
 def softmax_flops_per_token(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> float:
     """Return the operations of one token's logits, which train.recompute computes once more."""
-    all_bands = bands(model, vocab_size)
-    return 2.0 * softmax_products(model, all_bands, shares or zipf_shares(all_bands))
+    return 2.0 * _embedding_and_softmax(model, vocab_size, shares, read=0)
 
 
 def _embedding_and_softmax(

@@ -225,35 +225,30 @@ def _by_attention(
     model = settings.model
     if not isinstance(model, TransformerSettings) or model.recurrent_state:
         return  # formulas of the backends know keys of a memory, but no memory tokens
-    needed = needed_attention_flops_per_token(model, seg_len=train.seg_len, mem_len=train.mem_len)
-    others = planned.flops_per_token - needed
+    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
+    others = planned.flops_per_token - needed_attention_flops_per_token(model, **lengths)
     logits = softmax_flops_per_token(model, vocab_size, planned.shares)
     for backend, recompute in BACKENDS:
         counted_for = CUDA if backend in ("flex", "triton") else device
         changed = dataclasses.replace(
             train, attention=backend, recompute=recompute, cuda_graph=False, deterministic=False
         )
+        of_attention = attention_flops_per_token(
+            model,
+            backend,
+            **lengths,
+            scores=computed_scores(model, changed, counted_for),
+            position_scores=computed_scores(model, changed, counted_for, max_keys=model.window),
+            recompute=recompute,
+        )
         yield BackendForecast(
             attention=backend,
             recompute=recompute,
             device=counted_for.type,
             step_bytes=step_bytes(model, vocab_size, changed, device=counted_for, processes=processes).total,
-            flops_per_token=others + _attention_flops(model, changed, counted_for) + recompute * logits,
+            flops_per_token=others + of_attention + recompute * logits,
             refused=_reason_against(settings, backend, device, recompute=recompute),
         )
-
-
-def _attention_flops(model: TransformerSettings, train: TrainSettings, device: torch.device) -> float:
-    """Return the operations between queries and keys per predicted token of a step."""
-    return attention_flops_per_token(
-        model,
-        train.attention,
-        seg_len=train.seg_len,
-        mem_len=train.mem_len,
-        scores=computed_scores(model, train, device),
-        position_scores=computed_scores(model, train, device, max_keys=model.window),
-        recompute=train.recompute,
-    )
 
 
 def _reason_against(
