@@ -1,8 +1,8 @@
-"""The peak memory of trainings beside the forecast of `txl train --dry-run`.
+"""The peak memory of training runs next to the forecast of `txl train --dry-run`.
 
 python -m tests.benchmarks.training_memory [ROW ...] [--json]
 
-Each training is a process of its own, with one thread: the recipe of a benchmark with other sizes, a generated text
+Each training run is a process of its own, with one thread: the recipe of a benchmark with other sizes, a generated text
 whose tokens follow Zipf's law, and steps until the memory is full and two more. What is measured is the most resident
 memory of the process, less that after a few steps of a tiny model of the same kind. Memory that is freed returns to the
 system at once (MALLOC_MMAP_THRESHOLD_): by default the C library keeps gaps, so that a process takes more. Needs Linux.
@@ -34,7 +34,7 @@ ADAMW_BF16 = ["train.precision=bf16", "train.optimizer=adamw"]
 
 @dataclass(frozen=True)
 class Row:
-    """A training that is measured."""
+    """A training run that is measured."""
 
     recipe: str
     vocab_size: int

@@ -222,7 +222,7 @@ def test_kernels_that_skip_unseen_keys_compute_no_product_with_them():
 
 def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():
     # Two layers of 14 over 19 symbols: the first one predicts two tokens for a quarter of the training, the last one
-    # the second token throughout, beside the model's own softmax.
+    # the second token throughout, next to the model's own softmax.
     plain = model_settings(position="learned", n_positions=L)
     with_losses = dataclasses.replace(plain, auxiliary_losses=True)
     cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, batch_size=B) for model in (plain, with_losses)]
