@@ -35,12 +35,8 @@ class ItemCost:
 class Costs:
     """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape.
 
-    Args:
-        scale: models and texts.
-        workspace: where stores and runs are.
-        seeds: training runs of each model.
-        clock: seconds; no model is timed later than MAX_S after the first call, and those that are left have the
-            median rate of the others.
+    Each model is trained with so many seeds. MAX_S after the first call of the clock, in seconds, no further model is
+    timed, and those that are left have the median rate of the others.
     """
 
     def __init__(
