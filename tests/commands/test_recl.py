@@ -52,8 +52,14 @@ def saved_losses(path="runs/recl.h5"):
         }
 
 
-def test_every_model_has_a_recl_for_every_r(group):
-    output = json_of("recl", *group, *SMALL)
+def test_every_model_has_a_recl_for_every_r_that_follows_from_the_saved_losses(group):
+    result = done("recl", *group, *SMALL, "--json")
+    # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
+    assert result.stderr.splitlines()[:2] == [
+        "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models",
+        "400 losses to compute, 3,200 tokens to read; saved in runs/recl.h5",
+    ]
+    output, losses = json.loads(result.stdout), saved_losses()
     assert output["context_tokens"] == [3, 7, 11, 15]
     facts = output["text"], output["unit"], output["positions"], output["threshold"]
     assert facts == ("novel test", "byte", 40, 0.01)
@@ -65,26 +71,26 @@ def test_every_model_has_a_recl_for_every_r(group):
         for point in model["recl"]:
             assert [(gain["from_tokens"], gain["to_tokens"]) for gain in point["gains"]] == [(3, 7), (7, 11), (11, 15)]
             assert point["recl_tokens"] in output["context_tokens"]
-
-
-def test_the_result_follows_from_the_saved_losses(group):
-    output = json_of("recl", *group, *SMALL, "--top-r", "0.1")
-    losses = saved_losses()
-    at = {kind: losses[kind, "context_3"] for kind in ("memory", "window", "state")}
+    at = {source: losses[source, "context_3"] for source in ("memory", "window", "state")}
     baseline = np.min(list(at.values()), axis=0)
     hardest = np.argsort(-baseline, kind="stable")[:4]  # a tenth of 40
     longer = np.minimum(baseline[hardest], losses["memory", "context_7"][hardest]).mean()
-    gain = output["models"][0]["recl"][0]["gains"][0]
+    memory, window, _ = output["models"]
+    gain = memory["recl"][0]["gains"][0]
     assert gain["baseline_nats"] == pytest.approx(baseline[hardest].mean())
     assert gain["relative_gain"] == pytest.approx(1 - math.exp(longer - baseline[hardest].mean()), abs=1e-6)
-    assert output["models"][0]["loss_nats"][0] == pytest.approx(at["memory"].mean())
-
-
-def test_context_beyond_the_learned_positions_changes_nothing(group):
-    window = json_of("recl", *group, *SMALL, "--threshold", 1e-9)["models"][1]
+    assert memory["loss_nats"][0] == pytest.approx(at["memory"].mean())
+    # Context beyond the learned positions changes nothing.
     assert window["longest_window_tokens"] == 5
     assert window["loss_nats"][1] == window["loss_nats"][2] == window["loss_nats"][3] != window["loss_nats"][0]
-    assert ("window", "context_5") in saved_losses()
+    assert ("window", "context_5") in losses
+    # Another r or threshold needs no further losses.
+    before = Path("runs/recl.h5").stat().st_mtime_ns
+    again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
+    assert announced_cost(again) == "nothing to compute: runs/recl.h5 has every loss"
+    assert Path("runs/recl.h5").stat().st_mtime_ns == before
+    again_nats = [model["loss_nats"] for model in json.loads(again.stdout)["models"]]
+    assert again_nats == [model["loss_nats"] for model in output["models"]]
 
 
 def test_losses_of_windows_equal_those_of_eval(here):
@@ -113,24 +119,6 @@ def test_the_table_is_laid_out_like_table_8(group):
     assert "4 more improve perplexity by less than 99.9 %" in result.stdout
     assert "3: no step improved perplexity, so RECL may be less; give a smaller --start." in result.stdout
     assert ">=" not in result.stdout
-
-
-def test_the_cost_is_reported_first(group):
-    first, second = done("recl", *group, *SMALL).stderr.splitlines()[:2]
-    assert first == "RECL on novel test: 40 positions x 4 context lengths (3 to 15 tokens) x 3 models"
-    # memory and state read 40 x (3 + 7 + 11 + 15) tokens, the window 40 x (3 + 5): 2 x 1440 + 320
-    assert second == "400 losses to compute, 3,200 tokens to read; saved in runs/recl.h5"
-
-
-def test_another_r_or_threshold_computes_nothing(group):
-    first = json_of("recl", *group, *SMALL)
-    before = Path("runs/recl.h5").stat().st_mtime_ns
-    again = done("recl", *group, *SMALL, "--top-r", "0.3", "--threshold", 0.2, "--json")
-    assert announced_cost(again) == "nothing to compute: runs/recl.h5 has every loss"
-    assert Path("runs/recl.h5").stat().st_mtime_ns == before
-    assert [model["loss_nats"] for model in json.loads(again.stdout)["models"]] == [
-        model["loss_nats"] for model in first["models"]
-    ]
 
 
 def test_a_longer_grid_and_more_positions_compute_only_missing_losses(here):
@@ -225,14 +213,11 @@ def test_another_seed_scores_other_positions_and_losses_can_be_kept_elsewhere(he
     assert "nothing to compute: mine.h5 has every loss" in again.stderr
 
 
-def test_a_batch_of_one_gives_the_same_losses(group):
+def test_a_batch_of_one_gives_the_same_losses_and_the_figures_have_a_curve_per_model(group):
     plain = json_of("recl", *group, *SMALL)
     single = json_of("recl", *group, *SMALL, "--batch-size", 1, "--losses", "single.h5")
-    for one, other in zip(plain["models"], single["models"], strict=True):
-        assert one["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
-
-
-def test_the_figures_have_a_curve_per_model(group):
+    for model, other in zip(plain["models"], single["models"], strict=True):
+        assert model["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
     stderr = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
     assert stderr.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
     root = ElementTree.parse("gains.svg").getroot()
