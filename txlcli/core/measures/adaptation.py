@@ -254,10 +254,6 @@ def attention_limits(settings: EvalSettings) -> dict[str, int]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the gradient of a loss (0-d) for each parameter; zeros if the loss does not depend on it."""
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [
-        torch.zeros_like(parameter) if gradient is None else gradient
-        for gradient, parameter in zip(gradients, parameters, strict=True)
-    ]
+    return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)

@@ -37,21 +37,8 @@ TOP_ONE_IN = 5  # Figure 6 marks the top 20 %
 Numbers = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True)
-class TermScores:
-    """The terms of 3.3, scaled, (H, l, n) each: column c is distance n - 1 - c, -inf where there is no key.
-
-    A term that the model does not have is None.
-    """
-
-    a: Tensor
-    b: Tensor | None
-    c: Tensor | None
-    d: Tensor | None
-
-    def total(self) -> Tensor:
-        """Return the sum of the terms, the input of the model's softmax."""
-        return sum((term for term in (self.b, self.c, self.d) if term is not None), self.a)
+TermScores = dict[str, Tensor]
+"""The terms of 3.3 that a model has, scaled, (H, l, n) each: column c is distance n - 1 - c, -inf without a key."""
 
 
 @torch.inference_mode()
@@ -65,25 +52,31 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
     query_dtype, dtype = query.dtype, torch.promote_types(query.dtype, torch.float32)
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
 
-    def biased(bias: Tensor | None) -> Tensor | None:  # (H, 1, D)
-        return None if bias is None else (bias * attention.scale).to(query_dtype).to(dtype)[:, None]
+    def biased(bias: Tensor) -> Tensor:  # (H, 1, D)
+        return (bias * attention.scale).to(query_dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
         query = (query * attention.scale).to(dtype)
         keys = keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
-        a = _by_distance(query @ keys.mT, terms.reach)
-        b = c = d = None
-        if (u := biased(terms.content_bias)) is not None:
-            c = _by_distance((u @ keys.mT).expand(-1, query.shape[1], -1), terms.reach)
+        scores = {"a": _by_distance(query @ keys.mT, terms.reach)}
+        no_key = scores["a"].isneginf()
+        if terms.content_bias is not None:
+            score = biased(terms.content_bias) @ keys.mT
+            scores["c"] = _by_distance(score.expand(-1, query.shape[1], -1), terms.reach)
         if (position_keys := terms.every_position_key()) is not None:
-            no_key, position_key = a.isneginf(), position_keys.to(dtype)  # (H, n, D)
-            b = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
-            if (v := biased(terms.position_bias)) is not None:
-                d = (v @ position_key.mT).masked_fill(no_key, -math.inf)
+            position_key = position_keys.to(dtype)  # (H, n, D)
+            scores["b"] = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
+            if terms.position_bias is not None:
+                scores["d"] = (biased(terms.position_bias) @ position_key.mT).masked_fill(no_key, -math.inf)
         if terms.distance_bias is not None:  # like (d), it depends on the distance alone
             bias = terms.distance_bias.to(dtype)[:, None]  # (H, 1, n)
-            d = (bias if d is None else d + bias).masked_fill(a.isneginf(), -math.inf)
-    return TermScores(a, b, c, d)
+            scores["d"] = (scores["d"] + bias if "d" in scores else bias).masked_fill(no_key, -math.inf)
+    return scores
+
+
+def total_score(scores: TermScores) -> Tensor:
+    """Return the sum of the terms, the input of the model's softmax."""
+    return sum((scores[name] for name in "bcd" if name in scores), scores["a"])
 
 
 def _by_distance(score: Tensor, reach: int) -> Tensor:
@@ -221,11 +214,9 @@ class _Sums:
         shape = (len(model.layers), model.settings.n_heads)
         exact: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
         reach = decoder.reach
+        terms = ENCODINGS[model.settings.position].score_terms if by_term else ()
         self._attention = torch.zeros(*shape, reach, **exact)
-        self._terms = {
-            name: torch.zeros(*shape, reach, **exact)
-            for name in (ENCODINGS[model.settings.position].score_terms if by_term else ())
-        }
+        self._terms = {name: torch.zeros(*shape, reach, **exact) for name in terms}
         self._entropy, self._memory = torch.zeros(shape, **exact), torch.zeros(shape, **exact)
         self._at = at
         self._rows = np.full((*shape, rows, reach), np.nan, dtype=np.float32)
@@ -257,7 +248,7 @@ class _Sums:
 
     def _add(self, layer: int, first: int, scores: TermScores) -> None:
         """Add the scores of the queries from index `first` of the segment on."""
-        total = scores.total()
+        total = total_score(scores)
         attention = total.softmax(-1)  # (H, l, n)
         reach = attention.shape[2]
         self._attention[layer, :, -reach:] += attention.sum(1)
@@ -266,7 +257,7 @@ class _Sums:
         index = first + torch.arange(attention.shape[1], device=total.device)[:, None]  # in the segment
         self._memory[layer] += (attention * (distance > index)).sum((1, 2))
         for name, sums in self._terms.items():
-            sums[layer, :, -reach:] += getattr(scores, name).softmax(-1).expand_as(attention).sum(1)
+            sums[layer, :, -reach:] += scores[name].softmax(-1).expand_as(attention).sum(1)
         begin = self.begin + first
         shown = range(max(begin, self._at), min(begin + attention.shape[1], self._at + self._rows.shape[2]))
         if shown:
