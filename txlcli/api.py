@@ -30,10 +30,9 @@ from txlcli.errors import RecipeError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
-from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.options import EvalOptions, UserText
+from txlcli.workflows.evaluation import sweep, texts
 from txlcli.workflows.generate import encode_prompt, sampling_settings
-from txlcli.workflows.options import GenerateOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, UserText
 from txlcli.workflows.reporter import Reporter, SilentReporter
 from txlcli.workflows.workspace import Workspace
 
@@ -285,9 +284,9 @@ class LoadedRun:
             seg_len=seg_len,
             timed=timed,
         )
-        result = evaluation.evaluate_opened(self._opened, options, self._workspace)
+        result = evaluation.evaluate(self._opened, options, self._workspace)
         result.raise_pending()
-        return [_row(row) for row in result.result["rows"]]
+        return [_row(row) for row in result.rows]
 
     def _settings(self, mem_len: int | None, **changes: Any) -> EvalSettings:
         if mem_len is not None:
@@ -372,17 +371,19 @@ def _lengths(lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
     return tuple(lengths)
 
 
-def _row(row: Mapping[str, Any]) -> EvalRow:
-    fewest, most = row.get("attn_len_min"), row.get("attn_len_max")
-    if "attn_len" in row:
-        fewest = most = row["attn_len"]
+def _row(row: sweep.EvalRow) -> EvalRow:
+    fewest, most = (row.attn_len, row.attn_len) if row.attn_len else (row.attn_len_min, row.attn_len_max)
     return EvalRow(
-        mem_len=row.get("mem_len") or 0,
+        mem_len=row.mem_len,
         attn_len=None if fewest is None or most is None else (fewest, most),
-        slowdown=row.get("slowdown"),
-        bits_per_byte=row.get("bits_per_byte"),
-        ppl_per_word=row.get("ppl_per_word"),
-        **{key: row[key] for key in ("tokens", "loss_nats", "bpc", "ppl", "ms_per_token")},
+        tokens=row.tokens,
+        loss_nats=row.loss_nats,
+        bpc=metrics.bits(row.loss_nats),
+        ppl=row.measures["ppl"],
+        bits_per_byte=row.measures.get("bits_per_byte"),
+        ppl_per_word=row.measures.get("ppl_per_word"),
+        ms_per_token=row.ms_per_token,
+        slowdown=row.slowdown,
     )
 
 

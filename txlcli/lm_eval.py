@@ -12,11 +12,7 @@ NAME = "txl"
 
 
 def register() -> None:
-    """Add the model "txl" to the registry of lm-evaluation-harness; its arguments are those of `HarnessModel`.
-
-    Raises:
-        UsageError: the package is not installed.
-    """
+    """Add the model "txl" to the registry of lm-evaluation-harness; its arguments are those of `HarnessModel`."""
     try:
         import lm_eval.models  # noqa: F401, PLC0415 - fills the registry, which must not be empty before txl is added
         from lm_eval.api.registry import model_registry  # noqa: PLC0415 - an optional package

@@ -45,21 +45,10 @@ def test_lengths_and_stride_can_be_given(here):
     settings = [
         (row["protocol"], row.get("attn_len"), row.get("stride")) if "stride" in row else row["mem_len"] for row in rows
     ]
-    assert settings == [
-        ("disjoint", 7, 7),
-        ("disjoint", 4, 4),
-        ("strided", 7, 3),
-        ("strided", 4, 3),
-        3,
-        11,
-        ("sliding", 7, 1),
-        ("sliding", 4, 1),
-    ]
-
-
-def test_windows_are_as_long_as_the_given_memory_by_default(here):
+    windows = [("disjoint", 7, 7), ("disjoint", 4, 4), ("strided", 7, 3), ("strided", 4, 3)]
+    assert settings == [*windows, 3, 11, ("sliding", 7, 1), ("sliding", 4, 1)]
     rows = compared("byte", "--mem-len", 9, "--positions", 97)["rows"]
-    assert [row["attn_len_max"] for row in rows] == [9, 9, 9, 9]
+    assert [row["attn_len_max"] for row in rows] == [9, 9, 9, 9]  # windows as long as the given memory by default
 
 
 def test_change_is_that_of_the_metric_from_the_first_row(here):
@@ -131,11 +120,13 @@ def test_a_model_without_memory_lacks_recurrence(here):
     assert f"no recurrence: {reason}." in done("eval", "vanilla", "--protocols", "all", "--positions", 97).stdout
     message = refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
     assert message == f"--protocols recurrence: {reason}; or leave recurrence out"
+    message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
+    assert message.startswith("--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer;")
 
 
 def test_a_memory_can_be_given_to_a_model_without_one(here):
     train(*VANILLA, name="vanilla")
-    reason = "runs/vanilla was trained without memory; --mem-len M evaluates it with one"
+    reason = "runs/vanilla was trained without memory; give a memory length to evaluate it with one"
     assert compared("vanilla", "--positions", 97)["lacking"] == {"recurrence": reason}
     output = compared("vanilla", "--positions", 97, "--mem-len", 4)
     assert output["lacking"] == {}
@@ -166,37 +157,9 @@ def test_processes_divide_windows_and_lanes(here):
     )
 
 
-USAGE = [
-    (["disjont"], 'unknown protocol "disjont"; did you mean "disjoint"? (known: disjoint, strided, recurrence, slid'),
-    ([""], 'unknown protocol ""'),
-    (["all", "--cache", 3], "alone at given lengths; leave out --cache"),
-    (["all", "--dynamic"], "alone at given lengths; leave out --dynamic"),
-    (["all", "--plot", "curve.png"], "alone at given lengths; leave out --plot"),
-    (["all", "--losses", "losses.h5"], "--losses writes the losses of one protocol; leave out --protocols"),
-    (["all", "--mem-len", "auto"], "alone at given lengths; leave out --mem-len auto"),
-    (["all", "--attn-len", "auto"], "alone at given lengths; leave out --attn-len auto"),
-    (["all", "--mem-len", "0,5"], "--mem-len 0 is no recurrence; --protocols disjoint evaluates without memory"),
-    (["disjoint", "--mem-len", 5], "--mem-len is a setting of recurrence; add recurrence to --protocols, or leave"),
-    (["disjoint", "--seg-len", 5], "--seg-len is a setting of recurrence; add recurrence to --protocols, or leave"),
-    (["sliding", "--no-same-length"], "--no-same-length is a setting of recurrence; add recurrence to --protocols"),
-    (["recurrence", "--attn-len", 5], "--attn-len is the length of windows; add disjoint to --protocols, or leave"),
-    (["disjoint", "--stride", 2], "--stride is that of strided windows; add strided to --protocols, or leave it out"),
-    (["strided", "--stride", 6], "--stride 6 exceeds the window length 5; give at most that"),
-    (["strided", "--stride", 6, "--attn-len", "7,4"], "--stride 6 exceeds the window length 4; give at most that"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(map(str, case[0])) for case in USAGE])
-def test_wrong_options_are_refused(here, arguments, message):
-    assert message in refusal("eval", "byte", "--protocols", *arguments)
-
-
-def test_a_window_longer_than_the_learned_positions_is_refused(here):
-    train(*VANILLA, "model.position=learned", "model.n_positions=5", name="vanilla")
-    message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
-    assert (
-        message == "--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer; give at most that"
-    )
+def test_a_stride_longer_than_a_window_is_rejected(here):
+    message = refusal("eval", "byte", "--protocols", "strided", "--stride", 6)
+    assert message == "--stride 6 exceeds the window length 5; give at most that"
 
 
 def test_an_interrupted_comparison_keeps_its_finished_rows(here, watched):

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from txlcli.commands.options import parse_hardware, read_stdin
+from txlcli.commands.options import parse_hardware
 from txlcli.errors import UsageError
+from txlcli.system.input_files import read_stdin
 from txlcli.workflows.options import parse_lengths
 
 

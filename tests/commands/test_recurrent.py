@@ -148,7 +148,6 @@ REFUSED = [
     (["eval", "{arch}", "--attn-len", "5"], CARRIES + "--attn-len"),
     (["eval", "{arch}", "--max-distance", "none"], CARRIES + "--max-distance"),
     (["eval", "{arch}", "--same-length"], CARRIES + "--same-length"),
-    (["eval", "{arch}", "--no-same-length"], CARRIES + "--no-same-length"),
     (["eval", "{arch}", "--attention", "sdpa"], CARRIES + "--attention"),
     (["eval", "{arch}", "--plot", "curve.svg"], CARRIES + "--plot"),
     (

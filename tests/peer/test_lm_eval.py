@@ -32,7 +32,7 @@ TASK = """
 task: novel
 dataset_path: json
 dataset_kwargs:
-  data_files: {{test: {folder}/novel.jsonl}}
+  data_files: {{test: {directory}/novel.jsonl}}
 test_split: test
 output_type: loglikelihood_rolling
 doc_to_text: ""
@@ -48,7 +48,7 @@ CHOICES = """
 task: choices
 dataset_path: json
 dataset_kwargs:
-  data_files: {{test: {folder}/choices.jsonl}}
+  data_files: {{test: {directory}/choices.jsonl}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{context}}}}"
@@ -61,7 +61,7 @@ GENERATION = """
 task: generation
 dataset_path: json
 dataset_kwargs:
-  data_files: {{test: {folder}/choices.jsonl}}
+  data_files: {{test: {directory}/choices.jsonl}}
 test_split: test
 output_type: generate_until
 doc_to_text: "{{{{context}}}}"

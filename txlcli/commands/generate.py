@@ -17,12 +17,11 @@ from txlcli.commands.options import (
     Precision,
     Run,
     RunsDir,
-    read_stdin,
     with_options,
 )
 from txlcli.errors import TxlError, UsageError, VocabularyError
 from txlcli.runs import run_directory
-from txlcli.system.input_files import MAX_SETTINGS
+from txlcli.system.input_files import MAX_SETTINGS, read_stdin
 from txlcli.workflows.options import GenerateOptions
 
 if TYPE_CHECKING:

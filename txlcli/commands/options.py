@@ -5,7 +5,6 @@ import functools
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +17,6 @@ from txlcli.config.settings import Precision as PrecisionName
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
 from txlcli.system.atomic_files import check_output
-from txlcli.system.input_files import read_stream
 from txlcli.workflows.options import Options, OptionTraits
 
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
@@ -143,17 +141,6 @@ def parse_hardware(memory: str | None, bandwidth: str | None, flops: str | None)
         "bandwidth": parse_quantity("--bandwidth", bandwidth, RATES, "300GB/s"),
         "flops_per_s": parse_quantity("--device-flops", flops, FLOP_RATES, "989TFLOP/s"),
     }
-
-
-def read_stdin(most: int) -> bytes:
-    """Read stdin, which "-" stands for, up to `most` bytes.
-
-    Raises:
-        UsageError: it is closed, or has more.
-    """
-    if sys.stdin is None:
-        raise UsageError("-: stdin is closed; send the text there, or name a file")
-    return read_stream(sys.stdin.buffer, most, "stdin")
 
 
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {"overrides": completion.settings}

@@ -13,7 +13,7 @@ from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import GenerateOptions, SpeedOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, SpeedOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -41,10 +41,10 @@ def quickstart(
 
     Example: txl quickstart
     """
-    from txlcli.views import eval_table, store_table
+    from txlcli.commands import eval_table
+    from txlcli.views import store_table
     from txlcli.workflows import generate, speed
-    from txlcli.workflows.evaluation.evaluate import evaluate
-    from txlcli.workflows.evaluation.options import EvalOptions
+    from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation.preparing import prepare
     from txlcli.workflows.workspace import Workspace
 
@@ -62,22 +62,21 @@ def quickstart(
         store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))
     run = _train(max_minutes, workspace, announce)
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
-    evaluation = evaluate(run, EvalOptions(mem_len=MEM_LENS), workspace)
-    evaluation.record()
-    eval_table.show(evaluation.result, verbose=verbose)
+    evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS), workspace)
+    eval_table.show(evaluation, verbose=verbose)
     evaluation.raise_pending()
     announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
     show_speed(speed.run(run, SpeedOptions(attn_len=ATTN_LENS), workspace))
     announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
-    eval_table.plot_loss_and_time(figure, evaluation.result)
+    eval_table.plot_loss_and_time(figure, evaluation)
     console.say("")
     console.say("These commands did all of this; repeat them with other options:")
     for line in commands:
         console.say(f"  {line}")
     console.show_line("")
-    console.show_line(eval_table.in_a_sentence(evaluation.result))
+    console.show_line(eval_table.in_a_sentence(evaluation.unit, evaluation.rows))
     console.show_line(f"The figure {figure} shows both by memory length. Next:")
     directories = {"data_dir": data_dir, "runs_dir": runs_dir}
     for line in (

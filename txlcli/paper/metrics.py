@@ -4,7 +4,7 @@ Losses are summed in nats everywhere else and converted only here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ def metric_of(unit: str) -> str:
     return "bpc" if unit in ("byte", "char") else "ppl"
 
 
-def wanted_measures(unit: str, available: dict[str, float]) -> list[str]:
+def wanted_measures(unit: str, available: Container[str]) -> list[str]:
     """Return the measures to show for a token unit, its metric first.
 
     Pieces have the measures that are comparable between tokenizers. Characters have no bits per byte: the first one has

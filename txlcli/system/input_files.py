@@ -1,5 +1,6 @@
 """Reads the files that the user names: regular files only, and texts up to a documented size."""
 
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,6 +38,13 @@ def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
     if len(data) > most:
         raise UsageError(f"{name}: larger than {_size(most)}, the limit of such a text; give a smaller one")
     return data
+
+
+def read_stdin(most: int) -> bytes:
+    """Read stdin, which "-" stands for, up to `most` bytes."""
+    if sys.stdin is None:
+        raise UsageError("-: stdin is closed; send the text there, or name a file")
+    return read_stream(sys.stdin.buffer, most, "stdin")
 
 
 def read_text(path: Path, most: int) -> str:

@@ -32,9 +32,8 @@ from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation import adapted, texts
-from txlcli.workflows.evaluation.options import AdaptationSearch
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import CompressOptions
+from txlcli.workflows.options import AdaptationSearch, CompressOptions
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64

@@ -9,14 +9,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED, AttentionBackend
+from txlcli.config.settings import MAX_SEED, AttentionBackend, EvalSettings
 from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.atomic_files import check_output
+from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 RECL_LOSSES = "recl.h5"
@@ -66,8 +67,9 @@ def _check_range(name: str, number: object, traits: OptionTraits) -> None:
         return
     if traits.minimum is not None and not number >= traits.minimum:
         raise UsageError(f"`{name}` {number}: must be at least {traits.minimum:g}")
-    if traits.maximum is not None and not number <= traits.maximum:
-        raise UsageError(f"`{name}` {number}: must be at most {traits.maximum:g}")
+    maximum = MAX_COUNT if traits.maximum is None and isinstance(number, int) else traits.maximum
+    if maximum is not None and not number <= maximum:
+        raise UsageError(f"`{name}` {number}: must be at most {maximum:.10g}")
 
 
 def parse_lengths(text: str, asked: str) -> tuple[int, ...]:
@@ -124,6 +126,254 @@ class SpeedOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
+
+
+AUTO: Literal["auto"] = "auto"
+PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
+"""Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
+OF_MEMORY = ("mem_len", "seg_len", "same_length")
+"""Options of an evaluation that windows without memory have no use for."""
+Lengths = tuple[int, ...] | Literal["auto"] | None
+"""Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
+
+
+@dataclass(frozen=True)
+class UserText:
+    """Text that the user gives."""
+
+    name: str
+    """File, as given on the command line, or stdin."""
+    data: bytes
+    label: str
+    """Name in error messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationSearch:
+    """Size and candidates of the search for the parameters of cache and dynamic evaluation, on the validation split."""
+
+    cache_tokens: int = 50_000
+    """Fewest tokens for the cache; more change the parameters little."""
+    cache_fills: int = 2
+    """Number of times that the tokens of one lane fill the cache, at least."""
+    dynamic_tokens: int = 10_000
+    """Fewest tokens for dynamic evaluation."""
+    dynamic_steps: int = 50
+    """Fewest steps of dynamic evaluation; with fewer, the decay has no effect."""
+    learning_rates: tuple[float, ...] | None = None
+    """Candidates; None selects those of `core.measures.adaptation`."""
+    larger_learning_rates: tuple[float, ...] | None = None
+    """Candidates tried one by one for as long as each improves on the last; None as above."""
+
+
+def read_user_text(file: str, asked: str) -> UserText:
+    """Read a text file, or stdin for "-"."""
+    is_stdin = file == "-"
+    try:
+        data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
+    except OSError as error:
+        raise UsageError(f"{asked}: cannot be read ({error.strerror}); check the path") from error
+    return UserText("stdin" if is_stdin else file, data, label=asked)
+
+
+def parse_lengths_or_auto(text: str, asked: str) -> Lengths:
+    """Parse lengths, or "auto" for a search."""
+    if text == AUTO:
+        return AUTO
+    if AUTO in text.split(","):
+        raise UsageError(f'{asked}: give "{AUTO}" alone, which searches for one length, or lengths like 160,640')
+    return parse_lengths(text, asked)
+
+
+def parse_protocols(text: str, asked: str) -> tuple[str, ...]:
+    """Return the protocols in the order of the table, without repetitions; the options reject unknown ones."""
+    names = PROTOCOLS if text == "all" else tuple(text.split(","))
+    return tuple(sorted(dict.fromkeys(names), key=(*PROTOCOLS, *names).index))
+
+
+def parse_distance(text: str, asked: str) -> int | Literal["none"]:
+    """Parse a limit of distances, or "none"."""
+    if text.lower() in ("none", "off"):
+        return "none"
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
+        raise UsageError(f'{asked}: give a whole number from 1 to {MAX_COUNT}, or "none"')
+    return int(text)
+
+
+def parse_losses_path(text: str, asked: str) -> Path:
+    """Return the path of a loss file that can be written."""
+    from txlcli.data import loss_file
+
+    loss_file.check_path(Path(text))
+    return Path(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(Options):
+    """Options of `txl eval`; None selects the setting of the recipe."""
+
+    split: str | None = option(None, "train, valid or test [default: test].")
+    mem_len: Lengths = option(
+        None,
+        "Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
+        metavar="M,M,...|auto",
+        minimum=0,
+        parse=parse_lengths_or_auto,
+    )
+    attn_len: Lengths = option(
+        None,
+        "Evaluate without memory, with windows of these lengths.",
+        metavar="N,N,...|auto",
+        minimum=1,
+        parse=parse_lengths_or_auto,
+    )
+    stride: int | None = option(
+        None,
+        "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N].",
+        minimum=1,
+    )
+    protocols: tuple[str, ...] = option(
+        (),
+        f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
+        metavar="NAME,...|all",
+        parse=parse_protocols,
+    )
+    seg_len: int | None = option(None, "Segment length L; changes speed, and without memory the context.", minimum=1)
+    max_distance: int | Literal["none"] | None = option(
+        None, "Distances beyond it share one encoding.", metavar="N|none", parse=parse_distance
+    )
+    same_length: bool | None = option(
+        None, "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
+    )
+    cache: int | None = option(None, "Add a continuous cache of N tokens (Grave et al.).", metavar="N", minimum=1)
+    dynamic: bool = option(False, "Add dynamic evaluation: train on the text while scoring (Krause et al.).")
+    batch_size: int | None = option(
+        None, "Lanes, or windows, evaluated side by side; 1 lane is the reference.", minimum=1
+    )
+    positions: int | None = option(None, "Score the first N tokens only.", minimum=1)
+    text: UserText | None = option(
+        None, "Score a text file instead of a split; - is stdin.", metavar="FILE", parse=read_user_text
+    )
+    losses: Path | None = option(
+        None, "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path
+    )
+    attention: AttentionBackend | None = attention_option()
+    plot: Path | None = plot_option()
+    timed: bool = True
+    """True to time a vanilla model as well (slowdown)."""
+    search: AdaptationSearch = AdaptationSearch()
+    """Search for the parameters of `cache` and `dynamic`."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and that no two options exclude each other."""
+        super().__post_init__()
+        if self.text is not None and self.split is not None:
+            raise UsageError("`text` is scored instead of a split; leave out `text` or `split`")
+        if self.split is not None:
+            check_split(self.split, SPLITS)
+        if self.losses is not None and (unfit := self.given("cache", "dynamic", "protocols")):
+            raise UsageError(f"`losses` writes the losses of the model alone, by one protocol; leave out {unfit[0]}")
+        self._check_windows()
+        if self.adapts and (self.attn_len is not None or self.searched or len(self.mem_lens) > 1):
+            raise UsageError("`cache` and `dynamic` take one `mem_len` and no `attn_len`")
+        if self.adapts and self.plot is not None:
+            raise UsageError("`cache` and `dynamic` take one length, and `plot` needs several; leave out `plot`")
+        if self.protocols:
+            self._check_protocols()
+
+    def _check_windows(self) -> None:
+        of_memory, shortest = self.given(*OF_MEMORY), min(self.windows, default=MAX_COUNT)
+        if self.stride is not None and self.attn_len is None and not self.protocols:
+            raise UsageError("`stride` is the number of tokens predicted per window; add `attn_len`, or leave it out")
+        if self.stride is not None and self.stride > shortest:
+            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
+        if self.attn_len is not None and not self.protocols and of_memory:
+            raise UsageError(
+                f"`attn_len` evaluates windows without memory; {of_memory[0]} has no effect there, leave it out"
+            )
+
+    def _check_protocols(self) -> None:
+        """Reject options that have no effect, or no meaning, in a comparison of protocols."""
+        for name in self.protocols:
+            if name not in PROTOCOLS:
+                raise UnknownNameError("protocol", name, PROTOCOLS)
+        if unfit := [f"`{self.searched}` {AUTO}"] if self.searched else self.given("cache", "dynamic", "plot"):
+            raise UsageError(
+                f"`protocols` compares evaluations of the model alone at given lengths; leave out {unfit[0]}"
+            )
+        if self.stride is not None and "strided" not in self.protocols:
+            raise UsageError("`stride` is the step of strided windows; add strided to `protocols`, or leave it out")
+        if 0 in self.mem_lens:
+            raise UsageError("`mem_len` 0 is not a recurrence; `protocols` disjoint evaluates without memory")
+        if "recurrence" not in self.protocols and (of_memory := self.given(*OF_MEMORY)):
+            raise UsageError(
+                f"{of_memory[0]} is a setting of recurrence; add recurrence to `protocols`, or leave it out"
+            )
+        if self.protocols == ("recurrence",) and self.attn_len is not None:
+            raise UsageError("`attn_len` is the length of windows; add disjoint to `protocols`, or leave it out")
+
+    @property
+    def mem_lens(self) -> tuple[int, ...]:
+        """Memory lengths given; empty for that of the recipe or a search."""
+        return () if self.mem_len is None or self.mem_len == AUTO else self.mem_len
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Window lengths given; empty for an evaluation with memory or a search."""
+        return () if self.attn_len is None or self.attn_len == AUTO else self.attn_len
+
+    @property
+    def searched(self) -> Literal["mem_len", "attn_len"] | None:
+        """Option whose length is searched for."""
+        if self.mem_len == AUTO:
+            return "mem_len"
+        return "attn_len" if self.attn_len == AUTO else None
+
+    @property
+    def reads_lanes(self) -> bool:
+        """True if lanes of the text are read with memory, which several processes divide."""
+        if self.protocols:
+            return "recurrence" in self.protocols
+        return not self.adapts and self.attn_len is None
+
+    @property
+    def adapts(self) -> bool:
+        """True if the model adapts to the text by more than its memory."""
+        return self.cache is not None or self.dynamic
+
+    def check_processes(self, processes: int) -> None:
+        """Reject an evaluation that several processes cannot divide."""
+        if processes == 1:
+            return
+        if self.adapts:
+            name = "`dynamic`" if self.dynamic else "`cache`"
+            raise UsageError(
+                f"{name} runs in one process, and {processes} were requested; leave out {name}, or use one process"
+            )
+        if self.text is not None and self.text.name == "stdin":
+            raise UsageError(
+                f"{self.text.label}: several processes cannot share stdin; give a file, or use one process"
+            )
+
+    def with_length(self, length: int) -> "EvalOptions":
+        """Replace "auto" by the length that a search has selected."""
+        if self.mem_len == AUTO:
+            return dataclasses.replace(self, mem_len=(length,))
+        return dataclasses.replace(self, attn_len=(length,))
+
+    def apply_to(self, settings: EvalSettings) -> EvalSettings:
+        """Return a recipe's evaluation settings with these options applied."""
+        same_length = settings.same_length
+        if self.same_length is not None and self.same_length != (same_length != "off"):  # keep "m_plus_one"
+            same_length = "m" if self.same_length else "off"
+        limit = settings.max_distance if self.max_distance is None else self.max_distance
+        return dataclasses.replace(
+            settings,
+            seg_len=self.seg_len or settings.seg_len,
+            batch_size=self.batch_size or settings.batch_size,
+            max_distance=None if limit == "none" else limit,
+            same_length=same_length,
+        )
 
 
 def seed_option() -> Any:

@@ -22,7 +22,7 @@ from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system import locks
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.record import non_finite_advice
+from txlcli.workflows.evaluation.sweep import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, RECL_LOSSES, ReclOptions
 from txlcli.workflows.reporter import Reporter

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
 
 from torch import Tensor
 
@@ -25,13 +25,12 @@ from txlcli.core.measures.adaptation import (
     search_cache,
     theta_candidates,
 )
-from txlcli.core.reading.scoring import Lanes, Scores, Tokens
+from txlcli.core.reading.scoring import Lanes, Tokens
 from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.lengths import RowAndLosses, over_memory
-from txlcli.workflows.evaluation.options import AdaptationSearch, EvalOptions
-from txlcli.workflows.evaluation.record import NO_SLOWDOWN, make_row
+from txlcli.workflows.evaluation.sweep import EvalRow, make_row, over_memory
 from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
@@ -39,19 +38,14 @@ RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
-def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[RowAndLosses]:
-    """Yield the rows of the model alone, with the cache, and with dynamic evaluation; each with the token losses, (T,).
-
-    Raises:
-        UsageError: the cache is longer than a lane of the text.
-        StoreError: there is no validation split to search on, or no train split for the RMS of the gradients.
-    """
+def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
+    """Yield the rows of the model alone, with the cache, and with dynamic evaluation."""
     opened, text, settings = scoring.opened, scoring.text, scoring.settings
     search, cache = options.search, options.cache
     lane_len = Lanes.of(len(text.targets), settings).length
     if cache is not None and cache > lane_len:
         raise UsageError(
-            f"--cache {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller --batch-size"
+            f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
         )
 
     def valid(positions: int) -> Scoring:
@@ -59,32 +53,25 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
         return dataclasses.replace(scoring, text=text)
 
     # Missing splits must be reported before anything is scored.
-    methods: list[Callable[[], RowAndLosses]] = []
+    methods: list[Callable[[], EvalRow]] = []
     if cache is not None:
         for_cache = valid(max(search.cache_tokens, search.cache_fills * cache * settings.batch_size))
-        methods.append(functools.partial(_with_cache, scoring, for_cache, cache))
+        methods.append(partial(_with_cache, scoring, for_cache, cache))
     if options.dynamic:
         for_dynamic = valid(max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size))
         train = opened.store(workspace.data_dir).ids("train")
-        methods.append(functools.partial(_dynamic, scoring, for_dynamic, train, search))
+        methods.append(partial(_dynamic, scoring, for_dynamic, train, search))
     if text.split is None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     if text.split == "valid":
         scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
-    for row, losses in over_memory(scoring, [settings.mem_len], timed=False):
-        yield {**row, "method": "model", "adaptation": {}}, losses
+    for row in over_memory(scoring, [settings.mem_len], timed=False):
+        yield dataclasses.replace(row, method="model")
     for score_with_method in methods:
         yield score_with_method()
 
 
-def _make_row(
-    scoring: Scoring, scores: Scores, method: str, adaptation: dict[str, Any], *, option: str
-) -> RowAndLosses:
-    row = make_row(scoring, scores, next_step=f"leave out {option}")
-    return {**row, **NO_SLOWDOWN, "method": method, "adaptation": adaptation}, scores.losses_nats
-
-
-def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
+def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     settings, searched_on = scoring.settings, len(valid.text.targets)
     lane_len = Lanes.of(searched_on, settings).length
     if lane_len < size:
@@ -92,42 +79,38 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> RowAndLosses:
             f"a lane of valid has {lane_len:,} tokens, fewer than the cache: theta and lambda are searched with a "
             "cache that is not full"
         )
-
     thetas = theta_candidates(scoring.opened.model, valid.text.inputs, settings)
-    on_valid, cached = valid.score_by(score_with_cache, settings, size=size, thetas=thetas, title="cache, on valid")
+    with_cache = partial(score_with_cache, settings=settings, size=size)
+    on_valid, cached = valid.score(partial(with_cache, thetas=thetas), "cache, on valid")
     best = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
-    scores, cached = scoring.score_by(score_with_cache, settings, size=size, thetas=[best.theta], title="cache")
+    scores, cached = scoring.score(partial(with_cache, thetas=[best.theta]), "cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
     if best.share == SHARES[-1]:
         scoring.reporter.say(
             f"lambda = {best.share:g} is the largest value tried: the cache predicts most of this text"
         )
+    row = make_row(scoring, mixed, next_step="leave out `cache`")
     parameters = {"theta": best.theta, "lambda": best.share, "searched_on": searched_on}
-    return _make_row(scoring, mixed, f"cache {size:,}", parameters, option="--cache")
+    return dataclasses.replace(row, method=f"cache {size:,}", adaptation=parameters)
 
 
-def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> RowAndLosses:
+def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> EvalRow:
     model, settings = scoring.opened.model, scoring.settings
     rms = gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
-
     best = search_dynamic(valid, rms, search)
-    scores = scoring.score_by(score_dynamic, settings, best, rms, title="dynamic evaluation")
-    adaptation = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
-    return _make_row(scoring, scores, "dynamic", adaptation, option="--dynamic")
+    scores = scoring.score(partial(score_dynamic, settings=settings, dynamic=best, rms=rms), "dynamic evaluation")
+    row = make_row(scoring, scores, next_step="leave out `dynamic`")
+    parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
+    return dataclasses.replace(row, method="dynamic", adaptation=parameters)
 
 
 def search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> DynamicSettings:
-    """Search for the parameters of dynamic evaluation on the validation split.
-
-    Args:
-        valid: the beginning of the split, with the settings of the evaluation.
-        rms: the result of `gradient_rms`.
-        search: its candidates.
-    """
+    """Search for the parameters of dynamic evaluation on `valid`; `rms` is the result of `gradient_rms`."""
 
     @functools.cache
     def loss_on_valid(parameters: DynamicSettings) -> float:
-        nats = valid.score_by(score_dynamic, valid.settings, parameters, rms, title="dynamic, on valid").total_nats
+        scored = partial(score_dynamic, settings=valid.settings, dynamic=parameters, rms=rms)
+        nats = valid.score(scored, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
 
     return best_dynamic_settings(loss_on_valid, search, valid.reporter)

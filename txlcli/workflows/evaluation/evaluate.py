@@ -1,14 +1,15 @@
-"""Evaluates a run: opens it, scores a text with each requested setting, and collects the results."""
+"""Evaluates a run: opens it, scores a text with each requested setting, and records the results."""
 
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from txlcli.config.encodings import limits_distance
+from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
@@ -18,198 +19,290 @@ from txlcli.core.training.divided_scoring import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
-from txlcli.runs import run_directory
+from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation import protocols, record, texts
+from txlcli.workflows.evaluation import protocols, texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
-from txlcli.workflows.evaluation.lengths import RowAndLosses, lanes, over_memory, over_windows
-from txlcli.workflows.evaluation.options import EvalOptions, first_option
-from txlcli.workflows.evaluation.record import Row
-from txlcli.workflows.evaluation.search import search
+from txlcli.workflows.evaluation.sweep import (
+    SHORT_LANE,
+    SLOWDOWN_WINDOWS,
+    EvalRow,
+    LengthSearch,
+    over_memory,
+    over_windows,
+    search_length,
+)
 from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
+NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
+"""Keys of the result that evals.jsonl does not repeat in every row."""
+OF_ONE_SWEEP = ("best", "change")
+"""Keys of a row that hold within one result only."""
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Results of an evaluation, with the run and the text."""
 
-    scoring: Scoring
-    result: dict[str, Any]
-    """Object that --json prints."""
-    losses_nats: list[NDArray[np.float32]]
-    """Loss of each token, (T,), for each row of the result."""
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """Result of an evaluation: its settings and one row per requested setting."""
+
+    run: str
+    step: int
+    text: str
+    unit: str
+    metric: str
+    conventions: dict[str, str]
+    split_sha256: str | None
+    may_be_learned: bool | None
+    """True if the text may contain training data of the run; None if unknown."""
+    seg_len: int | None
+    """Segment length L; None if all rows are of windows, each of its own length."""
+    batch_size: int
+    position: str | None
+    """Encoding of positions; None without attention, as the next two settings."""
+    max_distance: int | None
+    same_length: str | None
+    precision: str
+    attention: str | None
+    processes: int
+    slowdown_windows: int = SLOWDOWN_WINDOWS
+    paper: float | None
+    """Result of the paper in the metric, if model and text are the paper's."""
+    search: LengthSearch | None
+    complete: bool
+    rows: tuple[EvalRow, ...]
+    lacking: dict[str, str] | None
+    """Requested protocols that the model lacks, each with the reason; None in other evaluations."""
+    scoring: Scoring = dataclasses.field(repr=False)
     ended_by: BaseException | None
     """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
 
-    def record(self) -> None:
-        """Append the rows to the run's evals.jsonl."""
-        record.record(self.scoring, self.result)
-
-    def write_losses(self, path: Path) -> None:
-        """Write the loss of every token of the text to an HDF5 file.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        text, run, result = self.scoring.text, self.scoring.opened.run, self.result
-        facts = {
-            **{key: result[key] for key in ("run", "step", "text", "precision", "max_distance")},
-            "store": run.settings.corpus.store if text.split else None,
-            "split": text.split,
-            "vocab_fingerprint": run.vocab_fingerprint,
-        }
-        token_losses = []
-        for row, losses in zip(result["rows"], self.losses_nats, strict=True):
-            if "stride" in row:
-                settings = {"stride": row["stride"]}
-                token_losses.append(TokenLosses("attn_len", row["attn_len"], losses, settings))
-            else:
-                settings = {"seg_len": result["seg_len"], "lanes": row["lanes"], "same_length": result["same_length"]}
-                token_losses.append(TokenLosses("mem_len", row["mem_len"], losses, settings))
-        loss_file.write(path, text.targets, token_losses, facts)
-        self.scoring.reporter.say(f"the loss of {len(text.targets):,} tokens written to {path}")
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl eval --json` prints."""
+        result = {key: value for key, value in vars(self).items() if key not in ("scoring", "ended_by")}
+        result["search"] = None if self.search is None else self.search.to_json()
+        result["rows"] = [row.to_json() for row in self.rows]
+        if self.lacking is None:
+            del result["lacking"]
+        return result
 
     def raise_pending(self) -> None:
-        """Raise the exception that ended the sweep; call this after the rows have been shown and recorded."""
+        """Raise the exception that ended the sweep; call this after the rows have been shown."""
         if self.ended_by is not None:
             raise self.ended_by
 
 
-def evaluate(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Evaluation:
-    """Evaluate a run, by default the most recent one, without recording the result.
+def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> EvalResult:
+    """Evaluate a run, by default the most recent one, and append the rows to its evals.jsonl.
 
     If a launcher started several processes, they divide the lanes or windows, and all of them return the result.
-
-    An exception after the first row ends the sweep: `Evaluation.ended_by`.
-
-    Raises:
-        RunError: the run does not exist or cannot be opened.
-        UsageError: the options do not fit the run.
-        StoreError: the store is missing, or is not the one the run was trained on.
-        DisagreementError: another process has failed, or evaluates something else.
-        TrainingError: another process is gone.
+    An exception after the first row ends the sweep: `EvalResult.ended_by`.
     """
-    run = run_directory.find(run_name, workspace.runs_dir)
+    found = run_directory.find(run_name, workspace.runs_dir)
     world = data_parallel.join(
-        pick_device(workspace.device), rank_timeout_s=run.settings.train.rank_timeout, say=workspace.reporter.say
+        pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, say=workspace.reporter.say
     )
     with world.watching():
         with world.failing_together():
             opened = workspace.open_run(run_name)
-        return evaluate_opened(opened, options, workspace, world)
+        result = evaluate(opened, options, workspace, world)
+        if world.is_rank_zero:
+            _record(result)
+        return result
 
 
-def evaluate_opened(
-    opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS
-) -> Evaluation:
-    """Evaluate an open run, in the processes of `world`; see `evaluate`."""
+def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS) -> EvalResult:
+    """Evaluate an open run, in the processes of `world`, without recording the result; see `run`."""
     with world.failing_together():
-        text, settings = _prepare(opened, options, workspace)
+        scoring = _prepare(opened, options, workspace, world)
         if options.reads_lanes:
-            check_lanes(len(text.targets), settings, world.size)
+            check_lanes(len(scoring.text.targets), scoring.settings, world.size)
     if world.size > 1:
-        world.agree(_common_facts(opened, text, options))
-    selected = None
+        world.agree(_common_facts(scoring, options))
+    search = None
     if options.searched:
-        selected = search(opened, settings, options, workspace, world)
-        options = options.with_length(selected["found"])
-    scoring = Scoring(opened, text, settings, workspace.reporter, world)
-    rows: list[Row] = []
-    losses: list[NDArray[np.float32]] = []
+        search = search_length(scoring, options.searched, options, workspace)
+        options = options.with_length(search.found)
+    rows: list[EvalRow] = []
     ended_by = None
     try:
-        for row, token_losses in _rows(scoring, options, workspace):
+        for row in _rows(scoring, options, workspace):
             rows.append(row)
-            losses.append(token_losses)
     except BaseException as error:  # a sweep can take hours: finished rows are shown and recorded first
         if not rows:
             raise
         ended_by = error
-    result = record.make_result(scoring, rows, selected, complete=ended_by is None)
+    lacking = protocols.lacking(opened, options) if options.protocols else None
+    return _make_result(scoring, rows, search, lacking, ended_by)
+
+
+def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
+    """Yield a row for each setting."""
+    mem_lens = options.mem_lens or (scoring.settings.mem_len,)
     if options.protocols:
-        result["lacking"] = protocols.lacking(opened, options)
-    return Evaluation(scoring, result, losses, ended_by)
+        return protocols.protocol_rows(scoring, options)
+    if options.adapts:
+        settings = dataclasses.replace(scoring.settings, mem_len=mem_lens[0])
+        return adapted_rows(scoring.with_settings(settings), options, workspace)
+    if options.windows:
+        return over_windows(scoring, options.windows, stride=options.stride or 1, batch_size=options.batch_size)
+    return over_memory(scoring, mem_lens, timed=options.timed)
 
 
-def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace) -> tuple[ScoredText, EvalSettings]:
+def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:
     """Check the options, and return the text to score and the settings."""
-    reporter = workspace.reporter
+    run, reporter = opened.run, workspace.reporter
     _check_options(opened, options)
     if options.attention is not None:
-        check_attention(options.attention, opened.model.device, d_head=opened.run.settings.model.head_width)
+        check_attention(options.attention, opened.model.device, d_head=run.settings.model.head_width)
         opened.model.set_attention_backend(options.attention)
-    run = opened.run
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())
-    if options.text is not None:
+    if options.text is None:
+        text = texts.split_text(opened, options.split or "test", options.positions, workspace)
+    else:
         text = texts.encode_text(opened, options.text, options.positions, reporter)
         if options.batch_size is None:
-            longest = max((settings.seg_len, *(options.mem_lens or [settings.mem_len])))
-            settings = dataclasses.replace(settings, batch_size=lanes(settings.batch_size, len(text.targets), longest))
-    else:
-        text = texts.split_text(opened, options.split or "test", options.positions, workspace)
-    return text, settings
+            settings = _with_long_lanes(settings, text, options)
+    return Scoring(opened, text, settings, reporter, world)
 
 
-def _common_facts(opened: OpenRun, text: ScoredText, options: EvalOptions) -> dict[str, str]:
+def _with_long_lanes(settings: EvalSettings, text: ScoredText, options: EvalOptions) -> EvalSettings:
+    """Return the settings with at most as many lanes as the text can be cut into without short ones."""
+    longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
+    lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * max(longest, 1))))
+    return dataclasses.replace(settings, batch_size=lanes)
+
+
+def _check_options(opened: OpenRun, options: EvalOptions) -> None:
+    """Reject options that do not fit the model or its precision."""
+    settings, directory = opened.run.settings, opened.run.directory
+    model = settings.model
+    nature = f'no attention (arch = "{model.arch}")'
+    unfit = [] if model.has_attention else options.given("max_distance", "same_length", "attention")
+    if model.recurrent_state:
+        nature = f'a recurrent state (arch = "{model.arch}"){"" if model.has_attention else " and no attention"}'
+        windows = [] if options.protocols else ["attn_len"]  # protocols read a recurrent state in windows, too
+        unfit = options.given("mem_len", "plot", *windows) + unfit
+    if unfit:
+        raise UsageError(f"{directory} has {nature}; leave out {unfit[0]}")
+    if options.same_length and not model.keys_are_tokens:
+        raise UsageError(f'{directory}: arch = "{model.arch}" sees all of its memory; leave out `same_length`')
+    if options.max_distance is not None and not model.limits_distance:
+        raise UsageError(f"{directory}: its encoding of positions has no such limit; leave out `max_distance`")
+    longest = max(options.mem_lens, default=0)
+    settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
+    settings.check_attn_lens(options.windows, subject=directory)
+    if options.protocols:
+        protocols.check(opened, options)
+    if options.dynamic and opened.precision == "fp16":
+        raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
+
+
+def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     """Return what must be the same in all processes of an evaluation, by name."""
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    user_text = given.pop("text")
-    digest = text.digest if user_text is None else hashlib.sha256(user_text.data).hexdigest()
+    opened, user_text = scoring.opened, options.text
+    digest = scoring.text.digest if user_text is None else hashlib.sha256(user_text.data).hexdigest()
+    compared = {key: value for key, value in vars(options).items() if key not in ("text", "losses", "plot")}
     return {
         **settings_facts(opened.run.settings),
-        **{f"--{name.replace('_', '-')}": str(value) for name, value in given.items()},
+        **{f"`{name}`": str(value) for name, value in compared.items()},
         "the precision": opened.precision,
         "the checkpoint": opened.checkpoint.fingerprint(),
         "the text (SHA-256)": str(digest),
     }
 
 
-def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[RowAndLosses]:
-    """Yield a row for each setting, with the loss of each token."""
-    mem_lens = options.mem_lens or (scoring.settings.mem_len,)
-    if options.protocols:
-        return protocols.protocol_rows(scoring, options)
-    if options.adapts:
-        return adapted_rows(scoring.with_settings(mem_len=mem_lens[0]), options, workspace)
-    if options.windows:
-        return over_windows(scoring, options.windows, stride=options.stride or 1, batch_size=options.batch_size)
-    return over_memory(scoring, mem_lens, timed=options.timed)
-
-
-def _check_options(opened: OpenRun, options: EvalOptions) -> None:
-    """Refuse options that do not fit the model or its precision."""
-    settings, directory = opened.run.settings, opened.run.directory
-    of_attention: dict[str, object] = {
-        "--max-distance": options.max_distance,
-        options.same_length_option: options.same_length,
-        "--attention": options.attention,
-    }
-    of_memory = {"--mem-len": options.mem_len, "--plot": options.plotted or None}
-    if not options.protocols:  # which read a recurrent state in windows, too
-        of_memory["--attn-len"] = options.attn_len
-    if settings.model.recurrent_state and (option := first_option(of_memory)):
-        without = "" if settings.model.has_attention else " and no attention"
-        raise UsageError(
-            f'{directory} has a recurrent state (arch = "{settings.model.arch}"){without}; leave out {option}'
-        )
-    if settings.model.recurrent_state and not settings.model.has_attention and (option := first_option(of_attention)):
-        raise UsageError(
-            f'{directory} has a recurrent state (arch = "{settings.model.arch}") and no attention; leave out {option}'
-        )
-    if not settings.model.has_attention and (option := first_option(of_attention)):
-        raise UsageError(f'{directory} has no attention (arch = "{settings.model.arch}"); leave out {option}')
-    if options.same_length and not settings.model.keys_are_tokens:
-        raise UsageError(f'{directory}: arch = "{settings.model.arch}" sees all of its memory; leave out --same-length')
-    if options.max_distance is not None and not settings.model.limits_distance:
-        raise UsageError(f"{directory}: its encoding of positions has no such limit; leave out --max-distance")
-    settings.check_memory(
-        max(options.mem_lens, default=0), run=directory, instead="give --attn-len instead of --mem-len"
+def _make_result(
+    scoring: Scoring,
+    rows: list[EvalRow],
+    search: LengthSearch | None,
+    lacking: dict[str, str] | None,
+    ended_by: BaseException | None,
+) -> EvalResult:
+    """Return the result; the row with the lowest loss is marked as best."""
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
+    model = opened.run.settings.model
+    has_attention = model.has_attention
+    in_segments = not all(row.stride for row in rows)
+    best = min(rows, key=lambda row: row.loss_nats)
+    return EvalResult(
+        run=str(opened.run.directory),
+        step=opened.checkpoint.state["step"],
+        text=text.title,
+        unit=text.unit,
+        metric=opened.run.metric,
+        conventions=text.conventions,
+        split_sha256=text.digest,
+        may_be_learned=text.may_be_trained_on,
+        seg_len=settings.seg_len if in_segments else None,
+        batch_size=settings.batch_size,
+        position=model.position if isinstance(model, TransformerSettings) else None,
+        max_distance=settings.max_distance if has_attention else None,
+        same_length=settings.same_length if has_attention and in_segments else None,
+        precision=opened.precision,
+        attention=opened.model.attention_backend if has_attention else None,
+        processes=scoring.world.size,
+        paper=text.paper,
+        search=search,
+        complete=ended_by is None,
+        rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
+        lacking=lacking,
+        scoring=scoring,
+        ended_by=ended_by,
     )
-    settings.check_attn_lens(options.windows, subject=directory)
-    if options.protocols:
-        protocols.check(opened, options)
-    if options.dynamic and opened.precision == "fp16":
-        raise UsageError("--dynamic trains the model, which fp16 is too coarse for; add --precision bf16 or fp32")
+
+
+def describe_settings(result: EvalResult, row: EvalRow) -> str:
+    """Return the settings of a row in one sentence."""
+    limit = f"max_distance = {result.max_distance or 'none'}, " if limits_distance(result.position) else ""
+    if row.stride:
+        several = f"the last {row.stride} predictions of each window"
+        predicted = "one prediction per window" if row.stride == 1 else several
+        return f"Without memory: each window is recomputed, {predicted}, {limit}{result.precision}."
+    lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
+    if row.attn_len_max is None:
+        return f"The recurrent state is carried along the text. L = {result.seg_len}, {result.precision}; {lanes}"
+    mem_len = f"M = {row.mem_len}, " if row.method else ""
+    same_length = f"same_length = {result.same_length}, " if result.same_length else ""
+    return f"{mem_len}L = {result.seg_len}, {same_length}{limit}{result.precision}; {lanes}"
+
+
+def _record(result: EvalResult) -> None:
+    """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
+    run, text = result.scoring.opened.run, result.scoring.text
+    facts = result.to_json()
+    shared = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "weights": run.best_or_last.name,
+        "corpus": text.corpus,
+        "split": text.split,
+        "whole": text.whole,
+        **{key: value for key, value in facts.items() if key not in NOT_RECORDED},
+    }
+    rows = [{**shared, **{key: row[key] for key in row if key not in OF_ONE_SWEEP}} for row in facts["rows"]]
+    try:
+        history.record(run, rows)
+    except OSError as error:
+        path = run.directory / run_directory.EVALS
+        result.scoring.reporter.say(
+            f"{path}: result not recorded ({error.strerror}); check that the run's folder is writable"
+        )
+
+
+def write_losses(path: Path, result: EvalResult) -> None:
+    """Write the loss of every token of the text to an HDF5 file."""
+    scoring, run = result.scoring, result.scoring.opened.run
+    facts = {key: getattr(result, key) for key in ("run", "step", "text", "precision", "max_distance")}
+    facts |= {"split": scoring.text.split, "vocab_fingerprint": run.vocab_fingerprint}
+    facts["store"] = run.settings.corpus.store if scoring.text.split else None
+    losses = []
+    for row in result.rows:
+        if row.stride and row.attn_len:
+            losses.append(TokenLosses("attn_len", row.attn_len, row.losses_nats, {"stride": row.stride}))
+        else:
+            settings = {"seg_len": result.seg_len, "lanes": row.lanes, "same_length": result.same_length}
+            losses.append(TokenLosses("mem_len", row.mem_len, row.losses_nats, settings))
+    loss_file.write(path, scoring.text.targets, losses, facts)
+    scoring.reporter.say(f"the loss of {len(scoring.text.targets):,} tokens written to {path}")

@@ -3,15 +3,16 @@
 Axes: N window length, S stride, M memory length.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 from txlcli.config.settings import EvalSettings, Settings
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation.lengths import RowAndLosses, over_memory, over_windows
-from txlcli.workflows.evaluation.options import PROTOCOLS, EvalOptions
+from txlcli.workflows.evaluation.sweep import EvalRow, over_memory, over_windows
 from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import PROTOCOLS, EvalOptions
 
 RECURRENCE = "recurrence"
 
@@ -21,27 +22,20 @@ def lacking(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
     settings = opened.run.settings
     if RECURRENCE not in options.protocols or settings.model.recurrent_state or _mem_lens(settings.eval, options):
         return {}
-    reason = f"{opened.run.directory} was trained without memory"
-    if settings.supports_memory:
-        return {RECURRENCE: f"{reason}; --mem-len M evaluates it with one"}
-    return {RECURRENCE: f"{reason} and with absolute positions"}
+    next_step = "; give a memory length to evaluate it with one"
+    ending = next_step if settings.supports_memory else " and with absolute positions"
+    return {RECURRENCE: f"{opened.run.directory} was trained without memory{ending}"}
 
 
 def check(opened: OpenRun, options: EvalOptions) -> None:
-    """Refuse protocols and lengths that do not fit the model.
-
-    Raises:
-        UsageError: the model lacks a protocol and not all of them were requested, a window is longer than its learned
-            positions, or the stride is longer than a window.
-    """
-    missing = lacking(opened, options)
-    if missing and options.protocols != PROTOCOLS:
-        name, reason = next(iter(missing.items()))
-        raise UsageError(f"--protocols {name}: {reason}; or leave {name} out")
+    """Reject protocols and lengths that do not fit the model; it may lack a protocol if all were requested."""
+    if options.protocols != PROTOCOLS:
+        for name, reason in lacking(opened, options).items():
+            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
     windows = window_lens(opened.run.settings, options)
     opened.run.settings.check_attn_lens(windows, subject=opened.run.directory)
     if options.stride is not None and options.stride > min(windows):
-        raise UsageError(f"--stride {options.stride} exceeds the window length {min(windows)}; give at most that")
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {min(windows)}; give at most that")
 
 
 def window_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
@@ -56,17 +50,18 @@ def _mem_lens(settings: EvalSettings, options: EvalOptions) -> tuple[int, ...]:
     return options.mem_lens or ((settings.mem_len,) if settings.mem_len else ())
 
 
-def protocol_rows(scoring: Scoring, options: EvalOptions) -> Iterator[RowAndLosses]:
+def protocol_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
     metric, first = metrics.metric_of(scoring.text.unit), None
     for protocol in options.protocols:
-        for row, losses in _rows(scoring, options, protocol):
-            first = first if first is not None else row[metric]
-            known = first is not None and row[metric] is not None  # a perplexity that overflows is None
-            yield {**row, "protocol": protocol, "change": row[metric] / first - 1 if known else None}, losses
+        for row in _rows(scoring, options, protocol):
+            value = row.measures[metric]  # a perplexity that overflows is None
+            first = first if first is not None else value
+            change = value / first - 1 if first is not None and value is not None else None
+            yield dataclasses.replace(row, protocol=protocol, change=change)
 
 
-def _rows(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[RowAndLosses]:
+def _rows(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[EvalRow]:
     settings = scoring.opened.run.settings
     if protocol == RECURRENCE:
         lengths = (0,) if settings.model.recurrent_state else _mem_lens(settings.eval, options)
@@ -78,5 +73,4 @@ def _rows(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[Row
             scoring.reporter.say(
                 f"sliding windows of {length} read every token {length} times; Ctrl-C shows the rows before them"
             )
-        rows = over_windows(scoring, [length], stride=stride, batch_size=options.batch_size)
-        yield from (({**row, "seg_len": None, "same_length": None}, losses) for row, losses in rows)
+        yield from over_windows(scoring, [length], stride=stride, batch_size=options.batch_size)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.evaluation.options import UserText
+from txlcli.workflows.options import UserText
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
@@ -61,25 +61,19 @@ class Scoring:
     world: World = SINGLE_PROCESS
     """Processes that divide the lanes or the windows."""
 
-    def score_by(self, function: Callable[..., Result], *arguments: Any, title: str, **options: Any) -> Result:
-        """Score the text with a function of the core that takes these further arguments; `title` names its progress."""
+    def score(self, function: Callable[..., Result], title: str) -> Result:
+        """Score the text with a function of the core whose settings are bound; `title` names its progress."""
         model, text = self.opened.model, self.text
         with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
-            options = {"precision": self.opened.precision, "on_tokens": bar.reach, **options}
-            return function(model, text.inputs, text.targets, *arguments, **options)
+            return function(model, text.inputs, text.targets, precision=self.opened.precision, on_tokens=bar.reach)
 
-    def with_settings(self, **changes: Any) -> "Scoring":
-        """Return the same text scored with changed settings."""
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+    def with_settings(self, settings: EvalSettings) -> "Scoring":
+        """Return the same text scored with other settings."""
+        return dataclasses.replace(self, settings=settings)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
-    """Return a split of the run's store, or its first positions; warn if it may contain training data.
-
-    Raises:
-        StoreError: the store or the split is missing, or contains no token to predict.
-        VocabularyError: the vocabulary of the store is not the run's.
-    """
+    """Return a split of the run's store, or its first positions; warn if it may contain training data."""
     warn_if_trained_on(opened, split, workspace)
     return first_positions(opened, split, positions, workspace.data_dir)
 
@@ -149,12 +143,7 @@ def _scored(store: TokenStore, split: str, count: int, *, whole: bool) -> metric
 
 
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
-    """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data.
-
-    Raises:
-        VocabularyError: the text is not UTF-8, contains symbols that are not in the vocabulary, or has no token to
-            predict.
-    """
+    """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
     vocab, data = opened.vocab, source.data
     text = _decode(source) if vocab.tokenizer != "byte" else None
     if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import EvalSettings
 from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
 from txlcli.core.reading.sampling import Sampling
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.errors import UnknownNameError, UsageError
-from txlcli.runs.loading import OpenRun, open_run
+from txlcli.runs.loading import open_run
 
 LOGGER = logging.getLogger(__name__)
 LEAST = {"mem_len": 0, "seg_len": 1, "attn_len": 1, "batch_size": 1}
@@ -46,14 +45,10 @@ class HarnessModel(LM):
         run: name or directory of the run; None is the most recent one.
         runs_dir: directory of the runs.
         precision: of matrix products; None is that of training.
-        device: cpu, or cuda, which is the CPU on a machine without a GPU.
+        device: cpu, or cuda, which is the CPU on a machine without a GPU, as for other models of the harness.
         counts: `mem_len` and `seg_len`, M and L, by default those of the recipe; `attn_len`, disjoint windows
             of N tokens instead of a memory, by default the trained L if there is no memory; `batch_size`, the number of
             documents that are read side by side, by default 1.
-
-    Raises:
-        UsageError: an argument is unknown, out of range, or does not fit the run.
-        RunError, UnknownNameError: the run does not exist or cannot be opened.
     """
 
     def __init__(
@@ -68,15 +63,29 @@ class HarnessModel(LM):
         super().__init__()
         if unknown := [key for key in counts if key not in LEAST]:
             raise UnknownNameError("argument of the model", unknown[0], ARGUMENTS)
-        changes = {key: _count(key, counts.get(key), least=least) for key, least in LEAST.items()}
-        changes["batch_size"] = changes["batch_size"] or 1
-        window = changes.pop("attn_len")
+        if device not in (None, "auto", "cpu", "cuda", "cuda:0"):
+            raise UsageError(f"device={device}: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEVICES")
+        given = {key: _count(key, value, LEAST[key]) for key, value in counts.items() if value is not None}
+        given.setdefault("batch_size", 1)
+        self._attn_len = given.pop("attn_len", None)
         name = None if run is None else str(run)
-        self._opened = open_run(name, Path(str(runs_dir)), device=_device(device), precision=precision)
+        used = "cpu" if device == "cpu" else "auto"
+        self._opened = open_run(name, Path(str(runs_dir)), device=used, precision=precision)
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()
-        self._settings = _settings(self._opened, changes, window)
-        self._attn_len = _window(self._opened, self._settings, window)
+        settings, directory = self._opened.run.settings, self._opened.run.directory
+        without_effect = [key for key in ("mem_len", "seg_len") if key in given]
+        if self._attn_len is not None and without_effect:
+            raise UsageError(
+                f"attn_len reads windows without memory; {without_effect[0]} has no effect there, leave it out"
+            )
+        if "mem_len" in given and settings.model.recurrent_state:
+            raise UsageError(f"{directory} has a recurrent state, which is its memory; leave out mem_len")
+        settings.check_memory(given.get("mem_len", 0), run=directory, instead="give attn_len instead of mem_len")
+        settings.check_attn_lens([self._attn_len or 0], subject=directory)
+        self._settings = settings.evaluation_settings(**given)
+        if self._attn_len is None and self._settings.mem_len == 0 and not settings.model.recurrent_state:
+            self._attn_len = settings.train.seg_len
 
     @property
     def tokenizer_name(self) -> str:
@@ -85,15 +94,15 @@ class HarnessModel(LM):
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results about the model."""
-        opened, settings = self._opened, self._settings
-        lengths = {"attn_len": self._attn_len} if self._attn_len else {"mem_len": settings.mem_len}
+        opened = self._opened
+        length, value = ("attn_len", self._attn_len) if self._attn_len else ("mem_len", self._settings.mem_len)
         return {
             "model_run": str(opened.run.directory),
             "model_step": opened.checkpoint.state["step"],
             "model_num_parameters": opened.run.parameters,
             "model_precision": opened.precision,
-            **{f"model_{name}": length for name, length in lengths.items()},
-            "model_seg_len": settings.seg_len,
+            f"model_{length}": value,
+            "model_seg_len": self._settings.seg_len,
         }
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
@@ -108,21 +117,18 @@ class HarnessModel(LM):
             document = self._document(ids, count)
             unpredicted.append(count > document.compared)  # the first symbol of a text without a boundary
             documents.append(document)
-        self._report_unknown(documents)
-        scores = self._score(documents)
         return [
             (
                 -self._total_nats(score.losses_nats[len(score.losses_nats) - document.compared :], first),
                 score.is_likeliest and not first,
             )
-            for document, score, first in zip(documents, scores, unpredicted, strict=True)
+            for document, score, first in zip(documents, self._score(documents), unpredicted, strict=True)
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Return the log-likelihood of each whole document."""
         texts = [self._vocab.encode(request.args[0]) for request in requests]
         documents = [self._document(ids, 0) for ids in texts]
-        self._report_unknown(documents)
         return [
             -self._total_nats(score.losses_nats, len(ids) > len(document.targets))
             for ids, document, score in zip(texts, documents, self._score(documents), strict=True)
@@ -130,11 +136,10 @@ class HarnessModel(LM):
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Return the continuation of each context, up to the first stop sequence or the largest number of tokens."""
-        opened = self._opened
         settings = self._settings
         if self._attn_len:
             settings = dataclasses.replace(settings, mem_len=0, seg_len=self._attn_len)
-        reader = sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+        reader = sampling.reader_of_one_text(self._opened.model, settings, precision=self._opened.precision)
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
             stops, max_tokens, sampling_options = _generation(options)
@@ -157,8 +162,6 @@ class HarnessModel(LM):
         return float(losses.sum(dtype=np.float64)) + (math.log(self._vocab.size) if has_first else 0.0)
 
     def _report_unknown(self, documents: Sequence[Document]) -> None:
-        if self._vocab.unknown is None:
-            return
         tokens = sum(len(document.targets) for document in documents)
         unknown = sum(int((document.targets == self._vocab.unknown).sum()) for document in documents)
         if unknown:
@@ -168,94 +171,43 @@ class HarnessModel(LM):
             )
 
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
-        opened, settings = self._opened, self._settings
-        if self._attn_len is None:
+        model, settings, attn_len = self._opened.model, self._settings, self._attn_len
+        precision = self._opened.precision
+        if self._vocab.unknown is not None:
+            self._report_unknown(documents)
+        if attn_len is None:
             # In parts, for the progress; documents of similar length meet within a part.
             part = 32 * settings.batch_size
             parts = [documents[first : first + part] for first in range(0, len(documents), part)]
-            return [
-                score
-                for some in tqdm(parts, desc="scoring", disable=None)
-                for score in score_documents(opened.model, some, settings, precision=opened.precision)
-            ]
-        for document in documents:
-            if document.compared > self._attn_len:
-                raise UsageError(
-                    f"attn_len={self._attn_len}: a continuation has {document.compared} tokens; give at least that"
-                )
+            shown = tqdm(parts, desc="scoring", disable=None)
+            return [score for some in shown for score in score_documents(model, some, settings, precision=precision)]
+        longest = max((document.compared for document in documents), default=0)
+        if longest > attn_len:
+            raise UsageError(f"attn_len={attn_len}: a continuation has {longest} tokens; give at least that")
+        limit = settings.max_distance
         return [
-            score_in_windows(
-                opened.model,
-                document,
-                attn_len=self._attn_len,
-                max_distance=settings.max_distance,
-                precision=opened.precision,
-            )
+            score_in_windows(model, document, attn_len=attn_len, max_distance=limit, precision=precision)
             for document in tqdm(documents, desc="scoring", disable=None)
         ]
 
 
-def _settings(opened: OpenRun, changes: Mapping[str, int | None], window: int | None) -> EvalSettings:
-    """Return the run's evaluation settings with the given changes."""
-    given = {key: value for key, value in changes.items() if value is not None}
-    settings, directory = opened.run.settings, opened.run.directory
-    if window is not None and (option := next((key for key in ("mem_len", "seg_len") if key in given), None)):
-        raise UsageError(f"attn_len reads windows without memory; {option} has no effect there, leave it out")
-    if "mem_len" in given and settings.model.recurrent_state:
-        raise UsageError(f"{directory} has a recurrent state, which is its memory; leave out mem_len")
-    settings.check_memory(given.get("mem_len", 0), run=directory, instead="give attn_len instead of mem_len")
-    settings.check_attn_lens([window or 0], subject=directory)
-    return settings.evaluation_settings(**given)
-
-
-def _window(opened: OpenRun, settings: EvalSettings, window: int | None) -> int | None:
-    """Return the length of the windows in which documents are read; None with memory or a recurrent state."""
-    if window is None and settings.mem_len == 0 and not opened.run.settings.model.recurrent_state:
-        return opened.run.settings.train.seg_len
-    return window
-
-
-def _count(name: str, value: object, *, least: int = 1) -> int | None:
-    """Return a whole number that the harness read from its command line.
-
-    Raises:
-        UsageError: it is none, or out of range.
-    """
-    if value is None:
-        return None
+def _count(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number that the harness read from its command line."""
     text = str(value)
     if not text.isdecimal() or not least <= int(text) <= MAX_COUNT:
         raise UsageError(f"{name}={text}: give a whole number from {least} to {MAX_COUNT}")
     return int(text)
 
 
-def _device(device: str | None) -> str:
-    """Return the device in txl's words.
-
-    The command line of the harness always names one, cuda by default; as for its other models, that is the CPU on a
-    machine without a GPU.
-
-    Raises:
-        UsageError: it is another device.
-    """
-    if device not in (None, "auto", "cpu", "cuda", "cuda:0"):
-        raise UsageError(f"device={device}: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEVICES")
-    return "cpu" if device == "cpu" else "auto"
-
-
 def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Return the stop sequences, the largest number of tokens, and the options of sampling.
-
-    Raises:
-        UsageError: an option is unknown or out of range.
-    """
+    """Return the stop sequences, the largest number of tokens, and the options of sampling."""
     for name in options:
         if name not in GENERATION:
             raise UnknownNameError("option of generation", name, GENERATION)
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else list(until)
-    given = [name for name in LENGTHS if options.get(name) is not None]
-    max_tokens = (_count(given[0], options[given[0]]) if given else None) or MAX_GENERATED
+    lengths = [_count(name, options[name]) for name in LENGTHS if options.get(name) is not None]
+    max_tokens = lengths[0] if lengths else MAX_GENERATED
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):
         return stops, max_tokens, Sampling(greedy=True)
@@ -269,7 +221,6 @@ def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
     text = ""
     for piece in pieces:
         text += piece
-        ends = [text.find(stop) for stop in stops if stop and stop in text]
-        if ends:
+        if ends := [text.find(stop) for stop in stops if stop and stop in text]:
             return text[: min(ends)]
     return text

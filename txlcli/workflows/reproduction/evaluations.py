@@ -23,6 +23,8 @@ class StoredEvaluation:
     """Result of `txl eval`, and its duration."""
 
     result: dict[str, Any]
+    settings: str
+    """Settings in one sentence."""
     seconds: float
 
 
@@ -59,7 +61,8 @@ class EvaluationStore:
         try:
             stored = parse_json(read_text(self._path, MAX_REPORT))
             return {
-                str(key): StoredEvaluation(dict(one["result"]), float(one["seconds"])) for key, one in stored.items()
+                str(key): StoredEvaluation(dict(one["result"]), str(one["settings"]), float(one["seconds"]))
+                for key, one in stored.items()
             }
         except FileNotFoundError:
             return {}

@@ -16,10 +16,9 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows import generate, speed
 from txlcli.workflows.attention import AttentionResult
-from txlcli.workflows.evaluation.evaluate import evaluate
-from txlcli.workflows.evaluation.options import EvalOptions
-from txlcli.workflows.evaluation.record import describe_settings
-from txlcli.workflows.options import GenerateOptions, SpeedOptions
+from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.evaluation.evaluate import describe_settings
+from txlcli.workflows.options import EvalOptions, GenerateOptions, SpeedOptions
 from txlcli.workflows.preparation.planning import PrepareOptions
 from txlcli.workflows.preparation.preparing import clean, prepare
 from txlcli.workflows.recl import ReclResult
@@ -140,17 +139,16 @@ class Runner:
         else:
             self.workspace.reporter.say(f"{run.directory}, {split}: already evaluated")
             self.provenance.seconds += evaluation.seconds
-        sentence = describe_settings(evaluation.result)
-        if sentence not in self.provenance.readings:
-            self.provenance.readings.append(sentence)
+        if evaluation.settings not in self.provenance.readings:
+            self.provenance.readings.append(evaluation.settings)
         return evaluation.result
 
     def _evaluate(self, run: Run, split: str, options: dict[str, Any]) -> StoredEvaluation:
         started = time.monotonic()
-        evaluation = evaluate(str(run.directory), EvalOptions(split=split, timed=False, **options), self.workspace)
-        evaluation.record()
-        evaluation.raise_pending()
-        return StoredEvaluation(evaluation.result, time.monotonic() - started)
+        result = evaluate.run(str(run.directory), EvalOptions(split=split, timed=False, **options), self.workspace)
+        result.raise_pending()
+        settings = describe_settings(result, result.rows[0])
+        return StoredEvaluation(result.to_json(), settings, time.monotonic() - started)
 
     def measure_speed(self, subject: str) -> dict[str, Any]:
         """Return the result of `txl speed` for a recipe."""

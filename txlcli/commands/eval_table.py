@@ -1,0 +1,229 @@
+"""Shows the result of `txl eval` as a table, a curve or a sentence."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from txlcli import console
+from txlcli.paper import metrics
+from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
+from txlcli.workflows.evaluation.sweep import SHORT_LANE, EvalRow, LengthSearch
+
+
+def show(result: EvalResult, *, verbose: bool = False) -> None:
+    """Write the table to stdout."""
+    columns = _columns(result)
+    cells = [[cell(row) for _, cell in columns] for row in result.rows]
+    title = f"{result.run} on {result.text}, {result.rows[0].tokens:,} tokens scored"
+    notes = _notes(result) if result.lacking is None else _notes_on_protocols(result, result.lacking)
+    notes += [f"{key}: {value}" for key, value in result.conventions.items()]
+    console.show_table(title, [heading for heading, _ in columns], cells, notes, verbose=verbose)
+
+
+def _columns(result: EvalResult) -> list[tuple[str, Callable[[EvalRow], str]]]:
+    """Return the columns: the heading, and the function that formats the cell of a row."""
+    first, timed, compared = result.rows[0], _has_slowdown(result), result.lacking is not None
+    names = [result.metric, "ppl_per_word", "bits_per_byte"] if compared else _names(result)
+    columns: list[tuple[bool, str, Callable[[EvalRow], str]]] = [
+        (True, _label_heading(first), partial(_label, starred=len(result.rows) > 1)),
+        (True, "attention", _attention),
+        *((True, metrics.METRIC_TITLES[name], partial(_measure, name=name)) for name in names),
+        (compared, "change", lambda row: "-" if row is first or row.change is None else f"{row.change:+.1%}"),
+        (True, "ms/token", lambda row: f"{row.ms_per_token:.3f}"),
+        (timed, "one lane", lambda row: _number(row.one_lane_ms_per_token, ".3f")),
+        (timed, "vanilla", lambda row: _number(row.vanilla_ms_per_token, ".2f")),
+        (timed, "slowdown", lambda row: "-" if row.slowdown is None else metrics.format_ratio(row.slowdown)),
+    ]
+    return [(heading, cell) for shown, heading, cell in columns if shown]
+
+
+def _label_heading(row: EvalRow) -> str:
+    if row.protocol:
+        return "protocol"
+    if row.method:
+        return "method"
+    return "N" if row.stride else "M"
+
+
+def _label(row: EvalRow, *, starred: bool) -> str:
+    """Return the protocol, the method or the length, with a star if it is the best row."""
+    mem_len = None if row.attn_len_max is None else row.mem_len  # a recurrent state has none
+    if row.protocol and row.stride:
+        stride = f", S = {row.stride}" if row.protocol == "strided" else ""
+        label = f"{row.protocol}, N = {row.attn_len}{stride}"
+    elif row.protocol:
+        label = row.protocol if mem_len is None else f"{row.protocol}, M = {mem_len}"
+    elif row.method:
+        label = row.method
+    elif row.stride:
+        label = str(row.attn_len)
+    else:
+        label = "-" if mem_len is None else str(mem_len)
+    return f"{label} *" if row.best and starred else label
+
+
+def _attention(row: EvalRow) -> str:
+    """Return the number of keys per query; a recurrent state has none."""
+    if row.attn_len_max is None:
+        return "state"
+    fewest, most = row.attn_len_min, row.attn_len_max
+    return f"{most}" if fewest == most else f"{fewest}-{most}"
+
+
+def _measure(row: EvalRow, *, name: str) -> str:
+    return metrics.format_measure(row.measures[name]) if name in row.measures else "-"
+
+
+def _number(value: float | None, digits: str) -> str:
+    return "-" if value is None else format(value, digits)
+
+
+def _names(result: EvalResult) -> list[str]:
+    """Return the measures to show, the metric first."""
+    return metrics.wanted_measures(result.unit, result.rows[0].measures)
+
+
+def _notes(result: EvalResult) -> list[str]:
+    """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
+    rows, timed = result.rows, _has_slowdown(result)
+    star = "* best. " if len(rows) > 1 else ""
+    notes = [f"{star}{describe_settings(result, rows[0])}"]
+    if not result.complete:
+        notes.append("Stopped before the last row.")
+    if result.search is not None:
+        notes.append(_describe_search(result.search))
+    if any(_has_short_lanes(row) for row in rows):
+        notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
+    if any(_exceeds_text(row) for row in rows):
+        length, ending = ("N", ".") if rows[0].stride else ("M", ", and no slowdown is measured.")
+        notes.append(f"{length} is longer than the text in some rows: no query sees that many tokens{ending}")
+    notes += [_describe_adaptation(row) for row in rows if row.adaptation]
+    if result.paper is not None:
+        notes.append(f"The paper's result for this recipe: {result.paper} {result.metric}.")
+    if timed:
+        notes += [
+            "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
+            "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
+            f"{result.slowdown_windows} windows).",
+        ]
+    if result.processes > 1:
+        alone = "; one lane and vanilla: rank 0 alone, with its own threads" if timed else ""
+        notes.append(f"ms/token: {result.processes} processes together{alone}.")
+    return notes
+
+
+def _exceeds_text(row: EvalRow) -> bool:
+    """Return True if the memory or the window is longer than the text."""
+    if row.attn_len is not None:
+        return row.attn_len > row.tokens
+    return row.attn_len_max is not None and row.mem_len > row.tokens
+
+
+def _has_short_lanes(row: EvalRow) -> bool:
+    return not row.stride and row.lanes > 1 and row.tokens < SHORT_LANE * row.mem_len * row.lanes
+
+
+def _has_slowdown(result: EvalResult) -> bool:
+    return any(row.slowdown is not None for row in result.rows)
+
+
+def _describe_adaptation(row: EvalRow) -> str:
+    values = ", ".join(f"{key} = {value:g}" for key, value in row.adaptation.items() if key != "searched_on")
+    return f"{row.method}: {values}, searched on {row.adaptation['searched_on']:,} tokens of valid."
+
+
+def _describe_search(search: LengthSearch) -> str:
+    longest = max(search.tried)
+    ending = "" if search.gains_ended else f"; {longest}, the longest one tried, still lowers it"
+    return console.with_flags(
+        f"`{search.option}` {search.found} is the shortest of {len(search.tried)} lengths up to {longest} beyond which "
+        f"perplexity on {search.split} falls by less than {search.threshold:.1%}{ending}."
+    )
+
+
+def _notes_on_protocols(result: EvalResult, lacking: dict[str, str]) -> list[str]:
+    """Return the notes below a comparison of protocols, the most important first."""
+    rows, title = result.rows, metrics.METRIC_TITLES[result.metric]
+    with_memory = next((row for row in rows if not row.stride), None)
+    star = "* best. " if len(rows) > 1 else ""
+    notes = [f"{star}change: of {title}, from the first row; the same weights and tokens."]
+    notes += [f"no {name}: {reason}." for name, reason in lacking.items()]
+    if not result.complete:
+        notes.append("Stopped before the last row.")
+    if any(row.stride for row in rows):
+        notes.append(
+            "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding "
+            "windows."
+        )
+    if with_memory is not None:
+        notes.append(f"recurrence: {describe_settings(result, with_memory)}")
+    if "ppl_per_word" not in rows[0].measures:
+        notes.append("ppl/word: only whole texts have a known number of words.")
+    if "bits_per_byte" not in rows[0].measures:
+        notes.append("bits/byte: not every byte of this text is scored.")
+    return notes
+
+
+def in_a_sentence(unit: str, rows: Sequence[EvalRow]) -> str:
+    """Return what memory gains in loss and in time, from a sweep over memory lengths that begins with 0."""
+    metric = metrics.wanted_measures(unit, rows[0].measures)[0]
+    name = {"bpc": "bits per byte" if unit == "byte" else "bits per character"}.get(metric, "perplexity")
+    without, best = rows[0], next(row for row in rows if row.best)
+    change = "lowered" if best is not without else "did not lower"
+    sentence = f"Memory {change} {name} from {_measure(without, name=metric)} without memory"
+    if best is not without:
+        sentence += f" to {_measure(best, name=metric)} with M = {best.mem_len}"
+    if best.slowdown is not None:
+        times = metrics.format_ratio(best.slowdown).removesuffix("x")
+        sentence += f"; reading with memory is {times} times as fast as recomputing"
+    return f"{sentence}."
+
+
+def _plotted(row: EvalRow, name: str) -> float:
+    """Return a measure; NaN, which is not plotted, if it overflows."""
+    value = row.measures[name]
+    return math.nan if value is None else value
+
+
+def plot_loss_and_time(path: Path, result: EvalResult) -> None:
+    """Plot the metric, and the time per token with and without memory, over the memory length."""
+    from txlcli.commands import plots
+
+    metric = _names(result)[0]
+    rows = sorted(result.rows, key=lambda row: row.mem_len)
+    timed = [row for row in rows if row.slowdown is not None]
+    figure = plots.new_figure(9.6, 4.2)
+    loss, time = figure.subplots(1, 2)
+    loss.plot([row.mem_len for row in rows], [_plotted(row, metric) for row in rows], marker="o")
+    loss.set_ylabel(metrics.METRIC_TITLES[metric])
+    times = {
+        "recomputed": [row.vanilla_ms_per_token for row in timed],
+        "with memory": [row.one_lane_ms_per_token for row in timed],
+    }
+    for label, ms_per_token in times.items():
+        time.plot([row.mem_len for row in timed], ms_per_token, marker="o", label=label)
+    time.set_ylabel("ms per token, one batch lane")
+    if timed:
+        time.set_yscale("log")
+        time.legend(frameon=False)
+    for axes in (loss, time):
+        axes.set_xlabel("memory length M (tokens)")
+        axes.grid(alpha=0.3)
+    figure.suptitle(plots.literal(result.text))
+    plots.save(figure, path)
+
+
+def plot_curve(path: Path, result: EvalResult) -> None:
+    """Plot the metric over the memory length, or over the window length."""
+    from txlcli.commands import plots
+
+    metric, in_windows = _names(result)[0], result.rows[0].stride is not None
+    curve = sorted((row.attn_len or row.mem_len, _plotted(row, metric)) for row in result.rows)
+    plots.plot_curves(
+        path,
+        {Path(result.run).name: ([length for length, _ in curve], [value for _, value in curve])},
+        x_label="attention length (tokens)" if in_windows else "memory length M (tokens)",
+        y_label=metrics.METRIC_TITLES[metric],
+        title=result.text,
+    )

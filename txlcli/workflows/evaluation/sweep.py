@@ -1,0 +1,263 @@
+"""Scores a text at each of several lengths: with memory, or without memory by sliding windows.
+
+The length can be searched for on the validation split.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.config.settings import EvalSettings
+from txlcli.core.measures.timing import time_evaluation, time_vanilla
+from txlcli.core.reading.registry import sized_for
+from txlcli.core.reading.scoring import Lanes, Scores, attention_span, attention_span_in
+from txlcli.core.reading.windows import windows_at_once
+from txlcli.core.training.divided_scoring import score_in_processes, score_windows_in_processes
+from txlcli.errors import TrainingError, UsageError
+from txlcli.paper import effective_length, metrics
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.out_of_memory import Reading, explained
+from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import EvalOptions
+from txlcli.workflows.workspace import Workspace
+
+SHORT_LANE = 10
+"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
+SLOWDOWN_WINDOWS = 3
+"""Repetitions of the timing."""
+SEARCH_STEPS = 16
+"""The resolution of the search is the trained length divided by this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """Result for one setting."""
+
+    mem_len: int
+    """Memory length M in tokens; 0 in windows."""
+    attn_len_min: int | None
+    """Smallest number of keys that a query sees; None for a recurrent state."""
+    attn_len_max: int | None
+    tokens: int
+    """Number of scored tokens."""
+    lanes: int
+    loss_nats: float
+    """Mean loss in nats per token."""
+    measures: dict[str, float | None]
+    """Results by name: those of `metrics.measures` for which there are counts; None if they overflow."""
+    ms_per_token: float
+    """Wall time per token, all lanes together."""
+    one_lane_ms_per_token: float | None = None
+    """Time per token of one lane with memory; None if not measured."""
+    vanilla_ms_per_token: float | None = None
+    """Time per token of the vanilla model, which recomputes a window of as many keys; None if not measured."""
+    slowdown: float | None = None
+    """Time of the vanilla model divided by the time with memory (section 4.5)."""
+    attn_len: int | None = None
+    """Window length N; None with memory."""
+    stride: int | None = None
+    """Tokens predicted per window; None with memory."""
+    protocol: str | None = None
+    """Name in a comparison of protocols."""
+    change: float | None = None
+    """Relative change of the metric from the first protocol; None if a perplexity overflows."""
+    method: str | None = None
+    """Way of adaptation: model, cache or dynamic; None in other evaluations."""
+    adaptation: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Parameters of the method."""
+    best: bool = False
+    """True for the lowest loss of the result."""
+    losses_nats: NDArray[np.float32] = dataclasses.field(repr=False)
+    """Loss of each token, (T,)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of `--json`, which has the keys of its kind of evaluation only."""
+        row: dict[str, Any] = {}
+        for key, value in vars(self).items():
+            row |= self.measures if key == "measures" else {key: value}
+            if key == "stride" and self.protocol and self.stride:
+                row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
+        absent = ["losses_nats"]
+        absent += ["attn_len", "stride"] if self.stride is None else []
+        absent += ["protocol", "change"] if self.protocol is None else []
+        absent += ["method", "adaptation"] if self.method is None else []
+        return {key: value for key, value in row.items() if key not in absent}
+
+
+def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Iterator[EvalRow]:
+    """Yield the result for each memory length, with the slowdown if `timed`."""
+    opened, world = scoring.opened, scoring.world
+    for length in lengths:
+        at_length = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=length))
+        title = "evaluation" if opened.model.has_recurrent_state else f"M = {length}"
+        filled = Reading(opened=opened, settings=_filled(at_length))
+        with explained(filled):
+            scored = partial(score_in_processes, settings=at_length.settings, world=world)
+            scores = scoring.score(scored, title)
+        with world.failing_together():
+            row = make_row(at_length, scores)
+        one_lane, vanilla = world.from_rank_0(partial(_times, at_length)) if timed else (None, None)
+        ratio = vanilla / one_lane if one_lane and vanilla else None
+        yield dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+
+
+def over_windows(scoring: Scoring, lengths: Sequence[int], *, stride: int, batch_size: int | None) -> Iterator[EvalRow]:
+    """Yield the result for each window length.
+
+    `batch_size` windows are computed at once; None lets the device decide.
+    """
+    opened, world = scoring.opened, scoring.world
+    for length in lengths:
+        tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
+        windows = batch_size or windows_at_once(opened.model.device, min(length, tokens))
+        of_windows = dataclasses.replace(scoring.settings, batch_size=windows)
+        reading = Reading(opened=opened, settings=of_windows, attn_len=min(length, tokens))
+        with explained(reading):
+            scored = partial(
+                score_windows_in_processes,
+                world=world,
+                attn_len=length,
+                stride=stride,
+                windows=windows,
+                max_distance=scoring.settings.max_distance,
+            )
+            scores = scoring.score(scored, f"N = {length}")
+        fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+        window = opened.model.settings.attention_window or most
+        at_length = dataclasses.replace(scoring.settings, mem_len=0, seg_len=length)
+        with world.failing_together():
+            row = make_row(scoring.with_settings(at_length), scores)
+        span = (min(fewest, window), min(most, window))
+        yield dataclasses.replace(row, attn_len_min=span[0], attn_len_max=span[1], attn_len=length, stride=stride)
+
+
+def _filled(scoring: Scoring) -> EvalSettings:
+    """Return the settings cut to what the text fills."""
+    lanes = Lanes.of(len(scoring.text.targets), scoring.settings)
+    settings = sized_for(scoring.opened.model, scoring.settings, lanes.length)
+    return dataclasses.replace(settings, batch_size=lanes.number)
+
+
+def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
+    """Time one lane with memory, and the vanilla model with as many keys; return ms per token.
+
+    No times if the text is shorter than the memory, or if the model has fewer learned positions.
+    """
+    opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
+    one_lane = dataclasses.replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
+    _, attn_len = attention_span(opened.model.settings, one_lane)
+    longest = opened.run.settings.model.longest_window
+    if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
+        return None, None
+    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(
+        opened.model,
+        attn_len,
+        windows=1,
+        max_distance=settings.max_distance,
+        precision=opened.precision,
+        repeat=SLOWDOWN_WINDOWS,
+    )
+    return xl.median, vanilla.median
+
+
+def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it again") -> EvalRow:
+    """Return the result for one setting, without times of one lane; a recurrent state has no attention length.
+
+    `next_step` is the advice of the error if the loss is not finite, not even in fp32.
+    """
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
+    if metrics.finite(scores.total_nats) is None:
+        advice = non_finite_advice(opened.precision, next_step)
+        raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
+    fewest, most = None, None
+    if not opened.run.settings.model.recurrent_state:
+        fewest, most = attention_span_in(opened.model, settings, len(text.targets))
+    measures = metrics.measures(scores.total_nats, text.scored)
+    return EvalRow(
+        mem_len=settings.mem_len,
+        attn_len_min=fewest,
+        attn_len_max=most,
+        tokens=len(scores.losses_nats),
+        lanes=scores.lanes,
+        loss_nats=scores.total_nats / len(scores.losses_nats),
+        measures={name: metrics.finite(value) for name, value in measures.items()},
+        ms_per_token=scores.ms_per_token,
+        losses_nats=scores.losses_nats,
+    )
+
+
+def non_finite_advice(precision: str, next_step: str) -> str:
+    """Return the next step after a non-finite loss; fp32 can help only if 16 bits were used."""
+    return next_step if precision in ("fp32", "tf32") else f"evaluate with `precision` fp32, or {next_step}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthSearch:
+    """Search for the shortest length beyond which longer ones hardly lower the perplexity."""
+
+    option: Literal["mem_len", "attn_len"]
+    """Option whose length is searched for."""
+    split: str = "valid"
+    threshold: float = effective_length.THRESHOLD
+    """Smallest relative gain of perplexity that counts."""
+    found: int
+    gains_ended: bool
+    """False if the longest length that was tried still lowers the perplexity."""
+    tried: dict[int, float]
+    """Mean loss in nats by length."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `--json`."""
+        tried = [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()]
+        return {**vars(self), "option": "--" + self.option.replace("_", "-"), "tried": tried}
+
+
+def search_length(
+    scoring: Scoring, option: Literal["mem_len", "attn_len"], options: EvalOptions, workspace: Workspace
+) -> LengthSearch:
+    """Search for the memory length, or the window length, on the validation split."""
+    opened, reporter, stride = scoring.opened, scoring.reporter, options.stride or 1
+    train, with_memory = opened.run.settings.train, option == "mem_len"
+    if with_memory and train.mem_len == 0:
+        raise UsageError(
+            f"{opened.run.directory} was trained without memory; give `attn_len` auto instead of `mem_len`"
+        )
+    # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
+    step = max(stride, (train.mem_len if with_memory else train.seg_len) // SEARCH_STEPS)
+    if options.text is not None:
+        texts.warn_if_trained_on(opened, "valid", workspace)
+    valid = texts.first_positions(opened, "valid", options.positions, workspace.data_dir)
+    on_valid = dataclasses.replace(scoring, text=valid)
+    longest, known = len(valid.targets), opened.run.settings.model.longest_window
+    if not with_memory and known is not None:
+        longest = min(longest, known)
+    if stride > longest:
+        limit = f"the longest window that can be tried, {longest}"
+        raise UsageError(f"`stride` {stride} exceeds {limit}; give at most that")
+    reporter.say(
+        f"searching for the shortest length beyond which perplexity falls by less than "
+        f"{effective_length.THRESHOLD:.1%}, on {len(valid.targets):,} tokens of valid, in steps of {step}"
+    )
+
+    def loss_at(length: int) -> float:
+        if with_memory:
+            rows = over_memory(on_valid, [length], timed=False)
+        else:
+            rows = over_windows(on_valid, [length], stride=stride, batch_size=options.batch_size)
+        row = next(rows)
+        ppl, bits = metrics.format_measure(row.measures["ppl"]), metrics.bits(row.loss_nats)
+        reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")
+        return row.loss_nats
+
+    # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
+    least = 0 if with_memory and scoring.settings.same_length == "off" else step
+    outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
+    remark = "" if outcome.ended else "; the longest length tried still lowers the perplexity"
+    reporter.say(f"selected `{option}` {outcome.length}{remark}")
+    return LengthSearch(option=option, found=outcome.length, gains_ended=outcome.ended, tried=outcome.tried)
