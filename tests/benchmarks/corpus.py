@@ -76,8 +76,8 @@ def prepare_here(corpus, data, workers, **options):
     """Prepare a corpus, or a file, in this process, and print what it took."""
     import resource
 
-    from txlcli.workflows.preparation.planning import PrepareOptions
-    from txlcli.workflows.preparation.preparing import prepare
+    from txlcli.workflows.options import PrepareOptions
+    from txlcli.workflows.preparation import preparing
     from txlcli.workflows.reporter import SilentReporter
 
     def peak_bytes(who):
@@ -96,8 +96,8 @@ def prepare_here(corpus, data, workers, **options):
                 sums.append(peak_bytes(resource.RUSAGE_SELF) + workers * peak_bytes(resource.RUSAGE_CHILDREN))
 
     started = time.perf_counter()
-    wishes = PrepareOptions(workers=workers, **options)
-    store = prepare(str(corpus), data, wishes, force=True, reporter=Timed())
+    wishes = PrepareOptions(workers=workers, force=True, **options)
+    store = preparing.run(str(corpus), wishes, data, reporter=Timed()).store
     whole = time.perf_counter() - started
     sums.append(peak_bytes(resource.RUSAGE_SELF) + peak_bytes(resource.RUSAGE_CHILDREN))  # one copy checks the store
     tokens = sum(split.tokens for split in store.splits.values())

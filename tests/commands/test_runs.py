@@ -371,8 +371,8 @@ def test_curves_can_be_plotted_over_steps_tokens_and_hours(two, x, names):
 
 
 def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
-    from txlcli.commands.runs_compare import x_coordinates
     from txlcli.runs import history, run_directory
+    from txlcli.workflows.overview import x_coordinates
 
     past = history.read(run_directory.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from tests.exchange.hostile import HOSTILE, MARKER
 from txlcli.errors import RunError
 from txlcli.exchange import huggingface, weights
-from txlcli.workflows.exchange.import_run import import_run
-from txlcli.workflows.exchange.options import ImportOptions
+from txlcli.workflows.exchange.import_run import run
+from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 TENSORS = {
@@ -220,8 +220,8 @@ def test_other_attention_types_of_the_released_code_are_rejected_in_one_line(tmp
         "crit.out_layers.0.bias": torch.zeros(11),
     }
     torch.save(state, tmp_path / "state.pt")
-    options = ImportOptions(source=tmp_path / "state.pt", recipe_source="enwik8")
+    workspace = Workspace(data_dir=tmp_path / "data", runs_dir=tmp_path / "runs")
     with pytest.raises(RunError, match="attention type 1, 2 or 3 of the released code") as caught:
-        import_run(options, Workspace(data_dir=tmp_path / "data", runs_dir=tmp_path / "runs"))
+        run(tmp_path / "state.pt", ImportOptions(recipe="enwik8"), workspace)
     assert "\n" not in str(caught.value)
     assert "only type 0 (Transformer-XL) can be imported" in str(caught.value)

@@ -27,9 +27,8 @@ from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
-from txlcli.workflows.preparation.planning import PrepareOptions
-from txlcli.workflows.preparation.preparing import prepare
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation import preparing
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
@@ -123,9 +122,7 @@ def prepare_toy(directory):
     text = directory / f"{TOY_STORE}.txt"
     write_text(text, "word", TOY_BYTES, types=TOY_TYPES)
     os.truncate(text, TOY_BYTES)
-    prepare(
-        str(text), directory, PrepareOptions(tokenizer="word", split="80,10,10"), force=True, reporter=SilentReporter()
-    )
+    preparing.run(str(text), PrepareOptions(tokenizer="word", split=(80, 10, 10), force=True), directory)
 
 
 def fastest(stage, device, *, toy):

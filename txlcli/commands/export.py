@@ -1,32 +1,30 @@
 """`txl export`: write a run or a token store as files of other systems."""
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.views import exchange
+from txlcli.workflows.options import ExportOptions
 
-FormatName = Literal["huggingface", "nanogpt", "llm.c", "megatron", "parquet"]
+if TYPE_CHECKING:
+    from txlcli.workflows.exchange.export_run import ExportedRun
+    from txlcli.workflows.exchange.export_store import ExportedStore
 
 
+@with_options
 def export(
     name: Annotated[
         str, Argument(metavar="RUN|STORE", help="Run or token store to export.", autocompletion=completion.exports)
     ],
     directory: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
-    format: Annotated[
-        FormatName,
-        Option(
-            help="huggingface for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store."
-        ),
-    ] = "huggingface",
-    force: Force = False,
+    options: ExportOptions,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -39,27 +37,40 @@ def export(
 
     Example: txl export runs/wt103 hf-wt103/
     """
-    if format == "huggingface":
-        _export_run(name, directory, data_dir, runs_dir, force=force, json=json)
+    path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
+    if options.format == "huggingface":
+        if path.is_file() and not (runs_dir / name).is_dir():
+            raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
+        run_directory.find(name, runs_dir)  # a wrong name is reported before PyTorch is imported
+        from txlcli.workflows.exchange import export_run
+
+        console.show_result(export_run.run(name, directory, options, runs_dir), _show_run, json=json)
         return
     from txlcli.data.token_store import TokenStore
-    from txlcli.workflows.exchange import export_store as workflow
+    from txlcli.workflows.exchange import export_store
 
-    path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
     if not path.exists() and run_directory.is_run(name, runs_dir):
-        raise UsageError(f"{name} is a run; export its token store, or leave out --format {format}")
-    result = workflow.export_store(
-        TokenStore.open(path), directory, format, force=force, reporter=console.TerminalReporter()
-    )
-    console.show_result(result, exchange.show_store_export, json=json)
+        raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
+    result = export_store.run(TokenStore.open(path), directory, options, console.TerminalReporter())
+    console.show_result(result, _show_store, json=json)
 
 
-def _export_run(run_name: str, directory: Path, data_dir: Path, runs_dir: Path, *, force: bool, json: bool) -> None:
-    is_store = (data_dir / f"{run_name}.h5").is_file() or (run_name.endswith(".h5") and Path(run_name).is_file())
-    if is_store and not (runs_dir / run_name).is_dir():
-        raise UsageError(f"{run_name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
-    run_directory.find(run_name, runs_dir)  # a wrong name is reported before PyTorch is imported
-    from txlcli.workflows.exchange import export_run as workflow
+def _show_run(result: "ExportedRun") -> None:
+    rows = [
+        ["files", ", ".join(result.files)],
+        ["import again", shlex.join(["txl", "import", result.folder])],
+    ]
+    console.show_table(f"{result.run} as {result.folder}", ("", ""), rows, result.notes)
 
-    result = workflow.export_run(run_name, directory, runs_dir=runs_dir, force=force)
-    console.show_result(result, exchange.show_export, json=json)
+
+def _show_store(result: "ExportedStore") -> None:
+    # Ids without a header are read as uint16 by default.
+    dtype = ["--dtype", result.dtype] if result.format == "nanogpt" and result.dtype == "uint32" else []
+    rows = [
+        ["files", ", ".join(result.files)],
+        ["tokens", ", ".join(f"{split} {count:,}" for split, count in result.tokens.items())],
+        *([["dtype", result.dtype]] if result.dtype else []),
+        ["prepare again", shlex.join(["txl", "prepare", result.folder, *dtype])],
+    ]
+    title = f"{result.store} as {result.format} files in {result.folder}"
+    console.show_table(title, ("", ""), rows, result.notes)

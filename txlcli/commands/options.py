@@ -143,7 +143,11 @@ def parse_hardware(memory: str | None, bandwidth: str | None, flops: str | None)
     }
 
 
-COMPLETIONS: dict[str, Callable[..., list[str]]] = {"overrides": completion.settings}
+COMPLETIONS: dict[str, Callable[..., list[str]]] = {
+    "overrides": completion.settings,
+    "recipe": completion.recipes,
+    "store": completion.stores,
+}
 """Names that a shell completes for a field of the options."""
 
 

@@ -1,58 +1,31 @@
 """`txl prepare`: turn a corpus or your own text into a token store."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, DataDir, Force, Json
-from txlcli.config.ranges import MAX_COUNT
+from txlcli.commands.options import DATA_DIR, DataDir, Json, with_options
+from txlcli.commands.verification import show_checks
 from txlcli.errors import TxlError, UsageError
+from txlcli.workflows.options import PrepareOptions
+
+if TYPE_CHECKING:
+    from txlcli.data.token_store import TokenStore
+    from txlcli.workflows.preparation.preparing import PreparedStore
+
+COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
 
 
+@with_options
 def prepare(
+    options: PrepareOptions,
     what: Annotated[
         str | None,
         Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=completion.benchmarks),
     ] = None,
-    source: Annotated[
-        Path | None, Option(help="Read the corpus from this archive, folder or file instead of downloading it.")
-    ] = None,
-    name: Annotated[str | None, Option(help="Name of the store [default: from corpus and tokenizer].")] = None,
-    tokenizer: Annotated[
-        Literal["byte", "char", "word", "sentencepiece"] | None,
-        Option(help="How text is split into tokens [default: the corpus's own]."),
-    ] = None,
-    vocab_size: Annotated[
-        int | None,
-        Option(max=MAX_COUNT, help="Largest number of words, or size of the SentencePiece model [default: 8000]."),
-    ] = None,
-    min_count: Annotated[
-        int | None, Option(help="Treat words or characters that are rarer in train as unknown.")
-    ] = None,
-    sp_type: Annotated[
-        Literal["unigram", "bpe"] | None, Option(help="Type of the SentencePiece model [default: unigram].")
-    ] = None,
-    split: Annotated[str | None, Option(help="Shares of train, valid and test in percent [default: 90,5,5].")] = None,
-    released_convention: Annotated[
-        bool, Option("--released-convention", help="Treat enwik8 and lm1b like the released code of the paper.")
-    ] = False,
-    vocab: Annotated[
-        Path | None, Option(metavar="FILE", help="Encode with this vocabulary, such as the vocab.json of a run.")
-    ] = None,
-    workers: Annotated[
-        int | None, Option(help="Processes that read the text [default: one per processor, at most 6].")
-    ] = None,
-    dtype: Annotated[
-        Literal["uint16", "uint32"] | None,
-        Option(help="Type of the ids of a .bin file without a header [default: uint16]."),
-    ] = None,
-    column: Annotated[
-        str | None, Option(help="Column of Parquet files with the text [default: text, or the only one].")
-    ] = None,
-    force: Force = False,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
     data_dir: DataDir = DATA_DIR,
@@ -65,61 +38,50 @@ def prepare(
 
     Example: txl prepare stdlib
     """
-    from txlcli.views import store_table
-    from txlcli.workflows.preparation.planning import PrepareOptions, make_plan
-    from txlcli.workflows.preparation.preparing import run_plan
-
-    options = PrepareOptions(
-        source=source,
-        name=name,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        min_count=min_count,
-        sp_type=sp_type,
-        split=split,
-        released_convention=released_convention,
-        vocab=vocab,
-        workers=workers,
-        dtype=dtype,
-        column=column,
-    )
     if verify:
-        if what is None or listed or options != PrepareOptions() or force:
+        if what is None or listed or options != PrepareOptions():
             raise UsageError("--verify checks one existing store: txl prepare --verify STORE")
-        _verify(what, data_dir, json=json)
+        from txlcli.workflows.verification import verify_store
+
+        show_checks(verify_store(Path(what) if what.endswith(".h5") else data_dir / f"{what}.h5"), json=json)
         return
     if listed:
-        if what is not None or options != PrepareOptions() or force:
+        if what is not None or options != PrepareOptions():
             raise UsageError("--list shows the existing stores; combine it with --data-dir and --json only")
         _show_list(data_dir, json)
         return
     if what is None:
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
-    plan = make_plan(what, data_dir, options, force=force)
-    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
-    title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
-    console.say(f"preparing {title}, {origin}, into {plan.store}")
-    store = run_plan(plan, console.TerminalReporter())
-    if json:
-        console.show_json(store_table.store_as_json(store))
-    else:
-        store_table.show_store(store)
+    from txlcli.workflows.preparation import preparing
+
+    result = preparing.run(what, options, data_dir, reporter=console.TerminalReporter())
+    console.show_result(result, show, json=json)
 
 
-def _verify(name: str, data_dir: Path, *, json: bool) -> None:
-    from txlcli.views import verification as view
-    from txlcli.workflows.verification import verify_store
-
-    path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
-    view.show([verify_store(path)], json=json)
+def show(result: "PreparedStore") -> None:
+    """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
+    store, rows = result.store, []
+    for split, info in store.splits.items():
+        share = f"{100 * info.unknown / info.tokens:.2f} %" if info.tokens else "-"
+        # A store of token ids without text has 0 words and bytes: their numbers are not known.
+        counts = [f"{number:,}" if number or not info.tokens else "-" for number in (info.words, info.bytes)]
+        rows.append([split, f"{info.tokens:,}", f"{info.types:,}", *counts, share])
+    console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
+    for split in store.splits:
+        console.show_line(f"{split} begins: {result.excerpt(split)}")
+    for key, value in store.conventions.items():
+        console.show_line(f"{key}: {value}")
+    for note in store.notes:
+        console.show_line(f"note: {note}")
+    console.show_line(f"next: {result.next}")
 
 
 def _show_list(data_dir: Path, json: bool) -> None:
+    """Write the stores, with the size of each split, and their conventions to stdout; complain about damaged ones."""
     from txlcli.corpora.corpus import SPLITS
     from txlcli.data.token_store import TokenStore, stores_in
-    from txlcli.views import store_table
 
-    stores = []
+    stores: list[TokenStore] = []
     for path in stores_in(data_dir):
         try:
             store = TokenStore.open(path)
@@ -128,6 +90,27 @@ def _show_list(data_dir: Path, json: bool) -> None:
         except TxlError as error:
             console.complain(str(error))
     if json:
-        console.show_json({"stores": [store_table.list_entry(store) for store in stores]})
-    else:
-        store_table.show_list(data_dir, stores, SPLITS)
+        console.show_json({"stores": [_list_entry(store) for store in stores]})
+        return
+    if not stores:
+        console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
+        return
+    rows = []
+    for store in stores:
+        tokens = [f"{store.splits[split].tokens:,}" if split in store.splits else "-" for split in SPLITS]
+        rows.append([store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}", *tokens])
+    console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
+    for store in stores:
+        conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())
+        console.show_line(f"{store.name}: {conventions}")
+
+
+def _list_entry(store: "TokenStore") -> dict[str, object]:
+    return {
+        "name": store.name,
+        "corpus": store.corpus,
+        "tokenizer": store.tokenizer,
+        "vocabulary_size": store.vocab.size,
+        "tokens": {split: info.tokens for split, info in store.splits.items()},
+        "conventions": store.conventions,
+    }

@@ -9,11 +9,12 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.generate import show as show_generated
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
+from txlcli.commands.prepare import show as show_store
 from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import EvalOptions, GenerateOptions, SpeedOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -42,10 +43,9 @@ def quickstart(
     Example: txl quickstart
     """
     from txlcli.commands import eval_table
-    from txlcli.views import store_table
     from txlcli.workflows import generate, speed
     from txlcli.workflows.evaluation import evaluate
-    from txlcli.workflows.preparation.preparing import prepare
+    from txlcli.workflows.preparation import preparing
     from txlcli.workflows.workspace import Workspace
 
     commands = []
@@ -59,7 +59,7 @@ def quickstart(
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if not workspace.store_path(CORPUS).exists():
         announce("prepare", CORPUS, data_dir=data_dir)
-        store_table.show_store(prepare(CORPUS, data_dir, reporter=reporter))
+        show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=reporter))
     run = _train(max_minutes, workspace, announce)
     announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS), workspace)

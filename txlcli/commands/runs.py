@@ -1,22 +1,25 @@
-"""`txl runs`: list, compare and verify runs."""
+"""`txl runs`: list, show and verify runs; the module `runs_compare` has the other subcommands."""
 
-from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any
+import shlex
+from typing import Annotated
 
 import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion, runs_compare, runs_published
+from txlcli.commands import completion, runs_compare
 from txlcli.commands.options import RUNS_DIR, Json, Run, RunsDir
+from txlcli.commands.verification import show_checks
 from txlcli.config import recipe
-from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
-from txlcli.runs import history, run_directory
-from txlcli.runs.history import History
+from txlcli.runs import run_directory
 from txlcli.system.command_lines import default_runs_dir
-from txlcli.views import run_tables
+from txlcli.workflows import overview
+from txlcli.workflows.overview import RunEntry
+
+LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
+LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
@@ -45,11 +48,28 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
     directories = run_directory.newest_first(runs_dir)
     if not directories:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
-    entries = [_entry(directory) for directory in directories]
+    entries = [overview.describe(directory, console.TerminalReporter()) for directory in directories]
     if json:
-        console.show_json(metrics.without_infinities({"runs_dir": str(runs_dir), "runs": entries}))
-    else:
-        run_tables.show_list(entries, runs_dir)
+        console.show_json({"runs_dir": str(runs_dir), "runs": [entry.to_json() for entry in entries]})
+        return
+    title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
+    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
+
+
+def _list_row(entry: RunEntry) -> list[str]:
+    saved = entry.saved[5:16].replace("T", " ") if entry.saved else "-"  # month, day, hour, minute
+    state = entry.state
+    if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
+        state += f" {entry.step / entry.max_steps:.0%}"
+    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, _test(entry)), saved]
+
+
+def _result(entry: RunEntry, result: float | None) -> str:
+    return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
+
+
+def _test(entry: RunEntry) -> float | None:
+    return None if entry.test_readings is None else entry.test
 
 
 @app.command("show")
@@ -61,12 +81,39 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
     Example: txl runs show stdlib
     """
     run = run_directory.find(run_name, runs_dir)
-    entry = _entry(run.directory)
-    table = recipe.to_table(run.settings)
+    entry = overview.describe(run.directory, console.TerminalReporter())
     if json:
-        console.show_json(metrics.without_infinities({**entry, "settings": table}))
-    else:
-        run_tables.show_run(entry, recipe.changed_keys(run.settings))
+        settings = metrics.without_infinities(recipe.to_table(run.settings))
+        console.show_json({**entry.to_json(), "settings": settings})
+        return
+    rows = [["folder", entry.folder], ["saved", entry.saved or "-"]]
+    rows += [["state", "damaged"]] if entry.state == "damaged" else _rows(entry)
+    rows += [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
+    console.show_table(f"run {entry.name}", ("", ""), rows)
+
+
+def _rows(entry: RunEntry) -> list[list[str]]:
+    steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
+    valid, test = _result(entry, entry.best_valid), _result(entry, _test(entry))
+    if entry.best_valid_step is not None:
+        valid += f" at step {entry.best_valid_step:,}"
+    if entry.valid_tokens:
+        valid += f", on {entry.valid_tokens:,} tokens"
+    if entry.test_mem_len is not None:
+        test += f" with M = {entry.test_mem_len}"
+    if (entry.test_readings or 1) > 1:
+        test += f", the best of {entry.test_readings} (valid was not evaluated)"
+    rows = [
+        ["state", entry.state + steps],
+        ["recipe", str(entry.recipe)],
+        ["store", str(entry.store)],
+        ["parameters", f"{entry.parameters:,}"],
+        ["best valid", valid],
+        ["test", test],
+    ]
+    if entry.state in ("unfinished", "interrupted"):
+        rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
+    return rows
 
 
 @app.command("verify")
@@ -84,60 +131,10 @@ def verify(
 
     Example: txl runs verify stdlib
     """
-    from txlcli.views import verification as view
     from txlcli.workflows.verification import verify_runs
 
-    view.show(verify_runs(run_name, runs_dir), json=json)
+    show_checks(verify_runs(run_name, runs_dir), json=json)
 
 
 app.command("compare")(runs_compare.compare)
-app.command("published")(runs_published.published_)
-
-
-def _entry(directory: Path) -> dict[str, Any]:
-    """Return the entry of a run; a damaged run is reported and does not hide the others."""
-    saved = _date_of(run_directory.last_written(directory))
-    try:
-        facts = _facts(history.read(run_directory.open_run(directory)))
-    except TxlError as error:
-        console.say(str(error))
-        facts = {**dict.fromkeys(FACTS), "state": "damaged"}
-    return {"name": directory.name, "folder": str(directory), "saved": saved, **facts}
-
-
-def _date_of(seconds: float) -> str | None:
-    """Return a time since the epoch as a local date; None if no calendar has it, as a damaged file system shows it."""
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-FACTS = (
-    "recipe",
-    "store",
-    "parameters",
-    "metric",
-    "state",
-    "step",
-    "max_steps",
-    "best_valid",
-    "best_valid_step",
-    "valid_tokens",
-    "test",
-    "test_mem_len",
-    "test_readings",
-)
-
-
-def _facts(run_history: History) -> dict[str, Any]:
-    settings, (test, trials) = run_history.run.settings, run_history.test_result
-    valid_tokens, scored = settings.train.valid_tokens, (run_history.best_valid or {}).get("tokens")
-    return {
-        **run_history.summary(),
-        "store": settings.corpus.store,
-        "max_steps": settings.train.max_steps if run_history.state != "imported" else None,
-        "valid_tokens": valid_tokens if scored == valid_tokens else None,
-        "test_mem_len": test.get("mem_len") if test else None,
-        "test_readings": trials if test else None,
-    }
+app.command("published")(runs_compare.published_)

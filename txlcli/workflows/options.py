@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED, AttentionBackend, EvalSettings
+from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings
 from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
+Axis = Literal["steps", "tokens", "hours"]
+"""Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 RECL_LOSSES = "recl.h5"
 """File of the losses of `txl recl`, in the directory of the runs."""
@@ -95,9 +97,28 @@ def parse_figure(text: str, asked: str) -> Path:
     return path
 
 
+def parse_split(text: str, asked: str) -> tuple[float, ...]:
+    """Parse shares in percent: `90,5,5` -> (90.0, 5.0, 5.0)."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{asked}: not three shares of train, valid and test; try 90,5,5") from None
+
+
+def check_plain_name(name: str | None) -> None:
+    """Reject the name of a run or a store that is not a plain file name; None is allowed."""
+    if name is not None and not re.fullmatch(PLAIN_NAME, name):
+        raise UsageError(f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
+
+
 def attention_option() -> Any:
     """Return the option that selects the attention backend of a run."""
     return option(None, "Attention backend; all compute the same function.")
+
+
+def force_option() -> Any:
+    """Return the option that allows overwriting."""
+    return option(False, "Overwrite existing results.")
 
 
 def overrides_option() -> Any:
@@ -584,3 +605,95 @@ class CompressOptions(Options):
     )
     dynamic: bool = option(False, "Train on the text while coding (dynamic evaluation); slower and smaller.")
     lane_cost: bool = option(False, "Also measure how many bits the lanes cost beyond a single one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(Options):
+    """Options of `txl prepare`; None means that the corpus decides."""
+
+    source: Path | None = option(None, "Read the corpus from this archive, folder or file instead of downloading it.")
+    name: str | None = option(None, "Name of the store [default: from corpus and tokenizer].")
+    tokenizer: Literal["byte", "char", "word", "sentencepiece"] | None = option(
+        None, "How text is split into tokens [default: the corpus's own]."
+    )
+    vocab_size: int | None = option(
+        None,
+        "Largest number of words, or size of the SentencePiece model [default: 8000].",
+        minimum=2,
+        maximum=MAX_COUNT,
+    )
+    min_count: int | None = option(None, "Treat words or characters that are rarer in train as unknown.", minimum=1)
+    sp_type: Literal["unigram", "bpe"] | None = option(None, "Type of the SentencePiece model [default: unigram].")
+    split: tuple[float, ...] | None = option(
+        None,
+        "Shares of train, valid and test in percent [default: 90,5,5].",
+        parse=parse_split,
+    )
+    released_convention: bool = option(False, "Treat enwik8 and lm1b like the released code of the paper.")
+    vocab: Path | None = option(None, "Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
+    workers: int | None = option(
+        None, "Processes that read the text [default: one per processor, at most 6].", minimum=1
+    )
+    dtype: Literal["uint16", "uint32"] | None = option(
+        None, "Type of the ids of a .bin file without a header [default: uint16]."
+    )
+    column: str | None = option(None, "Column of Parquet files with the text [default: text, or the only one].")
+    force: bool = force_option()
+
+    def __post_init__(self) -> None:
+        """Check the name, the shares, and that a given vocabulary is not described as well."""
+        super().__post_init__()
+        check_plain_name(self.name)
+        shares = self.split
+        if shares and not (len(shares) == 3 and shares[0] > 0 and min(shares) >= 0 and abs(sum(shares) - 100) < 1e-6):
+            given = ",".join(f"{share:g}" for share in shares)
+            raise UsageError(f"`split` {given}: not three shares of train, valid and test that sum to 100; try 90,5,5")
+        described = self.given("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
+        if self.vocab is not None and described:
+            raise UsageError(f"{described[0]} has no effect with `vocab`, whose file includes it; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(Options):
+    """Options of `txl import`."""
+
+    recipe: str | None = option(None, "Recipe with the settings of a file of weights.", metavar="RECIPE")
+    vocab: Path | None = option(None, "File with the vocabulary of the weights.", metavar="FILE")
+    store: str | None = option(None, "Token store with that vocabulary [default: the only store that has it].")
+    name: str | None = option(None, "Name of the run [default: name of the source].")
+    overrides: tuple[str, ...] = overrides_option()
+    force: bool = force_option()
+
+    def __post_init__(self) -> None:
+        """Check the name, and that the store is not a changed setting."""
+        super().__post_init__()
+        check_plain_name(self.name)
+        if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
+            raise UsageError(
+                "`overrides` corpus.store: name the store with `store`, or leave it out to find it by vocabulary"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Options):
+    """Options of `txl export`."""
+
+    format: Literal["huggingface", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+        "huggingface",
+        "huggingface for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store.",
+    )
+    force: bool = force_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Options):
+    """Options of `txl runs compare`."""
+
+    plot: Path | None = plot_option()
+    x: Axis = option("steps", "Quantity on the x axis of --plot.")
+
+    def __post_init__(self) -> None:
+        """Reject an axis without a plot."""
+        super().__post_init__()
+        if self.plot is None and self.x != "steps":
+            raise UsageError(f"`x` {self.x} is the x axis of `plot`; add `plot` FILE, or leave it out")

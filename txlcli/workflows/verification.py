@@ -1,10 +1,11 @@
 """Compares files of runs and token stores with their checksums."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from txlcli.core.training import checkpoint
 from txlcli.data.context_file import ContextFile
@@ -14,52 +15,53 @@ from txlcli.runs import history, loading, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import RECL_LOSSES
 
-FileState = Literal["intact", "readable", "damaged"]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FileCheck:
     """Result of the check of one file."""
 
-    path: Path
-    state: FileState
+    file: str
+    state: Literal["intact", "readable", "damaged"]
     """intact: equal to its checksums; readable: it has none."""
-    error: str = ""
+    error: str | None = None
     """Message for a damaged file."""
 
 
-def verify_store(path: Path) -> FileCheck:
-    """Check the header, the vocabulary and all tokens of a store.
+@dataclass(frozen=True)
+class Verification:
+    """Result of the check of several files."""
 
-    Raises:
-        StoreError: there is no such file.
-    """
+    files: tuple[FileCheck, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return dataclasses.asdict(self)
+
+
+def verify_store(path: Path) -> Verification:
+    """Check the header, the vocabulary and all tokens of a store."""
 
     def check() -> bool:
         TokenStore.open(path).verify()
         return True
 
     if not path.is_file():
-        TokenStore.open(path)
-    return _checked(path, check)
+        TokenStore.open(path)  # raises the error
+    return Verification((_checked(path, check),))
 
 
-def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
-    """Check all files of a run, or of all runs and of `txl recl`.
-
-    Raises:
-        RunError, UnknownNameError: see `run_directory.find`.
-    """
+def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
+    """Check all files of a run, or of all runs and of `txl recl`."""
     if run_name is not None:
-        return list(_verify_run(run_directory.find_directory(run_name, runs_dir)))
+        return Verification(tuple(_verify_run(run_directory.find_directory(run_name, runs_dir))))
     directories = sorted(run_directory.newest_first(runs_dir))
     checks = [check for directory in directories for check in _verify_run(directory)]
     if not directories:
-        run_directory.find_directory(None, runs_dir)
+        run_directory.find_directory(None, runs_dir)  # raises the error
     losses = runs_dir / RECL_LOSSES
     if losses.is_file():
         checks.append(_checked(losses, lambda: ContextFile(losses).path == losses))
-    return checks
+    return Verification(tuple(checks))
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:
@@ -92,6 +94,6 @@ def _is_verified(path: Path, run: Run | None) -> bool:
 def _checked(path: Path, has_checksums: Callable[[], bool]) -> FileCheck:
     """Return the result of a check, which raises an error if the file is damaged."""
     try:
-        return FileCheck(path, "intact" if has_checksums() else "readable")
+        return FileCheck(file=str(path), state="intact" if has_checksums() else "readable")
     except (TxlError, OSError, ValueError) as error:
-        return FileCheck(path, "damaged", str(error))
+        return FileCheck(file=str(path), state="damaged", error=str(error))

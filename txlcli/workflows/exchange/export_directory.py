@@ -1,4 +1,4 @@
-"""The directory of an export: refuses directories of other programs, and is filled completely or not at all."""
+"""The directory of an export: rejects directories of other programs, and is filled completely or not at all."""
 
 import contextlib
 import os
@@ -14,15 +14,9 @@ DRAFT = ".new"
 
 
 def check_free(directory: Path, files: Collection[str], *, force: bool) -> None:
-    """Refuse a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it.
+    """Reject a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it.
 
-    Args:
-        directory: need not exist.
-        files: names of the files that exports of this format may write.
-        force: replace an earlier export.
-
-    Raises:
-        ExportError: the directory is in use.
+    `files` are the names of all files that exports of this format may write.
     """
     held = {path.name for path in directory.iterdir()} - {DRAFT} if directory.is_dir() else set()
     if held and force and not held <= set(files):
@@ -31,40 +25,32 @@ def check_free(directory: Path, files: Collection[str], *, force: bool) -> None:
             f"{directory} holds {other}, which no export of this format writes; give another folder, or empty this one"
         )
     if (directory.exists() and not directory.is_dir()) or (held and not force):
-        raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with --force")
+        raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
 
 
-def fill(directory: Path, files: Collection[str], write: Callable[[Path], None], *, force: bool) -> list[str]:
+def fill(directory: Path, files: Collection[str], write: Callable[[Path], None], *, force: bool) -> tuple[str, ...]:
     """Write the files of an export and remove those of an earlier one; return their names.
 
-    The files are written to a draft directory first, so that an error leaves the earlier export as it was.
-
-    Args:
-        directory: need not exist.
-        files: names of the files that exports of this format may write.
-        write: writes the files into the directory that it is given.
-        force: replace an earlier export.
-
-    Raises:
-        ExportError: the directory cannot be written, or another process has filled it meanwhile.
-        BusyError: another process fills it.
+    `write` gets a draft directory, so that an error leaves the earlier export as it was.
     """
     real = Path(os.path.realpath(directory))
+    lock = real.parent / f".{real.name}.lock"
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
+            try:
+                check_free(directory, files, force=force)
+                return _fill(directory, files, write)
+            finally:
+                with contextlib.suppress(OSError):
+                    lock.unlink()
     except OSError as error:
-        raise _not_written(directory, error) from error
-    lock = real.parent / f".{real.name}.lock"
-    with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
-        try:
-            check_free(directory, files, force=force)
-            return _fill(directory, files, write)
-        finally:
-            with contextlib.suppress(OSError):
-                lock.unlink()
+        raise ExportError(
+            f"{directory}: cannot be written ({error.strerror or error}); check the folder and the free space"
+        ) from error
 
 
-def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]) -> list[str]:
+def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]) -> tuple[str, ...]:
     is_new = not directory.exists()
     draft = directory / DRAFT
     try:
@@ -79,14 +65,6 @@ def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]
         for name in set(files) - set(written):
             (directory / name).unlink(missing_ok=True)
         is_new = False
-        return written
-    except OSError as error:
-        raise _not_written(directory, error) from error
+        return tuple(written)
     finally:
         shutil.rmtree(directory if is_new else draft, ignore_errors=True)
-
-
-def _not_written(directory: Path, error: OSError) -> ExportError:
-    return ExportError(
-        f"{directory}: cannot be written ({error.strerror or error}); check the folder and the free space"
-    )

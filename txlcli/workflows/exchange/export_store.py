@@ -1,9 +1,11 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -14,62 +16,71 @@ from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import token_files
 from txlcli.exchange.token_files import BIN, BLOCK, IDX, VOCABULARY
 from txlcli.workflows.exchange import export_directory
-from txlcli.workflows.preparation.planning import PARQUET, PrepareOptions
-from txlcli.workflows.preparation.preparing import prepare
-from txlcli.workflows.reporter import Reporter, SilentReporter
+from txlcli.workflows.options import ExportOptions, PrepareOptions
+from txlcli.workflows.preparation.planning import PARQUET, make_plan
+from txlcli.workflows.preparation.preparing import run_plan
+from txlcli.workflows.reporter import Reporter
 
-Format = Literal["nanogpt", "llm.c", "megatron", "parquet"]
-NAMES: dict[Format, dict[str, str]] = {
+NAMES = {
     "nanogpt": {"valid": "val"},
     "llm.c": {"valid": "val"},
     "megatron": {},
     "parquet": {"valid": "validation"},
 }
-"""Names of splits that a system calls otherwise."""
+"""Names of splits that a system calls otherwise, by format."""
+ENDINGS = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
-def export_store(
-    store: TokenStore, directory: Path, format: Format, *, force: bool, reporter: Reporter | None = None
-) -> dict[str, Any]:
-    """Write the splits and the vocabulary of a store, and return what was written.
+@dataclass(frozen=True, kw_only=True)
+class ExportedStore:
+    """A token store that was written as files of another system."""
 
-    Raises:
-        StoreError: the store is damaged.
-        ExportError: the directory is in use or cannot be written, or the format cannot hold so many ids.
-        BusyError: another process writes the directory.
-        VocabularyError: the ids have no text, or their text would not give the same ids again.
-    """
-    files = _possible_files(format)
+    store: str
+    folder: str
+    format: str
+    files: tuple[str, ...]
+    dtype: str | None
+    """Type of the ids; None for text."""
+    tokens: dict[str, int]
+    """Number of ids by split."""
+    sha256: dict[str, str]
+    """Digest of the ids by split."""
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl export --json` prints."""
+        return dataclasses.asdict(self)
+
+
+def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
+    """Write the splits and the vocabulary of a store."""
+    format, force = options.format, options.force
+    names = [NAMES[format].get(split, split) for split in SPLITS]
+    files = [VOCABULARY, *(name + ending for name in names for ending in ENDINGS.get(format, (BIN,)))]
     export_directory.check_free(directory, files, force=force)
-    reporter = reporter or SilentReporter()
-    total = sum(info.tokens for info in store.splits.values())
+    tokens = {split: info.tokens for split, info in store.splits.items()}
 
     def write(draft: Path) -> None:
-        with reporter.progress(f"writing {directory}", total, "tokens") as step:
+        with reporter.progress(f"writing {directory}", sum(tokens.values()), "tokens") as step:
             _write(store, draft, format, step.advance)
         if format == "parquet":
             _check_text(store, draft, reporter)
 
     written = export_directory.fill(directory, files, write, force=force)
-    return {
-        "store": str(store.path),
-        "folder": str(directory),
-        "format": format,
-        "files": written,
-        "dtype": None if format == "parquet" else token_files.dtype_of(format, store.vocab.size),
-        "tokens": {split: info.tokens for split, info in store.splits.items()},
-        "sha256": {split: info.sha256 for split, info in store.splits.items()},
-        "notes": _notes(store, format),
-    }
+    dtype = None if format == "parquet" else token_files.dtype_of(format, store.vocab.size)
+    return ExportedStore(
+        store=str(store.path),
+        folder=str(directory),
+        format=format,
+        files=written,
+        dtype=dtype,
+        tokens=tokens,
+        sha256={split: info.sha256 for split, info in store.splits.items()},
+        notes=tuple(_notes(format, dtype, store.vocab.size)),
+    )
 
 
-def _possible_files(format: Format) -> list[str]:
-    names = [NAMES[format].get(split, split) for split in SPLITS]
-    endings = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}.get(format, (BIN,))
-    return [VOCABULARY, *(name + ending for name in names for ending in endings)]
-
-
-def _write(store: TokenStore, draft: Path, format: Format, advance: Callable[[int], None]) -> None:
+def _write(store: TokenStore, draft: Path, format: str, advance: Callable[[int], None]) -> None:
     size = store.vocab.size
     for split in store.splits:
         path, ids = draft / f"{NAMES[format].get(split, split)}{BIN}", store.ids(split)
@@ -95,33 +106,26 @@ def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
 
 
 def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:
-    """Prepare the text of an export again, which must give the same ids.
-
-    Raises:
-        VocabularyError: it does not, for example if unknown characters are written.
-    """
+    """Prepare the text of an export again; it must give the same ids, which it does not if symbols are unknown."""
     reason = "other ids"
     with TemporaryDirectory(prefix=".check-", dir=draft) as directory:
         try:
-            again = prepare(str(draft), Path(directory), PrepareOptions(name="again"), reporter=reporter)
+            again = run_plan(make_plan(str(draft), PrepareOptions(name="again"), Path(directory)), reporter)
             if all(again.digest(split) == info.sha256 for split, info in store.splits.items()):
                 return
         except (CorpusInputError, VocabularyError) as error:
             reason = str(error).replace(f"{draft}/", "")
     raise VocabularyError(
         f"{store.path}: its text would not be prepared to the same ids again ({reason}); export the ids, for example "
-        "with --format nanogpt"
+        "with `format` nanogpt"
     )
 
 
-def _notes(store: TokenStore, format: Format) -> list[str]:
-    size = store.vocab.size
-    notes = []
-    if format == "nanogpt" and token_files.dtype_of(format, size) == "uint32":
-        notes.append(
-            f"V = {size:,} needs uint32: nanoGPT reads uint16 until its train.py is changed; txl reads the files with "
-            "--dtype uint32"
+def _notes(format: str, dtype: str | None, vocab_size: int) -> Iterator[str]:
+    if dtype == "uint32" and format == "nanogpt":
+        yield (
+            f"V = {vocab_size:,} needs uint32: nanoGPT reads uint16 until its train.py is changed; txl reads the files "
+            "with --dtype uint32"
         )
-    if format == "llm.c" and token_files.dtype_of(format, size) == "uint32":
-        notes.append(f"V = {size:,} needs uint32: the files have the header of llm.c for Llama 3")
-    return notes
+    if dtype == "uint32" and format == "llm.c":
+        yield f"V = {vocab_size:,} needs uint32: the files have the header of llm.c for Llama 3"

@@ -1,6 +1,8 @@
 """Makes a run of weights that another system trained."""
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import CorpusSettings, Settings, TrainSettings
+from txlcli.config.settings import CorpusSettings, Settings, TrainSettings, plain_name
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore, stores_in
@@ -20,7 +22,8 @@ from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.exchange.options import ImportOptions, check_options, run_name
+from txlcli.system.input_files import check_regular
+from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
 SYSTEMS = {
@@ -30,66 +33,91 @@ SYSTEMS = {
 }
 
 
-def import_run(options: ImportOptions, workspace: Workspace) -> dict[str, Any]:
-    """Make a run of weights that another system trained, and return what was imported.
+@dataclass(frozen=True, kw_only=True)
+class ImportedRun:
+    """A run that was made of weights."""
 
-    Raises:
-        RunError: the weights are missing, damaged, or of another model; the run's directory is taken.
-        UsageError: an option is wrong or missing.
-        VocabularyError: no vocabulary, or not the one of the weights.
-    """
-    source, data_dir = options.source, workspace.data_dir
-    check_options(options)
-    directory = workspace.runs_dir / (options.name or run_name(source))
-    run_directory.check_free(directory, force=options.force, instead="choose another --name")
+    run: str
+    source: str
+    system: str
+    parameters: int
+    vocab_size: int
+    store: str | None
+    """Token store with the vocabulary; None if there is none yet."""
+    prepare: str | None
+    """The command that prepares that store; None if there is one."""
+    boundary: str | None
+    """Symbol that ends a line."""
+    unknown: str | None
+    norm: str | None
+    cutoffs: tuple[int, ...]
+    settings_from: str
+    next: str
+    """The next command."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl import --json` prints."""
+        return dataclasses.asdict(self)
+
+
+def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedRun:
+    """Make a run of a Hugging Face directory or a file of weights."""
+    settings = _settings(source, options)
+    directory = workspace.runs_dir / (options.name or _name_of(source))
+    run_directory.check_free(directory, force=options.force, instead="choose another `name`")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
-    settings = _settings(options)
     imported = weights.plain_names(weights.read(path), path)
     system = weights.system_of(imported, path)
-    _check_attention(system, imported, path)
-    vocab, token_store = _vocabulary(options, settings, workspace)
+    if system == "pytorch" and not any(name.endswith("dec_attn.r_net.weight") for name in imported):
+        raise RunError(
+            f"{path}: attention type 1, 2 or 3 of the released code, other functions than the encodings of txl; "
+            "only type 0 (Transformer-XL) can be imported"
+        )
+    vocab, token_store = _vocabulary(source, options, settings, workspace)
     if source.is_dir():
         config = source / huggingface.CONFIG
         _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
-    store = token_store.path.stem if token_store else _free_store(directory.name, data_dir)
-    table = recipe.to_table(settings)
-    settings = recipe.resolve({**table, "corpus": {**table["corpus"], "store": store}}, where="--store")
+    store = token_store.path.stem if token_store else _free_store(directory.name, workspace.data_dir)
+    settings = dataclasses.replace(settings, corpus=dataclasses.replace(settings.corpus, store=store))
     tensors = _converted(system, imported, settings, vocab.size, path)
-    run = Run(
+    made = Run(
         directory=directory,
-        recipe_name=recipe.read_text(options.recipe_source)[0] if options.recipe_source else directory.name,
+        recipe_name=recipe.read_text(options.recipe)[0] if options.recipe else directory.name,
         settings=settings,
         vocab_fingerprint=vocab.fingerprint,
         vocab_size=vocab.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         metric=metrics.metric_of(vocab.tokenizer),
     )
-    _write(run, vocab, tensors, path, force=options.force)
-    return _result(run, vocab, system, source, token_store, data_dir)
+    _write(made, vocab, tensors, path, force=options.force)
+    return _result(made, vocab, system, source, token_store, workspace.data_dir)
 
 
-def _check_attention(system: System, imported: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of the released PyTorch code without the projection of distances, which only type 0 has."""
-    if system == "pytorch" and not any(name.endswith("dec_attn.r_net.weight") for name in imported):
-        raise RunError(
-            f"{path}: attention type 1, 2 or 3 of the released code, other functions than the encodings of txl; "
-            "only type 0 (Transformer-XL) can be imported"
-        )
+def _name_of(source: Path) -> str:
+    return plain_name(source.resolve(), otherwise="imported")
 
 
-def _settings(options: ImportOptions) -> Settings:
+def _settings(source: Path, options: ImportOptions) -> Settings:
     """Return the settings: the model from a directory's configuration and the rest from the recipe, or all from it."""
-    source, recipe_source = options.source, options.recipe_source
+    if not check_regular(source).exists():
+        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
+    if (source / run_directory.CARD).is_file():
+        raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
     if not source.is_dir():
-        assert recipe_source is not None  # check_options
-        return recipe.load(recipe_source, options.changes)
+        if options.recipe is None:
+            raise UsageError(
+                f"{source}: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
+                "name its recipe, e.g. `recipe` wt103-large-tf"
+            )
+        return recipe.load(options.recipe, options.overrides)
+    huggingface.file_of_weights(source)  # raises an error if there is none
     config, where = huggingface.read_config(source), source / huggingface.CONFIG
-    if recipe_source is not None:
-        table: dict[str, Any] = recipe.to_table(recipe.load(recipe_source))
+    if options.recipe is not None:
+        table: dict[str, Any] = recipe.to_table(recipe.load(options.recipe))
     else:
         evaluation = huggingface.eval_settings(config, where)
         plain = Settings(
-            corpus=CorpusSettings(store=run_name(source)),
+            corpus=CorpusSettings(store=_name_of(source)),
             model=huggingface.model_settings(config, where),
             # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
             train=TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1),
@@ -97,36 +125,33 @@ def _settings(options: ImportOptions) -> Settings:
         )
         table = recipe.to_table(plain)
     model = recipe.to_keys(huggingface.model_settings(config, where))
-    return recipe.resolve(recipe.override({**table, "model": model}, options.changes), where=str(where))
+    return recipe.resolve(recipe.override({**table, "model": model}, options.overrides), where=str(where))
 
 
-def _vocabulary(options: ImportOptions, settings: Settings, workspace: Workspace) -> tuple[Vocab, TokenStore | None]:
+def _vocabulary(
+    source: Path, options: ImportOptions, settings: Settings, workspace: Workspace
+) -> tuple[Vocab, TokenStore | None]:
     """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
-    source = options.source
     path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
     named = workspace.open_store(options.store) if options.store else None
     if path is not None:
         vocab = vocabularies.read(path)
         if named is not None and named.fingerprint != vocab.fingerprint:
-            raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out --store or --vocab")
+            raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out `store` or `vocab`")
         return vocab, named or _store_with(vocab, settings.corpus.store, workspace.data_dir)
     if named is None:
         try:
             named = workspace.open_store(settings.corpus.store)
         except StoreError as error:
             raise VocabularyError(
-                f"{source}: the weights come without a vocabulary; give --vocab FILE, or --store with the token "
+                f"{source}: the weights come without a vocabulary; give `vocab` FILE, or `store` with the token "
                 "store of their corpus"
             ) from error
     return named.vocab, named
 
 
 def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | None:
-    """Return the store with exactly this vocabulary; among several, the one of the preferred name.
-
-    Raises:
-        UsageError: several have it, none of them of that name.
-    """
+    """Return the store with exactly this vocabulary; among several, the one of the preferred name."""
     stores = {}
     for path in stores_in(data_dir):
         try:
@@ -138,7 +163,7 @@ def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | No
     if len(stores) > 1 and preferred not in stores:
         raise UsageError(
             f"{data_dir}: {len(stores)} token stores have this vocabulary ({', '.join(stores)}); "
-            "name the one with the text of the weights with --store"
+            "name the one with the text of the weights with `store`"
         )
     return stores.get(preferred) or next(iter(stores.values()), None)
 
@@ -181,45 +206,46 @@ def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> 
         )
 
 
-def _write(run: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
+def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
     state = {
-        "recipe": run.recipe_name,
-        "model": recipe.function_keys(run.settings.model),
-        "vocab_fingerprint": run.vocab_fingerprint,
+        "recipe": made.recipe_name,
+        "model": recipe.function_keys(made.settings.model),
+        "vocab_fingerprint": made.vocab_fingerprint,
         "step": 0,
         "imported_from": source.name,
     }
-    with run_directory.locked(run.directory):
-        run_directory.create(run, vocab.to_json(), force=force)
+    with run_directory.locked(made.directory):
+        run_directory.create(made, vocab.to_json(), force=force)
         try:
-            checkpoint.save(run.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
+            checkpoint.save(
+                made.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state)
+            )
         except BaseException:
-            run_directory.restore_replaced(run)
+            run_directory.restore_replaced(made)
             raise
-        run_directory.delete_replaced(run)
+        run_directory.delete_replaced(made)
 
 
 def _result(
-    run: Run, vocab: Vocab, system: System, source: Path, token_store: TokenStore | None, data_dir: Path
-) -> dict[str, Any]:
-    store = run.settings.corpus.store
+    made: Run, vocab: Vocab, system: System, source: Path, token_store: TokenStore | None, data_dir: Path
+) -> ImportedRun:
     boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))
     prepare = None
     if token_store is None:
-        words = ["prepare", "CORPUS", "--vocab", str(run.directory / run_directory.VOCAB), "--name", store]
-        prepare = command_line(*words, data_dir=data_dir)
-    return {
-        "run": str(run.directory),
-        "source": str(source),
-        "system": SYSTEMS[system],
-        "parameters": run.parameters,
-        "vocab_size": run.vocab_size,
-        "store": str(token_store.path) if token_store else None,
-        "prepare": prepare,
-        "boundary": boundary,
-        "unknown": unknown,
-        "norm": getattr(run.settings.model, "norm", None),
-        "cutoffs": list(run.settings.model.cutoffs),
-        "settings_from": "its configuration" if source.is_dir() else f"the recipe {run.recipe_name}",
-        "next": prepare or command_line("eval", str(run.directory), data_dir=data_dir),
-    }
+        words = ["--vocab", str(made.directory / run_directory.VOCAB), "--name", made.settings.corpus.store]
+        prepare = command_line("prepare", "CORPUS", *words, data_dir=data_dir)
+    return ImportedRun(
+        run=str(made.directory),
+        source=str(source),
+        system=SYSTEMS[system],
+        parameters=made.parameters,
+        vocab_size=made.vocab_size,
+        store=str(token_store.path) if token_store else None,
+        prepare=prepare,
+        boundary=boundary,
+        unknown=unknown,
+        norm=getattr(made.settings.model, "norm", None),
+        cutoffs=tuple(made.settings.model.cutoffs),
+        settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
+        next=prepare or command_line("eval", str(made.directory), data_dir=data_dir),
+    )

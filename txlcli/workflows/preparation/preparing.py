@@ -1,4 +1,4 @@
-"""Carries out a preparation: reads and counts the text, builds the vocabulary, writes the token store."""
+"""Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,26 +15,35 @@ from txlcli.corpora.special_files import SpecialFileError
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_sentencepiece
 from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
-from txlcli.data.vocabulary import Vocab
+from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.paper.metrics import metric_of
+from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import MAX_VOCABULARY
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
+from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
-from txlcli.workflows.preparation.chunk_encoder import ChunkEncoder, EncodedChunk, Job, decode
-from txlcli.workflows.preparation.chunks import CHUNK, align_to_characters, cut_into_chunks, read_chunk
-from txlcli.workflows.preparation.planning import Plan, PrepareOptions, make_plan
+from txlcli.workflows.preparation.chunks import (
+    CHUNK,
+    ChunkEncoder,
+    EncodedChunk,
+    Job,
+    align_to_characters,
+    cut_into_chunks,
+    read_chunk,
+)
+from txlcli.workflows.preparation.planning import Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
-from txlcli.workflows.preparation.symbol_counts import SpooledIds, SpooledStarts, SymbolCounts
-from txlcli.workflows.preparation.token_ids import write_store
-from txlcli.workflows.preparation.workers import mapping
+from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
+from txlcli.workflows.preparation.token_ids import UNITS, write_store
+from txlcli.workflows.preparation.workers import default_workers, mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
 CHUNKS_NUMBERED_TOGETHER = 4
 """Numbering the symbols of a chunk also reads all symbols of the chunks before; a group of chunks needs that once."""
-UNITS = {"byte": "byte", "char": "char", "word": "word", "sentencepiece": "piece"}
+EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +63,59 @@ class WorkSizes:
     """Largest vocabulary, as JSON; a store of a larger one could not be read."""
 
 
-def prepare(
+@dataclass(frozen=True)
+class PreparedStore:
+    """A token store that was just prepared."""
+
+    store: TokenStore
+
+    @property
+    def next(self) -> str:
+        """The command that trains on the store: a recipe of its name, or a small one for its unit."""
+        return command_line("train", self.store.name, data_dir=self.store.path.parent)
+
+    def excerpt(self, split: str) -> str:
+        """Return the beginning of a split as one line."""
+        text = " ".join(self.store.vocab.decode(self.store.ids(split)[:EXCERPT_TOKENS]).split())
+        return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 3] + "..."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl prepare --json` prints."""
+        store = self.store
+        splits = {
+            split: {
+                **vars(info),
+                "unknown_percent": 100 * info.unknown / info.tokens if info.tokens else 0.0,
+                "begins": self.excerpt(split),
+            }
+            for split, info in store.splits.items()
+        }
+        return {
+            "store": str(store.path),
+            **vars(store.facts),
+            "notes": list(store.notes),
+            "vocabulary_size": store.vocab.size,
+            "fingerprint": store.fingerprint,
+            "splits": splits,
+            "next": self.next,
+        }
+
+
+def run(
     corpus_or_path: str,
+    options: PrepareOptions,
     data_dir: Path,
-    options: PrepareOptions | None = None,
     *,
-    force: bool = False,
     reporter: Reporter | None = None,
     sizes: WorkSizes | None = None,
-) -> TokenStore:
-    """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`.
-
-    Raises:
-        UsageError: an option is wrong.
-        CorpusInputError: the text cannot be downloaded or read.
-        StoreError: the store exists already, or cannot be written.
-    """
-    plan = make_plan(corpus_or_path, data_dir, options or PrepareOptions(), force=force)
-    return run_plan(plan, reporter or SilentReporter(), sizes or WorkSizes())
+) -> PreparedStore:
+    """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
+    reporter = reporter or SilentReporter()
+    plan = make_plan(corpus_or_path, options, data_dir)
+    origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
+    title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
+    reporter.say(f"preparing {title}, {origin}, into {plan.store}")
+    return PreparedStore(run_plan(plan, reporter, sizes))
 
 
 def clean(data_dir: Path) -> None:
@@ -80,13 +124,7 @@ def clean(data_dir: Path) -> None:
 
 
 def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> TokenStore:
-    """Carry out a plan. After a failure only downloads are left, which the next attempt continues.
-
-    Raises:
-        CorpusInputError: the text cannot be downloaded or read.
-        StoreError: the store cannot be written.
-        UsageError: a file of the text is a pipe, a socket or a device.
-    """
+    """Carry out a plan. After a failure only downloads are left, which the next attempt continues."""
     directory = plan.store.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -102,8 +140,20 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
     except OSError as error:
         where = Path(error.filename) if isinstance(error.filename, str) else directory
         in_data_dir = directory in (where, *where.parents)
-        hint = ", or free some space or give another --data-dir" if in_data_dir else " and its permissions"
+        hint = ", or free some space or give another `data_dir`" if in_data_dir else " and its permissions"
         raise StoreError(f"{where}: {error.strerror or error}; check the path{hint}") from error
+
+
+@contextmanager
+def _only_process(plan: Plan) -> Iterator[None]:
+    """Hold the lock of the store while the block runs."""
+    lock = plan.store.with_name(f".{plan.store.name}.lock")
+    with exclusive(lock, f"{plan.store} is being prepared by another process; wait for it, or give another `name`"):
+        try:
+            plan.check_free()
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,23 +165,6 @@ class _EncodedSplit:
     bytes: int
 
 
-@contextmanager
-def _only_process(plan: Plan) -> Iterator[None]:
-    """Hold the lock of the store while the block runs.
-
-    Raises:
-        BusyError: another process prepares the store.
-        StoreError: another process has prepared it meanwhile.
-    """
-    lock = plan.store.with_name(f".{plan.store.name}.lock")
-    with exclusive(lock, f"{plan.store} is being prepared by another process; wait for it, or give another --name"):
-        try:
-            plan.check_free()
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
 class _Preparation:
     """One preparation in progress."""
 
@@ -139,32 +172,48 @@ class _Preparation:
         self._plan, self._work, self._reporter, self._sizes = plan, work, reporter, sizes
         self._symbols = SymbolCounts()
         self._rule = rules.rule_of(plan)
+        self._sample = sizes.bpe_sample if plan.bpe else sizes.unigram_sample
 
     def run(self) -> TokenStore:
         """Prepare the store and open it."""
         plan = self._plan
         text, notes = locate_text(plan, self._work, self._reporter)
-        splits = {split: self._slices(pieces) for split, pieces in text.splits.items()}
-        _refuse_empty(splits)
+        splits = {split: self._slices(split, pieces) for split, pieces in text.splits.items()}
         with ThreadPoolExecutor(1) as thread:  # hashing the source in parallel takes no extra time
             source = thread.submit(digest, splits)
             model = self._sentencepiece_model(splits)
-            encoder = ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
-            encoded = self._read_all(splits, encoder)
+            encoded = self._read_all(
+                splits, ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
+            )
             vocab = self._make_vocabulary(text, model)
             final = rules.final_ids(self._symbols, vocab)
             unknown = rules.unknown_symbols(self._symbols, vocab)
             counts = {split: self._counts(split, part, final, unknown) for split, part in encoded.items()}
-            _refuse_without_tokens(counts)
-            notes = (*text.notes, *notes, *rules.differences(plan, self._rule, text, vocab.size, counts))
-            notes += self._note_of_sample(splits)
-            facts = _facts(plan, text, vocab, notes, source.result())
+            facts = StoreFacts(
+                name=plan.store.stem,
+                corpus=plan.corpus.name,
+                tokenizer=plan.tokenizer,
+                unit=UNITS.get(plan.tokenizer, plan.tokenizer),
+                metric=metric_of(plan.tokenizer),
+                conventions=rules.conventions_of(plan, text),
+                notes=(
+                    *text.notes,
+                    *notes,
+                    *rules.differences(plan, self._rule, text, vocab.size, counts),
+                    *self._note_of_sample(splits),
+                ),
+                source_digest=source.result(),
+                every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
+            )
         with writing(plan.store, facts, vocab, work=self._work) as writer:
             self._write_all(writer, encoded, counts, final, vocab)
         return TokenStore.open(plan.store)
 
-    def _slices(self, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
-        # Benchmarks are cut by bytes, which may be inside a character.
+    def _slices(self, split: str, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
+        """Return the slices of a split that end between characters; benchmarks are cut by bytes."""
+        if not _size(pieces):
+            where = ", ".join(str(piece.path) for piece in pieces) or "the source"
+            raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
         return pieces if self._plan.tokenizer == "byte" else align_to_characters(pieces)
 
     def _sentencepiece_model(self, splits: dict[str, tuple[Slice, ...]]) -> bytes:
@@ -178,32 +227,25 @@ class _Preparation:
         if "train" not in splits:
             raise CorpusInputError(
                 "SentencePiece is trained on the train split, and this source has none; add one, "
-                "or choose another --tokenizer"
+                "or choose another `tokenizer`"
             )
         with self._reporter.progress("training SentencePiece"):
             lines = _training_lines(splits["train"], self._sample)
             return train_sentencepiece(lines, size=plan.vocab_size, bpe=plan.bpe)
 
-    @property
-    def _sample(self) -> int:
-        """Most bytes of text on which SentencePiece is trained."""
-        return self._sizes.bpe_sample if self._plan.bpe else self._sizes.unigram_sample
-
-    def _note_of_sample(self, splits: dict[str, tuple[Slice, ...]]) -> tuple[str, ...]:
-        """Return a note that SentencePiece was trained on a part of the text, if it was."""
+    def _note_of_sample(self, splits: dict[str, tuple[Slice, ...]]) -> Iterator[str]:
+        """Yield a note that SentencePiece was trained on a part of the text, if it was."""
         if self._plan.tokenizer != "sentencepiece" or self._plan.vocab is not None:
-            return ()
-        size = _size(splits["train"])
-        if size <= self._sample:
-            return ()
-        return (
-            f"SentencePiece was trained on {self._sample:,} of the {size:,} bytes of train, spread evenly, since its "
-            "memory grows with the text",
-        )
+            return
+        if (size := _size(splits["train"])) > self._sample:
+            yield (
+                f"SentencePiece was trained on {self._sample:,} of the {size:,} bytes of train, spread evenly, since "
+                "its memory grows with the text"
+            )
 
     def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, _EncodedSplit]:
-        total = sum(piece.size for pieces in splits.values() for piece in pieces)
-        workers = self._plan.workers if total > self._sizes.parallel_from else 1
+        total = sum(map(_size, splits.values()))
+        workers = (self._plan.options.workers or default_workers()) if total > self._sizes.parallel_from else 1
         with self._reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
             return {
                 split: self._read(split, encode(self._jobs(split, pieces)), step) for split, pieces in splits.items()
@@ -225,18 +267,19 @@ class _Preparation:
         return _EncodedSplit(ids=ids, words=words, bytes=size)
 
     def _make_vocabulary(self, text: Text, model: bytes) -> Vocab:
-        if self._plan.vocab is not None:
-            rules.check_given(self._symbols, self._plan.vocab)
-            return self._plan.vocab
-        if self._plan.tokenizer == "sentencepiece":
+        plan = self._plan
+        if plan.vocab is not None:
+            rules.check_given(self._symbols, plan.vocab)
+            return plan.vocab
+        if plan.tokenizer == "sentencepiece":
             return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-        vocab = rules.build(self._plan, self._rule, self._symbols, text.vocabulary_file)
+        vocab = rules.build(plan, self._rule, self._symbols, text.vocabulary_file)
         size, most = len(vocab.to_json()), self._sizes.vocabulary
         if size > most:
             raise CorpusInputError(
-                f"{self._plan.source or self._plan.corpus.name}: its {vocab.size:,} {self._plan.tokenizer}s make a "
-                f"vocabulary of {size:,} bytes, more than {most:,}; give --vocab-size or --min-count, or if the text "
-                "has few blanks, choose another --tokenizer"
+                f"{plan.source or plan.corpus.name}: its {vocab.size:,} {plan.tokenizer}s make a vocabulary of "
+                f"{size:,} bytes, more than {most:,}; give `vocab_size` or `min_count`, or if the text has few blanks, "
+                "choose another `tokenizer`"
             )
         return vocab
 
@@ -244,8 +287,11 @@ class _Preparation:
         self, split: str, encoded: _EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]
     ) -> SplitCounts:
         counted = self._symbols.counts(split, final.size)[: final.size]
+        tokens = int(counted[final >= 0].sum())
+        if not tokens:
+            raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
         return SplitCounts(
-            tokens=int(counted[final >= 0].sum()),
+            tokens=tokens,
             words=encoded.words,
             bytes=encoded.bytes,
             unknown=int(counted[unknown].sum()),
@@ -262,14 +308,28 @@ class _Preparation:
     ) -> None:
         boundary = vocab.boundary if self._plan.corpus.sentences else None
         with self._reporter.progress("writing", sum(count.tokens for count in counts.values()), "tokens") as step:
-            for split, one in encoded.items():
-                blocks = _with_progress(one.ids.blocks(final, writer.dtype), step)
+            for split, part in encoded.items():
+                tokens = counts[split].tokens
+                blocks = _with_progress(part.ids.blocks(final, writer.dtype), step)
                 if boundary is None:
                     writer.add(split, counts[split], blocks)
                     continue
-                starts = SpooledStarts(self._work / f"{split}.starts", counts[split].tokens)
-                writer.add(split, counts[split], starts.collect(blocks, boundary))
-                writer.add_sentence_starts(split, starts.count, starts.dtype, starts.blocks())
+                starts: list[NDArray[Any]] = []
+                writer.add(split, counts[split], collect_starts(blocks, boundary, tokens, starts))
+                writer.add_sentence_starts(split, sum(map(len, starts)), smallest_dtype(tokens), starts)
+
+
+def collect_starts(
+    blocks: Iterable[NDArray[Any]], boundary: int, tokens: int, starts: list[NDArray[Any]]
+) -> Iterator[NDArray[Any]]:
+    """Yield the blocks of a split of `tokens` ids, and append where its sentences start: after each boundary."""
+    dtype, done = smallest_dtype(tokens), 0
+    starts.append(np.zeros(1, dtype))
+    for block in blocks:
+        after = np.flatnonzero(block == boundary) + done + 1
+        starts.append(after[after < tokens].astype(dtype))
+        done += block.size
+        yield block
 
 
 def _groups(chunks: Iterable[EncodedChunk], step: Step) -> Iterator[list[EncodedChunk]]:
@@ -285,19 +345,6 @@ def _groups(chunks: Iterable[EncodedChunk], step: Step) -> Iterator[list[Encoded
         yield group
 
 
-def _refuse_empty(splits: dict[str, tuple[Slice, ...]]) -> None:
-    for split, pieces in splits.items():
-        if not sum(piece.size for piece in pieces):
-            where = ", ".join(str(piece.path) for piece in pieces) or "the source"
-            raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
-
-
-def _refuse_without_tokens(counts: dict[str, SplitCounts]) -> None:
-    for split, count in counts.items():
-        if not count.tokens:
-            raise CorpusInputError(f"the {split} split has only blanks; give more text, or another --split")
-
-
 def _size(slices: tuple[Slice, ...]) -> int:
     """Return the number of bytes."""
     return sum(piece.size for piece in slices)
@@ -307,7 +354,7 @@ def _training_lines(slices: tuple[Slice, ...], sample: int) -> Iterator[str]:
     """Yield the lines of the train split, or of the first part of each chunk if it has more bytes than `sample`."""
     share = min(1.0, sample / max(_size(slices), 1))
     for chunk in cut_into_chunks(slices):
-        text = "".join(decode(part) for part in read_chunk(chunk))
+        text = "".join(part.text for part in read_chunk(chunk))
         yield from text[: int(len(text) * share) + 1].split("\n")
 
 
@@ -316,17 +363,3 @@ def _with_progress(blocks: Iterable[NDArray[Any]], step: Step) -> Iterator[NDArr
     for block in blocks:
         yield block
         step.advance(block.size)
-
-
-def _facts(plan: Plan, text: Text, vocab: Vocab, notes: tuple[str, ...], source: str) -> StoreFacts:
-    return StoreFacts(
-        name=plan.store.stem,
-        corpus=plan.corpus.name,
-        tokenizer=plan.tokenizer,
-        unit=UNITS[plan.tokenizer],
-        metric=metric_of(plan.tokenizer),
-        conventions=rules.conventions_of(plan, text),
-        notes=notes,
-        source_digest=source,
-        every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
-    )

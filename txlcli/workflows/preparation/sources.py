@@ -18,18 +18,14 @@ _BLOCK = 1 << 22
 
 
 def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
-    """Return the location of each split's text, and notes on the source; archives are unpacked into `work`.
-
-    Raises:
-        CorpusError: the source cannot be downloaded, unpacked or read, or a downloaded file is not the original.
-    """
-    if plan.source is None:
-        directory = _download(plan, work, reporter)
-        _refuse_altered(plan, directory)
-        return plan.corpus.read(directory, plan.read), ()
-    if plan.parquet:
-        return _read_parquet(plan, plan.source, work / "text", reporter)
+    """Return the location of each split's text, and notes on the source; archives are unpacked into `work`."""
     source = plan.source
+    if source is None:
+        _download(plan, work, reporter)
+        _reject_altered(plan, work)
+        return plan.corpus.read(work, plan.read), ()
+    if plan.parquet:
+        return _read_parquet(plan, source, work / "text", reporter)
     if packed := _packed_files(source, plan.corpus):
         for path in packed:
             _unpack_or_copy(path, work, plan.corpus, reporter)
@@ -38,21 +34,8 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
     return text, tuple(f"{path.name} is not the original file" for path, _ in _altered_files(source, plan.corpus))
 
 
-def _files_beside(plan: Plan, source: Path) -> list[str]:
-    """Return the names of the files in a directory that are neither its Parquet files nor its vocabulary."""
-    if not source.is_dir():
-        return []
-    used = {*(text.path for text in plan.parquet), plan.vocab_file}
-    return [printable(path.relative_to(source).as_posix()) for path in text_files(source) if path not in used]
-
-
 def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
-    """Write the text column of Parquet files into text files of the same names, and find the splits in these.
-
-    Raises:
-        CorpusInputError: a file is damaged.
-        CorpusError: the files have no text, or not enough to split.
-    """
+    """Write the text column of Parquet files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import parquet_text
 
     directory = source if source.is_dir() else source.parent
@@ -65,7 +48,7 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
             size, missing = size + bytes_of_file, missing + missing_of_file
             step.advance(1)
     if not size:
-        raise CorpusError(f"{source}: the column {plan.parquet[0].column} has no text; give --column another")
+        raise CorpusError(f"{source}: the column {plan.parquet[0].column} has no text; give `column` another")
     written = work if source.is_dir() else work / source.name
     try:
         found = plan.corpus.read(written, plan.read)
@@ -73,32 +56,30 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
         raise CorpusError(str(error).replace(str(written), str(source))) from error
     columns = ", ".join(dict.fromkeys(text.column for text in plan.parquet))
     notes = [f"text of the column {columns} of {len(plan.parquet):,} Parquet file{'s' * (len(plan.parquet) > 1)}"]
-    if others := _files_beside(plan, source):
-        named = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
-        notes.append(f"files in the folder that are not Parquet, which were left out: {named}")
+    used = {*(text.path for text in plan.parquet), plan.vocab_file}
+    if others := [path for path in text_files(source) if path not in used] if source.is_dir() else []:
+        named = ", ".join(printable(path.relative_to(source).as_posix()) for path in others[:3])
+        more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+        notes.append(f"files in the folder that are not Parquet, which were left out: {named}{more}")
     if missing:
         notes.append(f"rows without a text (null), which were left out: {missing:,}")
     return found, tuple(notes)
 
 
-def _download(plan: Plan, work: Path, reporter: Reporter) -> Path:
+def _download(plan: Plan, work: Path, reporter: Reporter) -> None:
     for download in plan.corpus.downloads:
         for path in _fetch_or_mirror(plan, download, reporter):
             try:
                 _unpack_or_copy(path, work, plan.corpus, reporter)
             except CorpusInputError as error:
-                path.unlink()  # it is complete as far as its size tells, so it would not be fetched again
+                path.unlink()  # it has the right size, so it would not be fetched again
                 raise CorpusError(str(error)) from error
-    return work
 
 
-def _refuse_altered(plan: Plan, directory: Path) -> None:
-    """Refuse unpacked files that are not the original ones.
+def _reject_altered(plan: Plan, directory: Path) -> None:
+    """Reject unpacked files that are not the original ones.
 
     Parquet files whose rows are the lines of such a file are removed; otherwise they would not be fetched again.
-
-    Raises:
-        CorpusError: there are such files.
     """
     faults = _altered_files(directory, plan.corpus)
     if not faults:
@@ -122,11 +103,7 @@ def _rows_by_file(corpus: Corpus) -> dict[str, Rows]:
 
 
 def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list[Path]:
-    """Return the downloaded file, or the files of its mirror if they were fetched before or no address has the file.
-
-    Raises:
-        CorpusError: the mirror failed, too; the message has all errors.
-    """
+    """Return the downloaded file, or the files of its mirror if they were fetched before or no address has the file."""
     directory = plan.downloads
     has_mirror = download.mirror and all(is_complete(file, directory) for file in download.mirror)
     if has_mirror and not is_complete(download, directory):
@@ -153,9 +130,9 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
 
     Files of a mirror are used in its order, and only if the directory lacks the file that they replace.
     """
+    rows = _rows_by_file(corpus)
     if not corpus.downloads:
         return []
-    rows = _rows_by_file(corpus)
     if not source.is_dir():
         return [source] if is_archive(source) or source.name in rows else []
     published = {file.file for download in corpus.downloads for file in (download, *download.mirror)}
@@ -194,7 +171,7 @@ def _altered_files(source: Path, corpus: Corpus) -> list[tuple[Path, str]]:
 
 
 def digest(splits: Mapping[str, tuple[Slice, ...]]) -> str:
-    """Return the sha256 of the text of all splits, in order."""
+    """Return the SHA-256 of the text of all splits, in order."""
     total = hashlib.sha256()
     for piece in (piece for slices in splits.values() for piece in slices):
         with piece.path.open("rb") as file:

@@ -1,16 +1,13 @@
-"""Collects the results of the chunks: symbol numbers, counts per split, files with encoded ids and with sentences."""
+"""Collects the results of the chunks: symbol numbers, counts per split, files with encoded ids."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.vocabulary import smallest_dtype
-from txlcli.workflows.preparation.chunk_encoder import EncodedChunk
-
-STARTS_AT_ONCE = 1 << 20
+from txlcli.workflows.preparation.chunks import EncodedChunk
 
 
 class SymbolCounts:
@@ -51,8 +48,7 @@ class SymbolCounts:
         ends = np.cumsum([len(self._symbols), *map(len, arrays)])
         encoded = joined.dictionary_encode()
         self._symbols = encoded.dictionary
-        numbers = encoded.indices.to_numpy().astype(np.int64)
-        return np.split(numbers, ends)[1:-1]
+        return np.split(encoded.indices.to_numpy().astype(np.int64), ends)[1:-1]
 
     def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
         """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
@@ -84,7 +80,7 @@ class SpooledIds:
 
     def add(self, chunk: EncodedChunk, table: NDArray[np.int64]) -> None:
         """Add a chunk whose own symbols have the numbers in `table`."""
-        _table_path(chunk.path).write_bytes(table.astype(np.uint32).data)
+        chunk.path.with_suffix(".table").write_bytes(table.astype(np.uint32).data)
         self._chunks.append((chunk.path, chunk.dtype))
 
     def blocks(self, final: NDArray[np.int64], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
@@ -93,51 +89,11 @@ class SpooledIds:
         Each file is removed after it has been read.
         """
         for path, own_dtype in self._chunks:
-            table = final[np.fromfile(_table_path(path), dtype=np.uint32)]
+            table_path = path.with_suffix(".table")
+            table = final[np.fromfile(table_path, dtype=np.uint32)]
             yield _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
             path.unlink()
-            _table_path(path).unlink()
-
-
-class SpooledStarts:
-    """The offset of the first token of each sentence of a split, on disk: a benchmark has tens of millions.
-
-    Args:
-        path: of the file.
-        tokens: length of the split.
-    """
-
-    def __init__(self, path: Path, tokens: int) -> None:
-        self._path, self._tokens = path, tokens
-        self.dtype = smallest_dtype(tokens)
-        self.count = 0
-        """Number of sentences that have been collected."""
-
-    def collect(self, blocks: Iterable[NDArray[Any]], boundary: int) -> Iterator[NDArray[Any]]:
-        """Yield the blocks of the split unchanged, and write where its sentences start: after each boundary."""
-        done = 0
-        with self._path.open("wb") as file:
-            self._write(file, np.zeros(1, dtype=np.int64))
-            for block in blocks:
-                self._write(file, np.flatnonzero(block == boundary) + done + 1)
-                done += block.size
-                yield block
-
-    def _write(self, file: BinaryIO, starts: NDArray[np.int64]) -> None:
-        inside = starts[starts < self._tokens].astype(self.dtype)
-        file.write(inside.data)
-        self.count += inside.size
-
-    def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the offsets in order. The file is removed after it has been read."""
-        with self._path.open("rb") as file:
-            while (block := np.fromfile(file, self.dtype, STARTS_AT_ONCE)).size:
-                yield block
-        self._path.unlink()
-
-
-def _table_path(path: Path) -> Path:
-    return path.with_suffix(".table")
+            table_path.unlink()
 
 
 def _replace(ids: NDArray[Any], table: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,12 @@ Parts = Mapping[str, tuple[TokenPart, ...]]
 
 
 def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
-    """Write the store, after a first pass that finds the largest id.
-
-    Raises:
-        CorpusInputError: an id is negative or not in the vocabulary, or the ids are too few to split.
-        StoreError: the store cannot be written.
-    """
+    """Write the store, after a first pass that finds the largest id."""
     splits = _cut(files, plan.read.shares or SHARES)
-    with reporter.progress("counting ids", _total(splits), "tokens") as step:
-        counted = {split: _Counted(parts, plan, step) for split, parts in splits.items()}
-    size = plan.vocab_size or 1 + max(len(one.counts) - 1 for one in counted.values())
-    vocab = plan.vocab or Vocab.of_ids(size)
+    total = sum(token_files.total(parts) for parts in splits.values())
+    with reporter.progress("counting ids", total, "tokens") as step:
+        counted = {split: _count(parts, plan, step) for split, parts in splits.items()}
+    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(ids.counts) for ids in counted.values()))
     facts = StoreFacts(
         name=plan.store.stem,
         corpus=plan.corpus.name,
@@ -45,67 +41,45 @@ def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -
         metric=metric_of(vocab.tokenizer),
         conventions={"ids": f"as in the token files ({files.format})"},
         notes=_notes(files, plan, vocab, splits),
-        source_digest=_digest(counted),
+        source_digest=hashlib.sha256(b"".join(ids.sha256 for ids in counted.values())).hexdigest(),
         every_byte_scored=vocab.tokenizer == "byte" and not vocab.dropped,
     )
     with (
         writing(plan.store, facts, vocab, work=work) as writer,
-        reporter.progress("writing", _total(splits), "tokens") as step,
+        reporter.progress("writing", total, "tokens") as step,
     ):
         for split, parts in splits.items():
-            writer.add(split, counted[split].split_counts(vocab), _blocks(parts, step))
+            writer.add(split, _split_counts(counted[split].counts, vocab), _blocks(parts, step))
     return TokenStore.open(plan.store)
 
 
-class _Counted:
-    """How often each id occurs in a split, and the digest of its ids.
+@dataclass(frozen=True, kw_only=True)
+class _CountedIds:
+    """How often each id occurs in a split, and the digest of its ids as uint32, whatever their type in the file."""
 
-    Args:
-        parts: of the split.
-        plan: its vocabulary, or its size, limits the ids.
-        step: progress.
-    """
-
-    def __init__(self, parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> None:
-        limit = plan.vocab.size if plan.vocab else plan.vocab_size or MAX_IDS
-        self.counts = np.zeros(1, dtype=np.int64)
-        self._sha256 = hashlib.sha256()
-        for part in parts:
-            done = part.first
-            for block in part.blocks():
-                _check_ids(block, limit, part.path, done, plan)
-                counts = np.bincount(block.astype(np.int64), minlength=len(self.counts))
-                counts[: len(self.counts)] += self.counts
-                self.counts = counts
-                self._sha256.update(block.astype("<u4").tobytes())
-                done += len(block)
-                step.advance(len(block))
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the ids as uint32, whatever their type in the file."""
-        return self._sha256.digest()
-
-    def split_counts(self, vocab: Vocab) -> SplitCounts:
-        """Return the counts of the split; its words are not known, its bytes for a vocabulary of bytes only."""
-        tokens = int(self.counts.sum())
-        is_known = vocab.unknown is not None and vocab.unknown < len(self.counts)
-        return SplitCounts(
-            tokens=tokens,
-            words=0,
-            bytes=tokens if vocab.tokenizer == "byte" and not vocab.dropped else 0,
-            unknown=int(self.counts[vocab.unknown]) if is_known else 0,
-            types=int(np.count_nonzero(self.counts)),
-        )
+    counts: NDArray[np.int64]
+    sha256: bytes
 
 
-def _check_ids(block: NDArray[Any], limit: int, path: Path, first: int, plan: Plan) -> None:
-    """Refuse negative ids, and those beyond the vocabulary."""
-    wrong = (block < 0) | (block >= limit)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        reason = _reason(int(block[at]), limit, plan)
-        raise CorpusInputError(f"{path}: token {first + at:,} has the id {int(block[at]):,}, but {reason}")
+def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> _CountedIds:
+    limit = plan.vocab.size if plan.vocab else plan.options.vocab_size or MAX_IDS
+    total = np.zeros(1, dtype=np.int64)
+    sha256 = hashlib.sha256()
+    for part in parts:
+        done = part.first
+        for block in part.blocks():
+            wrong = (block < 0) | (block >= limit)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                reason = _reason(int(block[at]), limit, plan)
+                raise CorpusInputError(f"{part.path}: token {done + at:,} has the id {int(block[at]):,}, but {reason}")
+            counts = np.bincount(block.astype(np.int64), minlength=len(total))
+            counts[: len(total)] += total
+            total = counts
+            sha256.update(block.astype("<u4").tobytes())
+            done += len(block)
+            step.advance(len(block))
+    return _CountedIds(counts=total, sha256=sha256.digest())
 
 
 def _reason(number: int, limit: int, plan: Plan) -> str:
@@ -113,12 +87,25 @@ def _reason(number: int, limit: int, plan: Plan) -> str:
     if number < 0:
         return "an id is at least 0; write the file again"
     has_type = plan.tokens is not None and plan.tokens.format != token_files.WITHOUT_HEADER
-    if plan.vocab is None and plan.vocab_size is None:
+    if plan.vocab is None and plan.options.vocab_size is None:
         return (
-            f"no vocabulary has more than {limit:,} ids; {'write the file again' if has_type else 'give its --dtype'}"
+            f"no vocabulary has more than {limit:,} ids; {'write the file again' if has_type else 'give its `dtype`'}"
         )
-    options = "--vocab or --vocab-size" if has_type else "--vocab, --vocab-size or --dtype"
+    options = "`vocab` or `vocab_size`" if has_type else "`vocab`, `vocab_size` or `dtype`"
     return f"the vocabulary has {limit:,} ids; give the {options} of this file"
+
+
+def _split_counts(counts: NDArray[np.int64], vocab: Vocab) -> SplitCounts:
+    """Return the counts of a split; its words are not known, its bytes for a vocabulary of bytes only."""
+    tokens = int(counts.sum())
+    is_known = vocab.unknown is not None and vocab.unknown < len(counts)
+    return SplitCounts(
+        tokens=tokens,
+        words=0,
+        bytes=tokens if vocab.tokenizer == "byte" and not vocab.dropped else 0,
+        unknown=int(counts[vocab.unknown]) if is_known else 0,
+        types=int(np.count_nonzero(counts)),
+    )
 
 
 def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
@@ -134,7 +121,7 @@ def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
         if share
     }
     if not all(token_files.total(parts) for parts in splits.values()):
-        raise CorpusInputError(f"{part.path}: {part.count:,} ids are too few to split; give more, or another --split")
+        raise CorpusInputError(f"{part.path}: {part.count:,} ids are too few to split; give more, or another `split`")
     return splits
 
 
@@ -156,16 +143,8 @@ def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[
     return (*notes, *missing_note(splits))
 
 
-def _digest(counted: Mapping[str, _Counted]) -> str:
-    return hashlib.sha256(b"".join(one.digest for one in counted.values())).hexdigest()
-
-
 def _blocks(parts: tuple[TokenPart, ...], step: Step) -> Iterator[NDArray[Any]]:
     for part in parts:
         for block in part.blocks():
             yield block
             step.advance(len(block))
-
-
-def _total(splits: Parts) -> int:
-    return sum(token_files.total(parts) for parts in splits.values())

@@ -1,6 +1,6 @@
 """Builds the vocabulary of a store from the symbol counts of its text, and describes the conventions used."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +46,9 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
         described["split"] = f"{'/'.join(f'{share:g}' for share in plan.read.shares)} by --split"
     if plan.vocab is not None:
         kept = {key: value for key, value in described.items() if key in about_splits}
-        return kept | {"vocabulary": f"from {plan.vocab_file}" if plan.is_vocab_beside else "given by --vocab"}
+        return kept | {"vocabulary": "given by --vocab" if plan.options.vocab else f"from {plan.vocab_file}"}
     if plan.own_convention:
-        built_from = _built_from(plan.corpus.rule, text)
+        built_from = _built_from(corpus.rule, text)
         return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})
     at_least = f", at least {plan.min_count} times" if plan.min_count > 1 else ""
     most = f", the {plan.vocab_size:,} most frequent" if plan.vocab_size else ""
@@ -64,22 +64,20 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
 
 
 def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_file: Path | None) -> Vocab:
-    """Build a vocabulary of bytes, characters or words, or read it from the benchmark's `vocabulary_file`.
-
-    Raises:
-        CorpusInputError: the file lacks a symbol that the rule needs.
-    """
-    splits = _counted_splits(rule, counted)
+    """Build a vocabulary of bytes, characters or words, or read it from the benchmark's `vocabulary_file`."""
+    existing = tuple(split for split in SPLITS if counted.counts(split, 0).size)
+    splits = tuple(split for split in rule.splits if split in existing) or existing
     if plan.tokenizer == "byte":
         present = [ord(symbol) for symbol in counted.by_frequency(splits)]
         values = range(256) if rule.all_bytes else (value for value in present if value not in rule.dropped)
         return Vocab.of_bytes(values, dropped=rule.dropped)
     if vocabulary_file is not None and plan.own_convention:
-        symbols = read_list(vocabulary_file, rule.specials)
+        symbols = _read_list(vocabulary_file, rule.specials)
     else:
         frequent = counted.by_frequency(splits, plan.min_count)
         symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.vocab_size]
-        symbols += _missing_unknown(rule, symbols, counted.symbols)
+        if rule.unknown is not None and rule.unknown not in symbols and not set(counted.symbols) <= set(symbols):
+            symbols.append(rule.unknown)
     ids = {symbol: number for number, symbol in enumerate(symbols)}
     return Vocab(
         plan.tokenizer,
@@ -90,27 +88,13 @@ def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_fi
     )
 
 
-def _counted_splits(rule: VocabularyRule, counted: SymbolCounts) -> tuple[str, ...]:
-    """Return the splits that the rule counts, or all that exist if it counts none of them."""
-    existing = tuple(split for split in SPLITS if counted.counts(split, 0).size)
-    return tuple(split for split in rule.splits if split in existing) or existing
-
-
-def _missing_unknown(rule: VocabularyRule, symbols: list[str], present: Iterable[str]) -> list[str]:
-    """Return the unknown symbol if some symbol of the text needs it and the vocabulary does not have it."""
-    if rule.unknown is None or rule.unknown in symbols:
-        return []
-    known = set(symbols)
-    return [] if all(symbol in known for symbol in present) else [rule.unknown]
-
-
-def read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
+def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     """Read the symbols of a vocabulary file: the first field of each line, without duplicates."""
     try:
         lines = read_text(path, MAX_VOCABULARY).split("\n")
-        symbols = list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
     except UnicodeDecodeError as error:
         raise CorpusInputError(f"{path}: byte {error.start:,} is not valid UTF-8; fetch the file again") from error
+    symbols = list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
     lacking = [symbol for symbol in needed if symbol not in symbols]
     if lacking:
         raise CorpusInputError(f"{path}: the vocabulary lacks {' and '.join(lacking)}; this is another file")
@@ -118,11 +102,7 @@ def read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
 
 
 def check_given(counted: SymbolCounts, vocab: Vocab) -> None:
-    """Refuse a given vocabulary that lacks a symbol of the text and has no unknown symbol.
-
-    Raises:
-        VocabularyError: the message names the first such symbol.
-    """
+    """Reject a given vocabulary that lacks a symbol of the text and has no unknown symbol."""
     if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
         return
     dropped = {chr(value) for value in vocab.dropped}
@@ -131,7 +111,7 @@ def check_given(counted: SymbolCounts, vocab: Vocab) -> None:
         named = f"byte 0x{ord(lacking[0]):02x}" if vocab.tokenizer == "byte" else f'"{lacking[0]}"'
         more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
         raise VocabularyError(
-            f"the vocabulary of --vocab lacks {named}{more} of this text, and has no unknown symbol; "
+            f"the vocabulary of `vocab` lacks {named}{more} of this text, and has no unknown symbol; "
             "choose a vocabulary of the same corpus"
         )
 
@@ -173,12 +153,9 @@ def differences(
         sizes = {split: count.bytes for split, count in counts.items()}
     else:
         sizes = {split: count.tokens for split, count in counts.items()} | {"types": types}
-    less = [
-        f"{name} {sizes[name]:,} of {published[name]:,}"
-        for name in published
-        if name in sizes and sizes[name] != published[name]
-    ]
-    if less:
-        larger = all(sizes[name] >= published[name] for name in published if name in sizes)
+    pairs = {name: (sizes[name], published[name]) for name in published if name in sizes}
+    others = [f"{name} {size:,} of {full:,}" for name, (size, full) in pairs.items() if size != full]
+    if others:
+        larger = all(size >= full for size, full in pairs.values())
         what = "larger than the benchmark" if larger else "not the full benchmark"
-        yield f"{what} ({', '.join(less)}): do not compare with published numbers"
+        yield f"{what} ({', '.join(others)}): do not compare with published numbers"

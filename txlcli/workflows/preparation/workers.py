@@ -30,11 +30,7 @@ def default_workers() -> int:
 
 @contextmanager
 def mapping(function: Callable[[Item], Result], workers: int) -> Iterator[Callable[[Iterable[Item]], Iterator[Result]]]:
-    """Yield a map over items that runs in `workers` processes (in this one if 1) and keeps the order of the items.
-
-    Raises:
-        TxlError: a worker process died.
-    """
+    """Yield a map over items that runs in `workers` processes (in this one if 1) and keeps the order of the items."""
     if workers == 1:
         yield lambda items: map(function, items)
         return
@@ -44,7 +40,7 @@ def mapping(function: Callable[[Item], Result], workers: int) -> Iterator[Callab
         try:
             yield lambda items: _in_order(pool, items, workers * QUEUED_PER_WORKER)
         except BrokenProcessPool as error:
-            raise TxlError("a worker process died, possibly because memory ran out; try --workers 1") from error
+            raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -18,9 +18,8 @@ from txlcli.workflows import generate, speed
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.evaluate import describe_settings
-from txlcli.workflows.options import EvalOptions, GenerateOptions, SpeedOptions
-from txlcli.workflows.preparation.planning import PrepareOptions
-from txlcli.workflows.preparation.preparing import clean, prepare
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions
+from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
@@ -168,8 +167,8 @@ class Runner:
         if not self.workspace.store_path(store).exists():
             self.workspace.reporter.say(f"preparing {store}")
             wanted = PrepareOptions(**options)  # type: ignore[arg-type]
-            prepare(text.source, self.workspace.data_dir, wanted, reporter=self.workspace.reporter)
-        clean(self.workspace.data_dir)
+            preparing.run(text.source, wanted, self.workspace.data_dir, reporter=self.workspace.reporter)
+        preparing.clean(self.workspace.data_dir)
 
     def record_command(self, *words: str) -> None:
         """Record a command line; directories and the device are added unless they are the defaults."""

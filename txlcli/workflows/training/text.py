@@ -8,7 +8,8 @@ from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RecipeError, StoreError, TrainingError
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.preparation.preparing import clean, prepare
+from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
@@ -19,8 +20,8 @@ def open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStor
     corpus, path = corpora.CORPORA.get(name), workspace.store_path(name)
     if corpus is not None and corpus.home is not None and not path.exists():
         workspace.reporter.say(f"no token store at {path} yet; preparing it")
-        return prepare(name, workspace.data_dir, reporter=workspace.reporter)
-    clean(workspace.data_dir)
+        return preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter).store
+    preparing.clean(workspace.data_dir)
     return TokenStore.open(path)
 
 

@@ -1,0 +1,125 @@
+"""Options of a preparation that are wrong, or have no effect on what is prepared, and wrong names and paths."""
+
+from pathlib import Path
+
+import pytest
+
+from txlcli.errors import UsageError
+from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.preparation.planning import make_plan
+
+
+@pytest.fixture(autouse=True)
+def in_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(word, **options):
+    with pytest.raises(UsageError) as refused:
+        make_plan(str(word), PrepareOptions(**options), Path("data"))
+    assert not Path("data").exists()
+    return str(refused.value)
+
+
+SHARES = "not three shares of train, valid and test that sum to 100; try 90,5,5"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": (90, 5)}, f"`split` 90,5: {SHARES}"),
+        ({"split": (90, 5, 6)}, f"`split` 90,5,6: {SHARES}"),
+        ({"split": (110, -5, -5)}, f"`split` 110,-5,-5: {SHARES}"),
+        ({"split": (float("nan"), 5, 5)}, f"`split` nan,5,5: {SHARES}"),
+        ({"workers": 0}, "`workers` 0: must be at least 1"),
+        ({"min_count": 0}, "`min_count` 0: must be at least 1"),
+        ({"vocab_size": -5}, "`vocab_size` -5: must be at least 2"),
+        ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
+        *(
+            ({"vocab": Path("vocab.json"), name: value}, f"`{name}` has no effect with `vocab`, whose file includes it")
+            for name, value in {
+                "tokenizer": "word",
+                "vocab_size": 9,
+                "min_count": 2,
+                "sp_type": "bpe",
+                "released_convention": True,
+            }.items()
+        ),
+    ],
+)
+def test_values_and_combinations_are_checked_when_the_options_are_made(options, message):
+    with pytest.raises(UsageError) as refused:
+        PrepareOptions(**options)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "message"),
+    [
+        ("ptb", {"vocab_size": 9}, "`vocab_size` has no effect here (the word vocabulary of ptb is fixed); it is for "),
+        ("stdlib", {"tokenizer": "char", "vocab_size": 9}, "`vocab_size` has no effect here (`tokenizer` is char)"),
+        ("stdlib", {"min_count": 9}, "`min_count` has no effect here"),
+        ("stdlib", {"sp_type": "bpe"}, "`sp_type` has no effect here (the byte vocabulary of stdlib is fixed)"),
+        ("ptb", {"split": (90, 5, 5)}, "`split` has no effect here: the splits of ptb are fixed; leave it out"),
+        (
+            "ptb",
+            {"released_convention": True},
+            "`released_convention` has no effect here; it is for enwik8, lm1b with their own tokenizer",
+        ),
+        ("enwik8", {"released_convention": True, "tokenizer": "char"}, "`released_convention` has no effect here"),
+        ("stdlib", {"column": "text"}, "`column` has no effect here; it is for files that end with .parquet"),
+        ("stdlib", {"dtype": "uint16"}, "`dtype` has no effect here; it is for a .bin of ids without a header"),
+        (".", {"source": Path()}, '`source` needs the name of a corpus, and "." is not one'),
+    ],
+)
+def test_options_without_effect_are_rejected(word, options, message):
+    assert refusal(word, **options).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("text/", '; did you mean "texts"?'),
+        ("./txts", '; did you mean "texts"?'),
+        ("texts/chapter.text", '; did you mean "texts/chapter.txt"?'),
+        ("nowhere/else.txt", "; give the path of a file or folder with your text"),
+    ],
+)
+def test_a_wrong_path_is_compared_with_the_files_next_to_it(word, hint):
+    Path("texts").mkdir()
+    Path("texts/chapter.txt").write_text("text")
+    assert refusal(word) == f"no file or folder at {word}{hint}"
+
+
+@pytest.mark.parametrize("target", ["link", "nowhere"])
+def test_a_link_that_leads_nowhere_is_not_suggested(target):
+    Path("link").symlink_to(target)
+    assert refusal("link") == "link: a link to a file that does not exist; give the path of a file or folder"
+
+
+def test_a_mistyped_directory_is_suggested_unless_a_corpus_is_meant():
+    Path("novels").mkdir()
+    assert refusal("novel") == 'no corpus, file or folder "novel"; did you mean "novels"?'
+    Path("wikitext-2").mkdir()
+    assert 'did you mean "wt103"?' in refusal("wikitext")
+
+
+@pytest.mark.parametrize("name", ["ptb", "text8.txt", "stdlib", "enwik8-released"])
+@pytest.mark.parametrize("force", [False, True])
+def test_own_text_cannot_take_the_name_of_a_benchmark(name, force):
+    if "." in name:
+        Path(name).write_text("text")
+    else:
+        Path(name).mkdir()
+        Path(name, "book.txt").write_text("text")
+    stem = name.removesuffix(".txt")
+    message = f'"{stem}" is the name of a benchmark\'s own store; choose another with `name`'
+    assert refusal(f"./{name}", force=force) == message
+    assert make_plan(f"./{name}", PrepareOptions(name="mine"), Path("data")).store == Path("data/mine.h5")
+
+
+def test_a_file_given_as_data_dir_is_reported():
+    Path("book.txt").write_text("text")
+    Path("file").write_text("in the way")
+    with pytest.raises(UsageError, match="`data_dir` file is a file; give a folder"):
+        make_plan("book.txt", PrepareOptions(), Path("file"))

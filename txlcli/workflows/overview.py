@@ -1,0 +1,193 @@
+"""Describes training runs: each by itself, and several side by side with their curves."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from txlcli.config import recipe
+from txlcli.errors import RunError, TxlError, UsageError, listed
+from txlcli.paper import metrics
+from txlcli.runs import history, run_directory
+from txlcli.runs.history import History
+from txlcli.runs.run_directory import Change
+from txlcli.workflows.options import Axis, CompareOptions
+from txlcli.workflows.reporter import Reporter
+
+Curve = tuple[list[float], list[float]]
+"""Coordinates x and y."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """State and results of a run, with losses in its metric; None for what it does not have."""
+
+    name: str
+    folder: str
+    recipe: str | None = None
+    parameters: int | None = None
+    metric: str | None = None
+    """bpc or ppl."""
+    state: str = "damaged"
+    """One of `history.STATES`, or damaged."""
+    step: int | None = None
+    best_valid: float | None = None
+    best_valid_step: int | None = None
+    test: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the run that `--json` prints."""
+        entry: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry(RunSummary):
+    """A run in a list."""
+
+    saved: str | None
+    """Local time of the last checkpoint, ISO 8601."""
+    store: str | None = None
+    max_steps: int | None = None
+    valid_tokens: int | None = None
+    """Tokens of the valid split that were scored, if they are not all."""
+    test_mem_len: int | None = None
+    test_readings: int | None = None
+    """Number of test results that `test` is the best of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun(RunSummary):
+    """A run next to others."""
+
+    last_valid: float | None
+    last_train: float | None
+    tokens_per_s: float | None
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several runs side by side."""
+
+    runs: tuple[ComparedRun, ...]
+    settings: dict[str, list[Any]]
+    """Values of the settings that differ, by full name."""
+    same_text: bool
+    """True if all runs have the same text and vocabulary, so that losses can be compared."""
+    stores: tuple[str, ...]
+    """Names of the texts."""
+    curves: dict[tuple[str, str], Curve]
+    """Curves of every run, by run and split; empty without a plot."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl runs compare --json` prints."""
+        settings = metrics.without_infinities(self.settings)
+        return {"runs": [run.to_json() for run in self.runs], "settings": settings, "same_text": self.same_text}
+
+
+def describe(directory: Path, reporter: Reporter) -> RunEntry:
+    """Describe a run; a damaged one is reported, and does not hide others."""
+    saved = _date_of(run_directory.last_written(directory))
+    try:
+        past = history.read(run_directory.open_run(directory))
+        summary = _summary(past)
+    except TxlError as error:
+        reporter.say(str(error))
+        return RunEntry(name=directory.name, folder=str(directory), saved=saved)
+    settings, (test, trials) = past.run.settings, past.test_result
+    valid_tokens, scored = settings.train.valid_tokens, (past.best_valid or {}).get("tokens")
+    return RunEntry(
+        **vars(summary),
+        saved=saved,
+        store=settings.corpus.store,
+        max_steps=settings.train.max_steps if past.state != "imported" else None,
+        valid_tokens=valid_tokens if scored == valid_tokens else None,
+        test_mem_len=test.get("mem_len") if test else None,
+        test_readings=trials if test else None,
+    )
+
+
+def _summary(past: History) -> RunSummary:
+    return RunSummary(
+        name=past.run.name,
+        folder=str(past.run.directory),
+        recipe=past.run.recipe_name,
+        parameters=past.run.parameters,
+        metric=past.run.metric,
+        state=past.state,
+        step=past.step,
+        best_valid=past.in_metric(past.best_valid),
+        best_valid_step=past.best_valid["step"] if past.best_valid else None,
+        test=past.in_metric(past.test_result[0]),
+    )
+
+
+def _date_of(seconds: float) -> str | None:
+    """Return a time since the epoch as a local date; None if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -> Comparison:
+    """Compare two or more runs."""
+    runs = run_directory.find_each(run_names, runs_dir)
+    if len(runs) < 2:
+        known = listed(run_directory.names(runs_dir))
+        raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
+    histories = [history.read(run) for run in runs]
+    return Comparison(
+        runs=tuple(
+            ComparedRun(
+                **vars(_summary(past)),
+                last_valid=past.in_metric(past.last_valid),
+                last_train=past.in_metric(past.last_train),
+                tokens_per_s=past.tokens_per_s,
+                changes=past.run.changes,
+            )
+            for past in histories
+        ),
+        settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
+        same_text=len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
+        stores=tuple(dict.fromkeys(run.settings.corpus.store for run in runs)),
+        curves=_curves(histories, options.x) if options.plot is not None else {},
+    )
+
+
+def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve]:
+    by_metric = {past.run.metric: past.run.name for past in histories}
+    if len(by_metric) > 1:
+        runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
+        raise UsageError(f"`plot` needs one metric, but these runs have two ({runs}); compare runs of one metric")
+    names = run_directory.short_names([past.run.directory for past in histories])
+    curves = {}
+    for name, past in zip(names, histories, strict=True):
+        if not past.reports:
+            raise RunError(
+                f"{past.run.directory} has no training reports in {run_directory.METRICS}; leave it out of `plot`"
+            )
+        points = list(zip(x_coordinates(past, x), past.reports, strict=True))
+        for split in ("train", "valid"):
+            of_split = [(at, report["loss_nats"]) for at, report in points if report["kind"] == split]
+            losses = [
+                metrics.in_metric(float("nan") if loss is None else loss, past.run.metric) for _, loss in of_split
+            ]
+            curves[name, split] = ([at for at, _ in of_split], losses)
+    return curves
+
+
+def x_coordinates(past: History, x: Axis) -> list[float]:
+    """Return the x coordinate of each report."""
+    if x == "hours":
+        hours = past.hours()
+        if hours is None:
+            raise RunError(
+                f"{past.run.directory / run_directory.METRICS} has no durations; use `x` steps or `x` tokens"
+            )
+        return hours
+    scale = past.tokens_per_step if x == "tokens" else 1
+    return [float(report["step"] * scale) for report in past.reports]
