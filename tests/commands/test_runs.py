@@ -15,6 +15,7 @@ from tests.commands.novel import card, cells, done, json_of, refusal, reports, t
 from tests.commands.test_plots import MAGIC
 from tests.test_cli import HEAVY, python
 from txlcli.config import recipe
+from txlcli.runs import log_file
 
 LN2 = 0.6931471805599453
 RUNS = ["byte", "char", "sentencepiece", "word"]
@@ -142,7 +143,7 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)
     with (here / "runs/half/metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "train", "step": 5, "loss_nats": 3.0}) + "\n")
+        file.write(log_file.to_line({"kind": "train", "step": 5, "loss_nats": 3.0}))
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("interrupted", 3)
     done("train", "--resume", "half")
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("finished", 7)
@@ -261,7 +262,7 @@ def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     path.write_text("".join(json.dumps(line) + "\n" for line in steep))
     done("eval", "word", "--mem-len", 0)
     (row,) = recorded("word")
-    (here / "runs/word/evals.jsonl").write_text(json.dumps({**row, "loss_nats": 800.0}) + "\n")
+    (here / "runs/word/evals.jsonl").write_text(log_file.to_line({**row, "loss_nats": 800.0}))
     row = {row[0]: row for row in cells(done("runs"))}["word"]
     assert row[2:4] == ["inf ppl", "inf ppl"]
     entry = listed()["word"]
@@ -386,7 +387,7 @@ def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
 def test_hours_are_refused_without_durations(two):
     path = two / "runs/fast/metrics.jsonl"
     lines = [{**line, "tokens_per_s": None} for line in reports("runs/fast")]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(map(log_file.to_line, lines)))
     done("runs", "compare", "byte", "fast", "--plot", "steps.png")
     message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", "--x", "hours", code=1)
     assert message == "runs/fast/metrics.jsonl has no durations; use --x steps or --x tokens"
@@ -443,13 +444,13 @@ def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
     change_card(directory, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
     change_card(directory, lambda content: content["settings"]["corpus"].update(store=store))
     lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "metrics.jsonl").write_text("".join(map(log_file.to_line, lines)))
     rows = [
         {"corpus": store.partition("-")[0], "split": "test", "whole": True, "loss_nats": loss, "tokens": tokens}
         | {"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"}
         for loss, tokens in test
     ]
-    (directory / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "evals.jsonl").write_text("".join(map(log_file.to_line, rows)))
 
 
 def test_our_row_is_ranked_among_all_systems(here):

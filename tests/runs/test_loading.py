@@ -21,6 +21,10 @@ VOCAB = Vocab("char", list("abc \n"))
 SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
 
 
+def state_of(model=SETTINGS.model, step=3):
+    return {"step": step, "model": recipe.function_keys(model)}
+
+
 def saved_run(runs_dir, name="mine", *, best=False):
     """Create a run with the weights of a new model; `best` adds best weights, all zero."""
     run = Run(
@@ -35,10 +39,10 @@ def saved_run(runs_dir, name="mine", *, best=False):
     run_directory.create(run, VOCAB.to_json(), force=False)
     model = TransformerXL(SETTINGS.model, VOCAB.size)
     weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
-    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state_of()))
     if best:
         zeros = {key: torch.zeros_like(value) for key, value in weights.items()}
-        checkpoint.save(run.directory / run_directory.BEST, Checkpoint(grouped("model", zeros), {"step": 2}))
+        checkpoint.save(run.directory / run_directory.BEST, Checkpoint(grouped("model", zeros), state_of(step=2)))
     return run, weights
 
 
@@ -60,7 +64,7 @@ def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     mean = {key: torch.full_like(value, 0.5) for key, value in weights.items()}
     tensors = {**grouped("model", weights), **grouped("average", mean)}
-    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(tensors, {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(tensors, state_of()))
     opened = open_run(tmp_path)
     assert all((parameter == 0.5).all() for parameter in opened.model.parameters())
     assert opened.checkpoint.tensors.keys() == grouped("average", mean).keys()
@@ -69,7 +73,7 @@ def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
 def test_the_state_of_the_training_is_not_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
     more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
-    checkpoint.save(run.directory / run_directory.LAST, Checkpoint({**grouped("model", weights), **more}, {"step": 3}))
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint({**grouped("model", weights), **more}, state_of()))
     saved = open_run(tmp_path).checkpoint
     assert saved.tensors.keys() == grouped("model", weights).keys()
     assert saved.weights_digest() == checkpoint.load(run.directory / run_directory.LAST).weights_digest()
@@ -96,10 +100,6 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
         open_run(tmp_path)
 
 
-def state_of(model):
-    return {"step": 3, "model": recipe.function_keys(model)}
-
-
 def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
     """Their shapes may be equal, and they would then compute another function."""
     run, weights = saved_run(tmp_path)
@@ -109,7 +109,7 @@ def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
     with pytest.raises(RunError) as caught:
         open_run(tmp_path)
     assert str(caught.value) == (
-        f"{path}: the weights belong to a model with other settings than {run.directory}/run.json states "
+        f"{path}: the weights belong to a model with other settings than {run.directory}/run.json has "
         "(memory_source, window); restore the run's files from one copy"
     )
 

@@ -64,16 +64,6 @@ def test_run_json_is_plain_json(runs_dir):
     assert "max_distance" not in card["settings"]["eval"]
 
 
-def test_max_distance_of_a_run_with_absolute_positions_is_ignored(runs_dir):
-    directory = create(runs_dir).directory
-    card = read_card(directory)
-    card["settings"]["model"]["position"] = "sinusoid"
-    card["settings"]["eval"]["max_distance"] = 820
-    (directory / "run.json").write_text(json.dumps(card))
-    settings = run_directory.open_run(directory).settings
-    assert (settings.model.position, settings.eval.max_distance) == ("sinusoid", None)
-
-
 def test_a_run_is_named_after_its_recipe_and_numbered_from_2(runs_dir):
     assert [create(runs_dir).name for _ in range(4)] == ["enwik8", "enwik8-2", "enwik8-3", "enwik8-4"]
 
@@ -87,7 +77,7 @@ def test_a_taken_name_is_refused(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
     message = refusal(create, runs_dir, "mine", metric="ppl")
-    assert message == f"{runs_dir / 'mine'} exists; resume it with --resume mine, or replace it with --force"
+    assert message == f"{runs_dir / 'mine'} exists; resume it with `resume_run` mine, or replace it with `force`"
     assert (runs_dir / "mine" / "run.json").read_bytes() == before
 
 
@@ -102,7 +92,7 @@ def test_force_does_not_replace_a_directory_that_is_not_a_run(runs_dir):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine" / "thesis.txt").write_text("years of work")
     message = refusal(create, runs_dir, "mine", force=True)
-    assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another --name"
+    assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
 
 
@@ -172,11 +162,6 @@ def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
     assert caught.value.exit_code == 2
 
 
-def test_an_unknown_run_is_refused_where_there_is_none(runs_dir):
-    with pytest.raises(UnknownNameError, match=r'^unknown run "one" \(known: none yet\)$'):
-        run_directory.find("one", runs_dir)  # which is much like "none"
-
-
 @pytest.mark.parametrize("word", ["thing", "runs/thing"])
 def test_a_directory_that_is_not_a_run_is_refused(runs_dir, word):
     (runs_dir / "thing").mkdir(parents=True)
@@ -192,53 +177,37 @@ def card_of(run, change):
     return refusal(run_directory.open_run, run.directory)
 
 
-def test_run_json_of_a_newer_format_is_refused(runs_dir):
+def test_run_json_of_another_format_is_rejected(runs_dir):
     message = card_of(create(runs_dir), lambda card: card.update(format=2))
     assert message == "runs/enwik8/run.json: written by a newer txl (format 2); update txl to read it"
 
 
 @pytest.mark.parametrize(
-    ("key", "error"),
+    ("change", "error"),
     [
-        ("settings", "KeyError: 'settings'"),
-        *(
-            (key, f"ValueError: {key} is missing")
-            for key in ("format", "recipe", "vocab_fingerprint", "vocab_size", "parameters", "metric")
+        (lambda card: card.pop("settings"), "KeyError: 'settings'"),
+        (lambda card: card.pop("format"), "ValueError: format is missing"),
+        (lambda card: card.pop("metric"), "ValueError: metric is missing"),
+        (lambda card: card.update(format="1"), 'ValueError: format is "1", not a value of type int'),
+        (lambda card: card.update(recipe=3), "ValueError: recipe is 3, not a value of type str"),
+        (lambda card: card.update(vocab_size=2.5), "ValueError: vocab_size is 2.5, not a value of type int"),
+        (lambda card: card.update(parameters=float("nan")), "ValueError: parameters is NaN, not a value of type int"),
+        (lambda card: card.update(parameters=True), "ValueError: parameters is true, not a value of type int"),
+        (
+            lambda card: card.update(changes=[{"step": "x", "settings": {}}]),
+            'ValueError: step is "x", not a value of type int',
         ),
     ],
 )
-def test_run_json_without_a_key_is_refused(runs_dir, key, error):
-    message = card_of(create(runs_dir), lambda card: card.pop(key))
+def test_run_json_without_a_key_or_with_a_value_of_another_type_is_rejected(runs_dir, change, error):
+    message = card_of(create(runs_dir), change)
     assert message == f"runs/enwik8/run.json: damaged ({error}); restore it from a copy"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "error"),
-    [
-        ("format", "1", 'format is "1", not a value of type int'),
-        ("format", float("nan"), "format is NaN, not a value of type int"),
-        ("format", 0, "no version of txl wrote format 0"),
-        ("recipe", 3, "recipe is 3, not a value of type str"),
-        ("vocab_fingerprint", None, "vocab_fingerprint is null, not a value of type str"),
-        ("vocab_size", 2.5, "vocab_size is 2.5, not a value of type int"),
-        ("vocab_size", -1, "vocab_size is -1"),
-        ("parameters", float("nan"), "parameters is NaN, not a value of type int"),
-        ("parameters", True, "parameters is true, not a value of type int"),
-        ("metric", 0, "metric is 0, not a value of type str"),
-        ("metric", "bits", "metric is bits, not one of bpc, ppl"),
-        ("changes", [{"step": "x", "settings": {}}], 'step is "x", not a value of type int'),
-    ],
-)
-def test_run_json_with_a_value_of_another_type_is_refused(runs_dir, key, value, error):
-    message = card_of(create(runs_dir), lambda card: card.update({key: value}))
-    assert message == f"runs/enwik8/run.json: damaged (ValueError: {error}); restore it from a copy"
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (lambda card: card["settings"]["model"].pop("d_head"), '[model] needs the key "d_head"'),
-        (lambda card: card["settings"]["model"].update(d_model=3), "[model] d_model must be even"),
         (lambda card: card["settings"].update(model=3), "[model] must be a section of keys"),
         (lambda card: card["settings"].update(modle={}), 'no section "modle"'),
     ],
@@ -249,23 +218,21 @@ def test_damaged_settings_are_reported_as_damage_of_the_run(runs_dir, change, wh
     assert message.endswith("; the run's settings are damaged, restore run.json from a copy")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '{"format": "one"}', '{"format": 1, "recipe": "x", "settings": []}']
-)
-def test_run_json_of_another_structure_is_refused(runs_dir, text):
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"format": 1, "recipe": "x", "settings": []}'])
+def test_run_json_of_another_structure_is_rejected(runs_dir, text):
     run = create(runs_dir)
-    (run.directory / "run.json").write_text(text)
+    (run.directory / "run.json").write_bytes(text)
     message = refusal(run_directory.open_run, run.directory)
     assert message.startswith("runs/enwik8/run.json: damaged (")
     assert message.endswith("; restore it from a copy")
 
 
-def test_run_json_that_is_not_utf_8_is_refused(runs_dir):
-    run = create(runs_dir)
-    (run.directory / "run.json").write_bytes(b"\xff\xfe")
-    assert refusal(run_directory.open_run, run.directory).startswith(
-        "runs/enwik8/run.json: damaged (UnicodeDecodeError"
-    )
+@pytest.mark.parametrize(
+    "changes", ["later", [3], [{"step": 2}], [{"step": 2, "settings": {"train.lr": [1]}}]], ids=str
+)
+def test_changes_of_another_structure_are_rejected(runs_dir, changes):
+    message = card_of(create(runs_dir), lambda card: card.update(changes=changes))
+    assert message.startswith("runs/enwik8/run.json: damaged (")
 
 
 def test_a_missing_vocabulary_is_named(runs_dir):
@@ -285,13 +252,6 @@ def test_the_best_checkpoint_is_evaluated_if_there_is_one(runs_dir):
 
 def metrics_of(run):
     return read_log(run.directory / "metrics.jsonl")
-
-
-def test_metrics_have_one_line_per_report(runs_dir):
-    run = create(runs_dir)
-    run.append_metrics({"step": 1, "loss_nats": 2.5})
-    run.append_metrics({"step": 2, "loss_nats": None})
-    assert metrics_of(run) == [{"step": 1, "loss_nats": 2.5}, {"step": 2, "loss_nats": None}]
 
 
 def test_a_resumed_run_removes_the_reports_after_its_checkpoint(runs_dir):
@@ -351,7 +311,7 @@ def test_a_run_is_restored_if_its_replacement_has_no_directory_any_more(runs_dir
     shutil.rmtree(old.directory)  # by the user, or since the process was killed
     assert next(run_directory.free_directories(runs_dir, "enwik8")) == runs_dir / "enwik8-2"
     message = refusal(create, runs_dir, "enwik8")
-    assert message == "runs/enwik8 exists; resume it with --resume enwik8, or replace it with --force"
+    assert message == "runs/enwik8 exists; resume it with `resume_run` enwik8, or replace it with `force`"
     assert run_directory.open_run(old.directory) == old
     assert (old.directory / "last.safetensors").read_text() == "weights"
 
@@ -393,13 +353,3 @@ def test_a_run_is_restored_if_its_replacement_cannot_be_created(runs_dir, monkey
 def test_runs_of_the_same_name_are_labelled_by_their_directories():
     directories = [Path("here/byte"), Path("there/byte"), Path("here/word")]
     assert run_directory.short_names(directories) == ["here/byte", "there/byte", "word"]
-
-
-@pytest.mark.parametrize(
-    "changes", ["later", [3], [{"step": 2}], [{"step": 2, "settings": {"train.lr": [1]}}]], ids=str
-)
-def test_changes_of_another_structure_are_refused(runs_dir, changes):
-    run = create(runs_dir)
-    card = read_card(run.directory)
-    (run.directory / "run.json").write_text(json.dumps(card | {"changes": changes}))
-    assert refusal(run_directory.open_run, run.directory).startswith("runs/enwik8/run.json: damaged (")

@@ -62,10 +62,6 @@ class Layout:
             theirs: their tensors, by name.
             shapes: shapes of our tensors, by name.
             where: file that error messages name.
-
-        Raises:
-            RunError: a tensor is missing, unknown, of another shape, not floating point, not finite, or different from
-                the one it is tied to.
         """
         linked = {name for link in self.links for name in link.theirs}
         theirs = self._with_tied(theirs)
@@ -153,11 +149,7 @@ def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torc
 
 
 def _check_block(settings: TransformerSettings) -> None:
-    """Refuse layers that the released code and Hugging Face do not have.
-
-    Raises:
-        RecipeError: the parts of a layer, how they are joined, or what memory keeps, are not those of the paper.
-    """
+    """Refuse layers that the released code and Hugging Face do not have."""
     expected_parts = dataclasses.asdict(BLOCKS["paper"]) | {"gating": "residual", "memory_source": "layer_input"}
     given_parts = {name: getattr(settings, name) for name in expected_parts} | dataclasses.asdict(settings.parts)
     for name, expected in expected_parts.items():
@@ -171,9 +163,6 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
 
     They differ in a prefix, and in the order of the cluster rows: the released PyTorch code pairs tail i with column -i
     of the head, all other systems with column i of the clusters.
-
-    Raises:
-        RecipeError: such weights do not exist for these settings, or a cutoff lies beyond the vocabulary.
     """
     _check_block(settings)
     if settings.norm == "pre":
@@ -280,11 +269,7 @@ def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
 
 
 def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
-    """Return the layout of the variables in the released TF code's checkpoints, without `:0`.
-
-    Raises:
-        RecipeError: that code does not have such a model, or a cutoff lies beyond the vocabulary.
-    """
+    """Return the layout of the variables in the released TF code's checkpoints, without `:0`."""
     _check_block(settings)
     if settings.norm != "post":
         raise RecipeError(f'[model] norm = "{settings.norm}" is not in the released TF code; set it to "post"')

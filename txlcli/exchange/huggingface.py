@@ -63,11 +63,7 @@ SAME_VALUES = {
 
 
 def file_of_weights(directory: Path) -> Path:
-    """Return the file of weights in a Hugging Face directory.
-
-    Raises:
-        RunError: there is none.
-    """
+    """Return the file of weights in a Hugging Face directory."""
     for name in WEIGHTS:
         if (directory / name).exists():
             return directory / name
@@ -75,11 +71,7 @@ def file_of_weights(directory: Path) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read the configuration in a directory, and complete it with defaults.
-
-    Raises:
-        RunError: it is missing, damaged, or of another model.
-    """
+    """Read the configuration in a directory, and complete it with defaults."""
     path = directory / CONFIG
     try:
         config = parse_json(read_text(path, MAX_SETTINGS))
@@ -100,11 +92,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSettings:
-    """Return the [model] settings of a configuration.
-
-    Raises:
-        RunError: an invalid value.
-    """
+    """Return the [model] settings of a configuration."""
     shared = _flag(config, "proj_share_all_but_first", where)
     cutoffs = config["cutoffs"]
     tails = len(cutoffs) if isinstance(cutoffs, list) else 0
@@ -123,11 +111,7 @@ def model_settings(config: Mapping[str, Any], where: Path) -> TransformerSetting
 
 
 def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
-    """Return the [eval] settings of a configuration.
-
-    Raises:
-        RunError: an invalid value.
-    """
+    """Return the [eval] settings of a configuration."""
     same = "m" if _flag(config, "same_length", where) else "off"
     keys = {"seg_len": config.get("tgt_len", SEG_LEN), "mem_len": config["mem_len"], "same_length": same}
     settings: EvalSettings = _section("eval", keys, where)
@@ -139,11 +123,7 @@ def eval_settings(config: Mapping[str, Any], where: Path) -> EvalSettings:
 
 
 def vocab_size(config: Mapping[str, Any], where: Path) -> int:
-    """Return the vocabulary size of a configuration.
-
-    Raises:
-        RunError: it is not a number.
-    """
+    """Return the vocabulary size of a configuration."""
     size = config["vocab_size"]
     if type(size) is not int or size < 1:
         raise RunError(f"{where}: vocab_size must be a whole number above 0, not {size!r}")
@@ -175,11 +155,7 @@ def _other_model(model: ModelSettings) -> str:
 
 
 def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
-    """Return the configuration with which Hugging Face's TransfoXL is the same model.
-
-    Raises:
-        RunError: it does not have such a model.
-    """
+    """Return the configuration with which Hugging Face's TransfoXL is the same model."""
     if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
         raise RunError(_other_model(model))
     if model.norm == "pre":

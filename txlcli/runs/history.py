@@ -2,12 +2,10 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from txlcli.config.settings import Settings
 from txlcli.errors import RunError
@@ -51,13 +49,13 @@ class History:
 
     @property
     def state(self) -> str:
-        """One of STATES; a training in progress cannot be told from a killed one and counts as interrupted."""
+        """One of STATES; a training run in progress looks like a killed one and counts as interrupted."""
         if "imported_from" in self.saved:
             return "imported"
         if not self.saved or self.last_step > self.step:
             return "interrupted"
         ended = self.step >= self.run.settings.train.max_steps
-        # A training can be stopped between the last step and its validation, which resuming makes up for.
+        # Training can be stopped between the last step and its validation, which resuming makes up for.
         return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
 
     @cached_property
@@ -89,8 +87,7 @@ class History:
             and result.get("method", MODEL_ALONE) == MODEL_ALONE
             and not result.get("may_be_learned")
         ]
-        newest = next((result["split_sha256"] for result in reversed(results) if result.get("split_sha256")), None)
-        return [result for result in results if result.get("split_sha256") in (None, newest)]  # None: earlier versions
+        return [result for result in results if result.get("split_sha256") == results[-1].get("split_sha256")]
 
     @cached_property
     def test_result(self) -> tuple[Report | None, int]:
@@ -99,31 +96,16 @@ class History:
         It is the result of the settings that scored best on valid, if test was evaluated with the same settings (the
         count is then 1), otherwise the best result on test. Of several results of the same settings the newest counts.
         """
-        on_test = {_settings(result): result for result in self.evals_of("test") if result["loss_nats"] is not None}
-        on_valid = {_settings(result): result for result in self.evals_of("valid") if result["loss_nats"] is not None}
+        on_test = {_settings(result): result for result in self.evals_of("test")}
+        on_valid = {_settings(result): result for result in self.evals_of("valid")}
         chosen = min(on_test.keys() & on_valid.keys(), key=lambda tried: on_valid[tried]["loss_nats"], default=None)
         if chosen is not None:
             return on_test[chosen], 1
         return lowest(on_test.values()), len(on_test)
 
     def in_metric(self, report: Report | None) -> float | None:
-        """Return the loss of a report in the run's metric; None without a report, or if the loss is not finite."""
-        if report is None or report["loss_nats"] is None:
-            return None
-        return metrics.in_metric(report["loss_nats"], self.run.metric)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the state of the run and its best results in its metric."""
-        return {
-            "recipe": self.run.recipe_name,
-            "parameters": self.run.parameters,
-            "metric": self.run.metric,
-            "state": self.state,
-            "step": self.step,
-            "best_valid": self.in_metric(self.best_valid),
-            "best_valid_step": self.best_valid["step"] if self.best_valid else None,
-            "test": self.in_metric(self.test_result[0]),
-        }
+        """Return the loss of a report in the run's metric; None without a report."""
+        return None if report is None else metrics.in_metric(report["loss_nats"], self.run.metric)
 
     @property
     def tokens_per_step(self) -> int:
@@ -163,65 +145,45 @@ class History:
         return result
 
 
-OF_SEGMENTS = ("mem_len", "seg_len", "same_length")  # not of windows, although results of earlier versions have some
-OF_BOTH = ("max_distance", "precision", "stride")
-SETTINGS = (*OF_SEGMENTS, *OF_BOTH, "batch_size", "lanes", "attn_len", "attn_len_max")
+SETTINGS = ("mem_len", "seg_len", "same_length", "attn_len", "max_distance", "precision", "stride", "batch_size")
+"""Keys of the settings as requested, even if the text was too short for them."""
 
 
 def _settings(result: Report) -> tuple[object, ...]:
-    """Return the evaluation settings as requested, even if the text was too short for them."""
-    # Results of earlier versions have no "batch_size", only the one that was used, and no "attn_len".
-    both = (*(result.get(key) for key in OF_BOTH), result.get("batch_size", result.get("lanes")))
-    if result.get("stride") is None:
-        return tuple(result.get(key) for key in OF_SEGMENTS) + both
-    return (result.get("attn_len", result.get("attn_len_max")), *both)
+    return tuple(map(result.get, SETTINGS))
 
 
 def lowest(reports: Iterable[Report]) -> Report | None:
-    """Return the report with the lowest loss; a loss of None was not finite."""
-    finite = [report for report in reports if report["loss_nats"] is not None]
-    return min(finite, key=lambda report: report["loss_nats"]) if finite else None
+    """Return the report with the lowest loss; None without reports."""
+    return min(reports, key=lambda report: report["loss_nats"], default=None)
 
 
 def read_reports(run: Run) -> tuple[Report, ...]:
-    """Return the lines of metrics.jsonl.
-
-    Raises:
-        RunError: a line is damaged.
-    """
-    return log_file.read(run.directory / run_directory.METRICS, _is_report)
+    """Return the lines of metrics.jsonl."""
+    return log_file.read(run.directory / run_directory.METRICS)
 
 
 def read_evals(run: Run) -> tuple[Report, ...]:
-    """Return the lines of evals.jsonl.
-
-    Raises:
-        RunError: a line is damaged.
-    """
-    return log_file.read(run.directory / run_directory.EVALS, _is_evaluation, skip_truncated=True)
+    """Return the lines of evals.jsonl."""
+    return log_file.read(run.directory / run_directory.EVALS, skip_truncated=True)
 
 
 def read(run: Run) -> History:
-    """Read the history of a run.
-
-    Raises:
-        RunError: a line of metrics.jsonl or evals.jsonl, or a checkpoint, is damaged.
-    """
+    """Read the history of a run."""
     saved = _metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST)
     return History(run, read_reports(run), read_evals(run), saved, _metadata(run, run.best_or_last.name).get("step"))
 
 
 def check_finished(run: Run) -> None:
-    """Refuse a run whose training is not finished.
-
-    Raises:
-        RunError: it has steps left.
-    """
+    """Reject a run whose training is not finished."""
     history = read(run)
-    if history.saved and history.state in ("unfinished", "interrupted"):  # a run without weights is refused when opened
+    if history.saved and history.state in (
+        "unfinished",
+        "interrupted",
+    ):  # a run without weights is rejected when opened
         raise RunError(
             f"{run.directory} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
-            f'"txl train --resume {run.name}", or use it as it is with --unfinished'
+            f'"txl train --resume {run.name}", or use it as it is with `unfinished`'
         )
 
 
@@ -234,12 +196,7 @@ def finished_run(settings: Settings, train_sha256: str | None, runs_dir: Path) -
 def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int]]:
     """Yield runs with the same settings, except [log], and the same training text, the most recent first.
 
-    Each comes with the step of its last checkpoint.
-
-    Args:
-        settings: of the training, with its seed.
-        train_sha256: digest of the train split.
-        runs_dir: directory of the runs; those that cannot be read are passed over.
+    Each comes with the step of its last checkpoint. `train_sha256` is the digest of the train split.
     """
     for directory in run_directory.newest_first(runs_dir):
         with contextlib.suppress(RunError, OSError):
@@ -248,26 +205,6 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
             if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
                 yield run, int(saved.get("step", 0))
-
-
-def _is_report(report: Report) -> bool:
-    """Return True if a line of metrics.jsonl has the keys and types that txl writes."""
-    return (
-        isinstance(report.get("kind"), str)
-        and type(report.get("step")) is int
-        and _is_number(report.get("loss_nats"))
-        and all(report.get(key) is None or _is_number(report[key]) for key in ("tokens_per_s", "seconds"))
-    )
-
-
-def _is_evaluation(report: Report) -> bool:
-    """Return True if a line of evals.jsonl has the keys and types that txl writes."""
-    loss, settings = report.get("loss_nats", False), map(report.get, SETTINGS)
-    return (loss is None or _is_number(loss)) and all(isinstance(value, str | float | int | None) for value in settings)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _metadata(run: Run, name: str) -> Report:
@@ -285,9 +222,5 @@ def _metadata(run: Run, name: str) -> Report:
 
 
 def record(run: Run, results: Iterable[Report]) -> None:
-    """Append results of an evaluation to evals.jsonl.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Append results of an evaluation to evals.jsonl."""
     log_file.append(run.directory / run_directory.EVALS, results)

@@ -25,22 +25,17 @@ class OpenRun:
     model: LanguageModel
     vocab: Vocab
     checkpoint: Checkpoint
-    """Checkpoint of the weights, without the state of the training."""
+    """Checkpoint of the weights, without the resume state."""
     precision: str
 
     @property
     def transformer(self) -> TransformerXL:
-        """The model of a run with attention; callers refuse a recurrent state first."""
+        """The model of a run with attention; callers reject a recurrent state first."""
         assert isinstance(self.model, TransformerXL), self.run.settings.model.arch
         return self.model
 
     def store(self, data_dir: Path) -> TokenStore:
-        """Open the store that the run was trained on.
-
-        Raises:
-            StoreError: it is missing or damaged.
-            VocabularyError: it was prepared with another vocabulary.
-        """
+        """Open the store that the run was trained on."""
         name = self.run.settings.corpus.store
         path = data_dir / f"{name}.h5"
         if "imported_from" in self.checkpoint.state and not path.exists():
@@ -57,26 +52,25 @@ class OpenRun:
 
 
 def check_vocabulary(run: Run, store: TokenStore) -> None:
-    """Refuse a store with another vocabulary than the run's, even if the sizes are equal."""
+    """Reject a store with another vocabulary than the run's, even if the sizes are equal."""
     if store.fingerprint != run.vocab_fingerprint:
         raise VocabularyError(
             f"{store.path} has another vocabulary than the one {run.directory} was trained with; "
-            "give the --data-dir it was trained on, or train again"
+            "give the `data_dir` it was trained on, or train again"
         )
 
 
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
-    """Refuse weights of another vocabulary or model than the run's, even if the sizes are equal.
-
-    Earlier versions did not state the model.
-    """
+    """Reject weights of another vocabulary or model than the run's, even if the sizes are equal."""
     own = recipe.function_keys(run.settings.model)
-    stated = saved.state.get("model", own)
-    if stated != own:
-        names = ", ".join(sorted(key for key in stated.keys() | own.keys() if stated.get(key) != own.get(key)))
+    saved_model = saved.state.get("model", {})
+    if saved_model != own:
+        names = ", ".join(
+            sorted(key for key in saved_model.keys() | own.keys() if saved_model.get(key) != own.get(key))
+        )
         raise RunError(
             f"{path}: the weights belong to a model with other settings than {run.directory / run_directory.CARD} "
-            f"states ({names}); restore the run's files from one copy"
+            f"has ({names}); restore the run's files from one copy"
         )
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
         raise VocabularyError(
@@ -85,12 +79,7 @@ def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
 
 
 def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: str | None) -> OpenRun:
-    """Open a run by directory or name, or the most recent one, with its best weights on the device.
-
-    Raises:
-        RunError, UnknownNameError, VocabularyError: see `run_directory.find`, `checkpoint.load`.
-        UsageError: the device or the precision is not available.
-    """
+    """Open a run by directory or name, or the most recent one, with its best weights on the device."""
     run = run_directory.find(run_name, runs_dir)
     torch_device = pick_device(device)
     precision = precision or run.settings.train.precision
@@ -105,11 +94,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
 
 
 def read_vocabulary(run: Run) -> Vocab:
-    """Read the run's vocabulary and check that it is the one of the weights.
-
-    Raises:
-        RunError, VocabularyError: it cannot be read, is damaged, or is another one.
-    """
+    """Read the run's vocabulary and check that it is the one of the weights."""
     path = run.directory / run_directory.VOCAB
     try:
         vocab = Vocab.from_json(run.vocab_text())

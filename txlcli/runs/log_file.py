@@ -1,12 +1,10 @@
 """Files of reports, metrics.jsonl and evals.jsonl: one JSON object per line, each with a checksum of its own.
 
-Lines can be appended while others read the file, and a killed process leaves at most one incomplete line. Earlier
-versions wrote no checksums; lines without one are accepted.
+Lines can be appended while others read the file, and a killed process leaves at most one incomplete line.
 """
 
 import json
-import string
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +27,9 @@ def to_line(report: Report) -> str:
 
 
 def from_line(line: str) -> Report:
-    """Return the report of a line.
-
-    Raises:
-        ValueError: the line is damaged.
-    """
+    """Return the report of a line; a damaged line is a ValueError."""
     report = parse_json(line)
-    if not isinstance(report, dict):
-        raise ValueError("not an object")
-    checksum = report.pop(CHECKSUM, None)
-    wrong = checksum != _checksum_of(report)
-    if wrong and (checksum is not None or _ends_like_a_checksum(report)):
+    if not isinstance(report, dict) or report.pop(CHECKSUM, None) != _checksum_of(report):
         raise ValueError("wrong checksum")
     return report
 
@@ -48,18 +38,8 @@ def _checksum_of(report: Report) -> str:
     return digest(json.dumps(report).encode())[:DIGITS]
 
 
-def _ends_like_a_checksum(report: Report) -> bool:
-    """Return True if the last value is like a checksum: damage has changed its key."""
-    last = str(next(reversed(report.values()), ""))
-    return len(last) == DIGITS and set(last) <= set(string.hexdigits)
-
-
 def append(path: Path, reports: Iterable[Report]) -> None:
-    """Append reports to a file, which need not exist.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Append reports to a file, which need not exist."""
     text = "".join(map(to_line, reports))
     with path.open("ab") as file:  # in a single write, so that processes that write together do not mix their lines
         file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
@@ -74,16 +54,10 @@ def _ends_a_line(path: Path) -> bool:
         return file.read() == b"\n"
 
 
-def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool = False) -> tuple[Report, ...]:
-    """Read the reports of a file; a missing file has none.
+def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
+    """Read the reports of a file; a missing file has none. Text after its last line end is ignored.
 
-    Args:
-        path: of the file; text after its last line end is incomplete, and is ignored.
-        is_valid: False for a report that lacks a key or has a value of another type.
-        skip_truncated: ignore lines that a process could not finish and that other processes wrote after.
-
-    Raises:
-        RunError: the file cannot be read, or a line is damaged.
+    With `skip_truncated`, lines that a process could not finish and that other processes wrote after are ignored, too.
     """
     try:
         text = _read_bytes(path).decode()
@@ -93,12 +67,14 @@ def read(path: Path, is_valid: Callable[[Report], bool], *, skip_truncated: bool
         raise RunError(f"{path}: damaged (not UTF-8 text); restore it from a copy, or delete it") from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
-    lines = enumerate(text.split("\n")[:-1], 1)
-    return tuple(
-        _read_line(path, number, line, is_valid)
-        for number, line in lines
-        if not (skip_truncated and _is_truncated(line))
-    )
+    reports = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            reports.append(from_line(line))
+        except ValueError as error:
+            if not (skip_truncated and _is_truncated(line)):
+                raise RunError(f"{path}: line {number} is damaged; delete that line to read the others") from error
+    return tuple(reports)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -109,17 +85,6 @@ def _read_bytes(path: Path) -> bytes:
             f"{path}: larger than {MAX_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
         )
     return data
-
-
-def _read_line(path: Path, number: int, line: str, is_valid: Callable[[Report], bool]) -> Report:
-    try:
-        report = from_line(line)
-        valid = is_valid(report)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise RunError(f"{path}: line {number} is damaged; delete that line to read the others")
-    return report
 
 
 def _is_truncated(line: str) -> bool:
@@ -138,11 +103,6 @@ def lines_before(path: Path, *, step: int, validated: int) -> list[str] | None:
     """Return the lines with reports of training up to `step` and of validations up to `validated`, unchanged.
 
     A truncated last line does not belong to them. None without a file.
-
-    Raises:
-        OSError: the file cannot be read.
-        RunError: it is larger than any report.
-        UsageError: it is a special file.
     """
     if not check_regular(path).exists():
         return None

@@ -30,16 +30,14 @@ FIRST_FILES = {VOCAB, f".{VOCAB}.new", f".{CARD}.new"}
 def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
     """Complete or roll back every interrupted replacement and every interrupted start under `runs_dir`.
 
-    Args:
-        runs_dir: directory of the runs, which need not exist.
-        say: receives one line for everything that is done.
+    `say` receives one line for everything that is done.
     """
     for replaced in sorted(runs_dir.glob(".*.replaced")):
         directory = directory_of_aside(replaced)
         with locks.if_free(runs_dir / LOCKS / directory.name) as free:
             if free and replaced.is_dir():
                 _end_replacement(directory, replaced, say)
-    for lock in sorted((runs_dir / LOCKS).glob("*")):  # a directory without a lock file is none of txl
+    for lock in sorted((runs_dir / LOCKS).glob("*")):  # txl made no directory without a lock file
         directory = runs_dir / lock.name
         if directory.is_dir() and not (directory / CARD).exists() and not aside(directory).exists():
             with locks.if_free(lock) as free:

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.encodings import limits_distance
 from txlcli.config.settings import Settings
 from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
-from txlcli.paper.metrics import METRICS_OF_LOSS
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
@@ -79,7 +77,7 @@ class Run:
     changes: tuple[Change, ...] = ()
     """Changes of settings, ordered by step."""
     has_checksum: bool = True
-    """False if an earlier version, or the user, wrote run.json."""
+    """False if the user changed run.json."""
 
     @property
     def name(self) -> str:
@@ -93,22 +91,14 @@ class Run:
         return best if os.path.lexists(best) else self.directory / LAST  # a broken link is an error
 
     def vocab_text(self) -> str:
-        """Return the vocabulary as JSON text.
-
-        Raises:
-            RunError: the file cannot be read.
-        """
+        """Return the vocabulary as JSON text."""
         try:
             return read_text(self.directory / VOCAB, MAX_VOCABULARY)
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"{self.directory / VOCAB}: cannot be read ({error}); restore it from a copy") from error
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Append one report to metrics.jsonl.
-
-        Raises:
-            RunError: the disk is full, or the file cannot be written.
-        """
+        """Append one report to metrics.jsonl."""
         path = self.directory / METRICS
         try:
             log_file.append(path, [line])
@@ -116,11 +106,7 @@ class Run:
             raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
-        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`.
-
-        Raises:
-            RunError: the file cannot be read or written.
-        """
+        """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
         path = self.directory / METRICS
         try:
             kept = log_file.lines_before(path, step=step, validated=validated)
@@ -132,20 +118,6 @@ class Run:
             _write_text(path, "".join(line + "\n" for line in kept))
 
 
-def _vocab_size(card: dict[str, Any]) -> int:
-    size = value_of(card, "vocab_size", int)
-    if size < 1:
-        raise ValueError(f"vocab_size is {size}")
-    return size
-
-
-def _metric(card: dict[str, Any]) -> str:
-    metric = value_of(card, "metric", str)
-    if metric not in METRICS_OF_LOSS:
-        raise ValueError(f"metric is {metric}, not one of {', '.join(METRICS_OF_LOSS)}")
-    return metric
-
-
 def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
     """Yield directories for a new run: the recipe's name, then with -2, -3 ... appended; each is free then."""
     for number in itertools.count(1):
@@ -155,36 +127,19 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
 
 
 def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
-    """Refuse the directory of another run, unless `force` may replace it.
-
-    Args:
-        directory: directory of the new run.
-        force: True if an earlier run may be replaced.
-        instead: next step for the error message besides --force; None advises to resume the run.
-
-    Raises:
-        RunError: the directory is taken.
-    """
+    """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`."""
     if directory.exists():
         if not force:
-            instead = instead or f"resume it with --resume {directory.name}"
-            raise RunError(f"{directory} exists; {instead}, or replace it with --force")
+            instead = instead or f"resume it with `resume_run` {directory.name}"
+            raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
         if not (directory / CARD).is_file():
-            raise RunError(f"{directory} exists and is not a run; choose another --name")
+            raise RunError(f"{directory} exists and is not a run; choose another `name`")
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:
     """Create the directory of a new run; a run that it replaces is set aside.
 
-    Call `delete_replaced` or `restore_replaced` afterwards.
-
-    Args:
-        run: contents of run.json.
-        vocab_text: the vocabulary as JSON text.
-        force: replace an earlier run.
-
-    Raises:
-        RunError: the name is taken, or the directory cannot be created.
+    Call `delete_replaced` or `restore_replaced` afterwards. `vocab_text` is the vocabulary as JSON.
     """
     directory = run.directory
     try:
@@ -226,12 +181,8 @@ def locked(directory: Path) -> Iterator[None]:
     """Lock a run for writing while the block runs; its directory need not exist yet.
 
     Of a link to a directory, the directory is locked, too: another process may know it by its own name.
-
-    Raises:
-        BusyError: another process writes it.
-        RunError: the directory of the locks cannot be created.
     """
-    busy = f"{directory} is being written by another process; wait for it, or choose another --name"
+    busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
     with contextlib.ExitStack() as held:
         for name in [directory, directory.resolve()] if directory.is_symlink() else [directory]:
             held.enter_context(locks.exclusive(_lock_of(name), busy))
@@ -266,11 +217,7 @@ def restore_replaced(run: Run) -> None:
 
 
 def remove(directory: Path, *, ignore_errors: bool = False) -> None:
-    """Delete the directory of a run; if it is a link, only the link.
-
-    Raises:
-        OSError: it cannot be deleted, unless errors are ignored.
-    """
+    """Delete the directory of a run; if it is a link, only the link."""
     if directory.is_symlink():
         with contextlib.suppress(*([OSError] if ignore_errors else [])):
             directory.unlink()
@@ -332,14 +279,7 @@ def _not_written(path: Path, error: OSError) -> RunError:
 def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
     """Find a run by its directory or its name under `runs_dir`; None means the most recent one.
 
-    Args:
-        run_name: name or directory of the run.
-        runs_dir: directory of the runs.
-        data_dir: directory of the token stores; the error then says if the name is that of a store.
-
-    Raises:
-        RunError: there is no run, the directory is not a run, or it was written by a newer version.
-        UnknownNameError: no run has that name.
+    With the directory of the token stores, `data_dir`, the error says if the name belongs to a store.
     """
     is_run = run_name is None or (runs_dir / run_name).is_dir() or (Path(run_name) / CARD).is_file()
     if not is_run and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
@@ -365,12 +305,7 @@ def find_directory(run_name: str | None, runs_dir: Path) -> Path:
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """Find several runs by their directories or names.
-
-    Raises:
-        UsageError: a run is named twice.
-        RunError, UnknownNameError: see `find`.
-    """
+    """Find several runs by their directories or names."""
     runs = [find(run_name, runs_dir) for run_name in run_names]
     directories = [run.directory.resolve() for run in runs]
     for run, directory in zip(runs, directories, strict=True):
@@ -428,33 +363,17 @@ def last_written(directory: Path) -> float:
     return max(times, default=0.0)
 
 
-def _without_idle_limit(table: dict[str, Any]) -> dict[str, Any]:
-    """Remove eval.max_distance if it does not apply: earlier versions allowed it, without effect."""
-    model, evaluation = table.get("model"), table.get("eval")
-    if not (isinstance(model, dict) and isinstance(evaluation, dict) and isinstance(model.get("position"), str)):
-        return table
-    if limits_distance(model["position"]):
-        return table
-    return {**table, "eval": {key: value for key, value in evaluation.items() if key != "max_distance"}}
-
-
 def open_run(directory: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        RunError: it is not a run, is damaged, or was written by a newer version.
-    """
+    """Read a run directory."""
     path = directory / CARD
     if not path.is_file():
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
         card = parse_json(read_text(path, MAX_CARD))
         version = value_of(card, "format", int)
-        if version > FORMAT:
+        if version != FORMAT:
             raise RunError(f"{path}: written by a newer txl (format {version}); update txl to read it")
-        if version < FORMAT:
-            raise ValueError(f"no version of txl wrote format {version}")
-        if card.get(DIGEST) not in (None, _digest_of(card)):  # None: an earlier version wrote it
+        if card.get(DIGEST) not in (None, _digest_of(card)):
             raise RunError(
                 f"{path}: damaged (wrong checksum); restore it from a copy, or delete its line '{DIGEST}' if you "
                 "changed the file yourself"
@@ -462,11 +381,11 @@ def open_run(directory: Path) -> Run:
         return Run(
             directory=directory,
             recipe_name=value_of(card, "recipe", str),
-            settings=recipe.resolve(_without_idle_limit(card["settings"]), where=str(path)),
+            settings=recipe.resolve(card["settings"], where=str(path)),
             vocab_fingerprint=value_of(card, "vocab_fingerprint", str),
-            vocab_size=_vocab_size(card),
+            vocab_size=value_of(card, "vocab_size", int),
             parameters=value_of(card, "parameters", int),
-            metric=_metric(card),
+            metric=value_of(card, "metric", str),
             changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),
             has_checksum=DIGEST in card,
         )

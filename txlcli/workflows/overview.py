@@ -172,10 +172,8 @@ def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curv
             )
         points = list(zip(x_coordinates(past, x), past.reports, strict=True))
         for split in ("train", "valid"):
-            of_split = [(at, report["loss_nats"]) for at, report in points if report["kind"] == split]
-            losses = [
-                metrics.in_metric(float("nan") if loss is None else loss, past.run.metric) for _, loss in of_split
-            ]
+            of_split = [(at, report) for at, report in points if report["kind"] == split]
+            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for _, report in of_split]
             curves[name, split] = ([at for at, _ in of_split], losses)
     return curves
 
