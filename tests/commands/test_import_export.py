@@ -520,15 +520,6 @@ def test_a_directory_that_is_not_a_run_is_refused(here):
     assert not (here / "hf").exists()
 
 
-def test_a_final_norm_cannot_be_exported(here):
-    done("train", "tiny.toml", "--set=model.norm=pre", "--set=corpus.store=word", "--max-steps", 1, "--name", "pre")
-    assert refusal("export", "pre", "hf", code=1) == (
-        'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
-        "to export, train with --set model.norm=post"
-    )
-    assert not (here / "hf").exists()
-
-
 def test_an_export_is_replaced_only_with_force(here):
     done("export", "adaptive", "hf")
     before = files_of(here / "hf")

@@ -259,7 +259,7 @@ def test_adapted_results_are_recorded_but_are_no_test_results(here):
 def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     path = here / "runs/word/metrics.jsonl"
     steep = [{**line, "loss_nats": 800.0, "ppl": None} for line in reports("runs/word")]
-    path.write_text("".join(json.dumps(line) + "\n" for line in steep))
+    path.write_text("".join(map(log_file.to_line, steep)))
     done("eval", "word", "--mem-len", 0)
     (row,) = recorded("word")
     (here / "runs/word/evals.jsonl").write_text(log_file.to_line({**row, "loss_nats": 800.0}))

@@ -214,7 +214,7 @@ def test_converted_weights_are_copies():
 # -- weights that are refused-------------------------------------------------------------------------------------------
 
 
-NEXT_STEP = "correct [model] with --recipe or --set"
+NEXT_STEP = "correct [model] with `recipe` or `overrides`"
 
 
 def refusal(theirs, system="hugging_face", **kind):

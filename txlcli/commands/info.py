@@ -1,9 +1,13 @@
 """`txl info`: versions, device, threads, stores and runs."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from txlcli import console
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
+
+if TYPE_CHECKING:
+    from txlcli.workflows.info import Installation
 
 SAFE_HDF5 = 2
 """First major release of HDF5 without the faults of 2025 that read and write beyond the ends of damaged parts."""
@@ -19,28 +23,24 @@ def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json 
     Example: txl info
     """
     from txlcli.workflows.info import describe
-    from txlcli.workflows.workspace import Workspace
 
-    console.show_result(describe(Workspace(data_dir=data_dir, runs_dir=runs_dir)), _show, json=json)
+    console.show_result(describe(data_dir, runs_dir), _show, json=json)
 
 
-def _show(facts: dict[str, Any]) -> None:
-    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    gpus = ", ".join(facts["gpus"]) or "none"
+def _show(installed: "Installation") -> None:
     lines = {
-        "txl": facts["txl"],
-        "Python": f"{facts['python']} ({facts['executable']})",
-        "platform": facts["platform"],
-        "packages": packages,
-        "HDF5": describe_hdf5(facts["hdf5"]),
-        "BLAS": facts["blas"],
-        "processors": f"{facts['processors']} ({facts['cpu_capability']}), threads: {facts['threads']}",
-        "CUDA": f"{facts['cuda'] or 'not in this build of PyTorch'}; GPUs: {gpus}",
-        "stores": f"{_some(facts['stores'])} (in {facts['data_dir']})",
-        "runs": f"{_some(facts['runs'])} (in {facts['runs_dir']})",
+        "txl": installed.txl,
+        "Python": f"{installed.python} ({installed.executable})",
+        "platform": installed.platform,
+        "packages": ", ".join(f"{name} {version}" for name, version in installed.packages.items()),
+        "HDF5": describe_hdf5(installed.hdf5),
+        "BLAS": installed.blas,
+        "processors": f"{installed.processors} ({installed.cpu_capability}), threads: {installed.threads}",
+        "CUDA": f"{installed.cuda or 'not in this build of PyTorch'}; GPUs: {', '.join(installed.gpus) or 'none'}",
+        "stores": f"{_some(installed.stores)} (in {installed.data_dir})",
+        "runs": f"{_some(installed.runs)} (in {installed.runs_dir})",
+        **installed.environment,
     }
-    for name, value in facts["environment"].items():
-        lines[name] = value
     for name, value in lines.items():
         console.show_line(f"{name + ':':<12} {value}")
 
@@ -51,6 +51,6 @@ def describe_hdf5(version: str) -> str:
     return version if major >= SAFE_HDF5 else f"{version}; damaged files can crash releases before 2.0, update h5py"
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"

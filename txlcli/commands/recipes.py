@@ -1,12 +1,14 @@
 """`txl recipes`: list, show, copy and forecast the packaged recipes."""
 
+import dataclasses
 import json as json_
 import os
 import re
 import shlex
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument
@@ -62,11 +64,11 @@ def list_(json: Json = False) -> None:
 
     Example: txl recipes list --json
     """
-    listed = [_entry(name) for name in recipe.packaged_names()]
+    entries = [_entry(name) for name in recipe.packaged_names()]
     if json:
-        console.show_json({"recipes": listed})
+        console.show_json({"recipes": [dataclasses.asdict(entry) for entry in entries]})
     else:
-        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in listed], [NOTE])
+        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in entries], [NOTE])
 
 
 @app.command("show")
@@ -168,11 +170,7 @@ def schema_() -> None:
 
 
 def _find_keys(word: str | None) -> list[schema.Key]:
-    """Return the settings of a section, one setting as section.key, or all settings.
-
-    Raises:
-        UnknownNameError: there is no such section or setting.
-    """
+    """Return the settings of a section, one setting as section.key, or all settings."""
     if word is None:
         return [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
     name, dot, key = word.partition(".")
@@ -195,7 +193,7 @@ def _meant_setting(section: str, key: str) -> str | None:
     return meant if meant is None or "." in meant else f"{section}.{meant}"
 
 
-def _described(key: schema.Key) -> dict[str, Any]:
+def _described(key: schema.Key) -> dict[str, object]:
     return {
         "setting": key.full_name,
         "values": key.values,
@@ -231,23 +229,36 @@ def _target(file: str, name: str, *, force: bool) -> Path:
     return path
 
 
-def _entry(name: str) -> dict[str, Any]:
-    """Return the entry of a recipe in the list."""
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A packaged recipe with what the paper publishes for it."""
+
+    name: str
+    store: str
+    parameters: int | None
+    vocab_size: int | None
+    metric: str
+    paper_valid: float | None
+    paper_test: float | None
+    description: str
+
+
+def _entry(name: str) -> _Entry:
     from txlcli import corpora
 
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)
     published = settings.published
-    return {
-        "name": name,
-        "store": settings.corpus.store,
-        "parameters": published.parameters,
-        "vocab_size": published.vocab_size,
-        "metric": metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
-        "paper_valid": published.valid,
-        "paper_test": published.test,
-        "description": _description(text),
-    }
+    return _Entry(
+        name=name,
+        store=settings.corpus.store,
+        parameters=published.parameters,
+        vocab_size=published.vocab_size,
+        metric=metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
+        paper_valid=published.valid,
+        paper_test=published.test,
+        description=_description(text),
+    )
 
 
 def _description(text: str) -> str:
@@ -257,8 +268,8 @@ def _description(text: str) -> str:
     return re.split(r"[:;]|\.(?:\s|$)", header)[0]
 
 
-def _row(entry: dict[str, Any]) -> list[str]:
-    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
-    numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
-    table = re.match(r"Table (\d+)", entry["description"])
-    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]
+def _row(entry: _Entry) -> list[str]:
+    count = f"{entry.parameters:,}" if entry.parameters else "-"
+    numbers = [str(number or "-") for number in (entry.paper_valid, entry.paper_test)]
+    table = re.match(r"Table (\d+)", entry.description)
+    return [entry.name, entry.store, count, entry.metric, *numbers, table[1] if table else "-"]

@@ -2,7 +2,7 @@
 
 Axes: H heads, D head width, d model width, w width of a band, F inner width, n ids of a band, V vocabulary, N layers.
 
-A link states that some of our tensors, concatenated, hold the same numbers as some of theirs. Matrices are (out, in)
+A link says that some of our tensors, concatenated, hold the same numbers as some of theirs. Matrices are (out, in)
 everywhere but in the variables of the TF code, where they are (in, out).
 """
 
@@ -21,7 +21,7 @@ from txlcli.errors import RecipeError, RunError, shortened
 
 Tensors = Mapping[str, Tensor]
 MAX_NAMED = 3  # tensors that an error lists by name
-NEXT_STEP = "correct [model] with --recipe or --set"
+NEXT_STEP = "correct [model] with `recipe` or `overrides`"
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,7 @@ class Layout:
         return sum(rows) if len(rows) == len(tables) else None
 
     def read(self, theirs: Tensors, shapes: Mapping[str, torch.Size], where: str) -> dict[str, Tensor]:
-        """Convert their tensors to ours, in float32.
-
-        Args:
-            theirs: their tensors, by name.
-            shapes: shapes of our tensors, by name.
-            where: file that error messages name.
-        """
+        """Convert their tensors to ours, of these `shapes`, in float32; `where` is the file that messages name."""
         linked = {name for link in self.links for name in link.theirs}
         theirs = self._with_tied(theirs)
         self._check_names(theirs, linked, where)
@@ -149,7 +143,7 @@ def our_shapes(settings: TransformerSettings, vocab_size: int) -> dict[str, torc
 
 
 def _check_block(settings: TransformerSettings) -> None:
-    """Refuse layers that the released code and Hugging Face do not have."""
+    """Reject layers that the released code and Hugging Face do not have."""
     expected_parts = dataclasses.asdict(BLOCKS["paper"]) | {"gating": "residual", "memory_source": "layer_input"}
     given_parts = {name: getattr(settings, name) for name in expected_parts} | dataclasses.asdict(settings.parts)
     for name, expected in expected_parts.items():
@@ -201,7 +195,7 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
             Link(bias, ("crit.cluster_bias",), (tails,), reversed=turn),
         ]
     for number in range(settings.n_layers):
-        links += _pytorch_layer(settings, number, f"{body}layers.{number}.")
+        links += _layer(settings, number, f"{body}layers.{number}.", tf=False)
     bias_links, bias_aliases = _pytorch_biases(settings, body)
     return Layout((*links, *bias_links), aliases | bias_aliases, ignored=("pos_emb.inv_freq",))
 
@@ -238,20 +232,33 @@ def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
     return sorted({(band.projection, band.width) for band in cut if band.projection is not None})
 
 
-def _pytorch_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
+def _layer(settings: TransformerSettings, number: int, prefix: str, *, tf: bool) -> Iterator[Link]:
     d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
     ours = f"layers.{number}."
-    projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
-    yield Link(projections, (f"{theirs}dec_attn.qkv_net.weight",), (3 * width, d))
-    yield Link((f"encoding.w_k_position.{number}.weight",), (f"{theirs}dec_attn.r_net.weight",), (width, d))
-    yield Link((f"{ours}attention.w_o.weight",), (f"{theirs}dec_attn.o_net.weight",), (d, width))
-    yield Link((f"{ours}feed_forward.ff_1.weight",), (f"{theirs}pos_ff.CoreNet.0.weight",), (inner, d))
-    yield Link((f"{ours}feed_forward.ff_1.bias",), (f"{theirs}pos_ff.CoreNet.0.bias",), (inner,))
-    yield Link((f"{ours}feed_forward.ff_2.weight",), (f"{theirs}pos_ff.CoreNet.3.weight",), (d, inner))
-    yield Link((f"{ours}feed_forward.ff_2.bias",), (f"{theirs}pos_ff.CoreNet.3.bias",), (d,))
-    for norm, place in (("attention_norm", "dec_attn"), ("ff_norm", "pos_ff")):
-        for what in ("weight", "bias"):
-            yield Link((f"{ours}{norm}.{what}",), (f"{theirs}{place}.layer_norm.{what}",), (d,))
+    # Our tensors in the layer, their shape, and the names in PyTorch and TF.
+    rows: list[tuple[str, tuple[int, ...], str, str]] = [
+        ("attention.w_o.weight", (d, width), "dec_attn.o_net.weight", "rel_attn/o/kernel"),
+        ("feed_forward.ff_1.weight", (inner, d), "pos_ff.CoreNet.0.weight", "ff/layer_1/kernel"),
+        ("feed_forward.ff_1.bias", (inner,), "pos_ff.CoreNet.0.bias", "ff/layer_1/bias"),
+        ("feed_forward.ff_2.weight", (d, inner), "pos_ff.CoreNet.3.weight", "ff/layer_2/kernel"),
+        ("feed_forward.ff_2.bias", (d,), "pos_ff.CoreNet.3.bias", "ff/layer_2/bias"),
+        ("attention_norm.weight", (d,), "dec_attn.layer_norm.weight", "rel_attn/LayerNorm/gamma"),
+        ("attention_norm.bias", (d,), "dec_attn.layer_norm.bias", "rel_attn/LayerNorm/beta"),
+        ("ff_norm.weight", (d,), "pos_ff.layer_norm.weight", "ff/LayerNorm/gamma"),
+        ("ff_norm.bias", (d,), "pos_ff.layer_norm.bias", "ff/LayerNorm/beta"),
+    ]
+
+    def link(tensors: tuple[str, ...], shape: tuple[int, ...], in_pytorch: str, in_tf: str) -> Link:
+        turned = tf and len(shape) == 2
+        name = prefix + (in_tf if tf else in_pytorch)
+        return Link(tensors, (name,), shape[::-1] if turned else shape, transposed=turned)
+
+    qkv = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
+    position = (f"encoding.w_k_position.{number}.weight",)
+    yield link(qkv, (3 * width, d), "dec_attn.qkv_net.weight", "rel_attn/qkv/kernel")
+    yield link(position, (width, d), "dec_attn.r_net.weight", "rel_attn/r/kernel")
+    for name, shape, in_pytorch, in_tf in rows:
+        yield link((ours + name,), shape, in_pytorch, in_tf)
 
 
 def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
@@ -306,7 +313,7 @@ def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
             Link(("softmax.cluster_bias",), (f"{softmax}cutoff_0/cluster_b",), (tails,)),
         ]
     for number in range(settings.n_layers):
-        links += _tf_layer(settings, number, f"{root}layer_{number}/")
+        links += _layer(settings, number, f"{root}layer_{number}/", tf=True)
     heads = (settings.n_heads, settings.d_head)
     pairs = heads if settings.tie_biases else (settings.n_layers, *heads)
     links += [
@@ -314,20 +321,3 @@ def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
         Link(("encoding.position_bias",), (f"{root}r_r_bias",), pairs),
     ]
     return Layout(tuple(links), {}, ignored=("/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power"))
-
-
-def _tf_layer(settings: TransformerSettings, number: int, theirs: str) -> Iterator[Link]:
-    d, inner, width = settings.d_model, settings.d_inner, settings.n_heads * settings.d_head
-    ours = f"layers.{number}."
-    projections = tuple(f"{ours}attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v"))
-    yield Link(projections, (f"{theirs}rel_attn/qkv/kernel",), (d, 3 * width), transposed=True)
-    position, out = f"encoding.w_k_position.{number}.weight", f"{ours}attention.w_o.weight"
-    yield Link((position,), (f"{theirs}rel_attn/r/kernel",), (d, width), transposed=True)
-    yield Link((out,), (f"{theirs}rel_attn/o/kernel",), (width, d), transposed=True)
-    for half, (rows, columns) in enumerate(((d, inner), (inner, d)), start=1):
-        linear = f"{ours}feed_forward.ff_{half}"
-        yield Link((f"{linear}.weight",), (f"{theirs}ff/layer_{half}/kernel",), (rows, columns), transposed=True)
-        yield Link((f"{linear}.bias",), (f"{theirs}ff/layer_{half}/bias",), (columns,))
-    for norm, place in (("attention_norm", "rel_attn"), ("ff_norm", "ff")):
-        for what, name in (("weight", "gamma"), ("bias", "beta")):
-            yield Link((f"{ours}{norm}.{what}",), (f"{theirs}{place}/LayerNorm/{name}",), (d,))

@@ -1,7 +1,7 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,39 +144,36 @@ def _section(name: str, keys: Mapping[str, Any], where: Path) -> Any:
         raise RunError(f"{where}: {error}") from error
 
 
-def _other_model(model: ModelSettings) -> str:
-    """Return the setting of a model that is not Transformer-XL, and the next step."""
-    setting, value, usual = "arch", f'"{model.arch}"', '"transformer"'
-    if isinstance(model, TransformerSettings) and model.arch == "transformer":
-        setting, value, usual = "auxiliary_losses", "true", "false"
-        if not model.encoding.transformer_xl:
-            setting, value, usual = "position", f'"{model.position}"', '"relative"'
-    return f"model.{setting} = {value}: Hugging Face's TransfoXL has no such model; to export, train with {usual}"
+def _other_settings(model: ModelSettings) -> Iterator[tuple[str, object, str]]:
+    """Yield the settings that Hugging Face's TransfoXL does not have: name, value, and the value to train with."""
+    if not isinstance(model, TransformerSettings) or model.arch != "transformer":
+        yield "arch", model.arch, '"transformer"'
+        return
+    if not model.encoding.transformer_xl:
+        yield "position", model.position, '"relative"'
+    if model.auxiliary_losses:
+        yield "auxiliary_losses", True, "false"
+    if model.norm == "pre":  # ends in a layer norm
+        yield "norm", model.norm, '"post" or "pre_released"'
+    if model.window is not None:
+        yield "window", model.window, '"none"'
+    if model.gating != "residual":
+        yield "gating", model.gating, '"residual"'
+    for name, expected in dataclasses.asdict(BLOCKS["paper"]).items():
+        if (value := getattr(model.parts, name)) != expected:
+            yield name, value, f'"{expected}", as in block = "paper"'
+    if model.depends_on_segments:
+        yield "memory_source", model.memory_source, '"layer_input"'
 
 
 def config_of(model: ModelSettings, evaluation: EvalSettings, vocab_size: int, boundary: int | None) -> dict[str, Any]:
     """Return the configuration with which Hugging Face's TransfoXL is the same model."""
-    if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RunError(_other_model(model))
-    if model.norm == "pre":
+    for name, value, usual in _other_settings(model):
+        shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
         raise RunError(
-            'norm = "pre" ends in a layer norm that Hugging Face\'s TransfoXL does not have; '
-            "to export, train with --set model.norm=post"
+            f"model.{name} = {shown}: Hugging Face's TransfoXL has no such model; to export, train with {usual}"
         )
-    if model.window is not None:
-        raise RunError(
-            f"model.window = {model.window}: Hugging Face's TransfoXL has no window; to export, train without it"
-        )
-    if model.parts != BLOCKS["paper"] or model.gating != "residual":
-        raise RunError(
-            "Hugging Face's TransfoXL has the paper's layers only (model.block = \"paper\", without gates); to export, "
-            "train with them"
-        )
-    if model.depends_on_segments:
-        raise RunError(
-            f'model.memory_source = "{model.memory_source}": Hugging Face\'s TransfoXL keeps layer inputs; to export, '
-            'train with "layer_input"'
-        )
+    assert isinstance(model, TransformerSettings)
     # Without memory nothing limits the keys. With same_length, Hugging Face's model sees M keys including the token.
     same_length = evaluation.same_length != "off" and evaluation.mem_len > 0
     one_more = same_length and evaluation.same_length == "m_plus_one"
