@@ -1,5 +1,6 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from txlcli.workflows.preparation.chunks import (
 )
 from txlcli.workflows.preparation.planning import Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
-from txlcli.workflows.preparation.symbol_counts import SpooledIds, SymbolCounts
+from txlcli.workflows.preparation.symbol_counts import EncodedSplit, SymbolCounts
 from txlcli.workflows.preparation.token_ids import UNITS, write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
 from txlcli.workflows.reporter import Reporter, SilentReporter, Step
@@ -156,15 +157,6 @@ def _only_process(plan: Plan) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _EncodedSplit:
-    """One split after reading."""
-
-    ids: SpooledIds
-    words: int
-    bytes: int
-
-
 class _Preparation:
     """One preparation in progress."""
 
@@ -186,8 +178,7 @@ class _Preparation:
                 splits, ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
             )
             vocab = self._make_vocabulary(text, model)
-            final = rules.final_ids(self._symbols, vocab)
-            unknown = rules.unknown_symbols(self._symbols, vocab)
+            final, unknown = rules.final_ids(self._symbols, vocab)
             counts = {split: self._counts(split, part, final, unknown) for split, part in encoded.items()}
             facts = StoreFacts(
                 name=plan.store.stem,
@@ -243,7 +234,7 @@ class _Preparation:
                 "its memory grows with the text"
             )
 
-    def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, _EncodedSplit]:
+    def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, EncodedSplit]:
         total = sum(map(_size, splits.values()))
         workers = (self._plan.options.workers or default_workers()) if total > self._sizes.parallel_from else 1
         with self._reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
@@ -256,15 +247,13 @@ class _Preparation:
         for number, chunk in enumerate(cut_into_chunks(pieces, size)):
             yield Job(chunk, self._work / f"{split}-{number}.ids")
 
-    def _read(self, split: str, chunks: Iterable[EncodedChunk], step: Step) -> _EncodedSplit:
-        words = size = 0
-        ids = SpooledIds()
-        for group in _groups(chunks, step):
+    def _read(self, split: str, chunks: Iterator[EncodedChunk], step: Step) -> EncodedSplit:
+        encoded = EncodedSplit()
+        while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
             for chunk, table in zip(group, self._symbols.add(split, group), strict=True):
-                ids.add(chunk, table)
-                words += chunk.words + (chunk.lines if self._plan.corpus.counts_line_ends else 0)
-                size += chunk.bytes
-        return _EncodedSplit(ids=ids, words=words, bytes=size)
+                encoded.add(chunk, table, count_line_ends=self._plan.corpus.counts_line_ends)
+                step.advance(chunk.bytes)
+        return encoded
 
     def _make_vocabulary(self, text: Text, model: bytes) -> Vocab:
         plan = self._plan
@@ -284,7 +273,7 @@ class _Preparation:
         return vocab
 
     def _counts(
-        self, split: str, encoded: _EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]
+        self, split: str, encoded: EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]
     ) -> SplitCounts:
         counted = self._symbols.counts(split, final.size)[: final.size]
         tokens = int(counted[final >= 0].sum())
@@ -301,7 +290,7 @@ class _Preparation:
     def _write_all(
         self,
         writer: StoreWriter,
-        encoded: dict[str, _EncodedSplit],
+        encoded: dict[str, EncodedSplit],
         counts: dict[str, SplitCounts],
         final: NDArray[np.int64],
         vocab: Vocab,
@@ -310,7 +299,7 @@ class _Preparation:
         with self._reporter.progress("writing", sum(count.tokens for count in counts.values()), "tokens") as step:
             for split, part in encoded.items():
                 tokens = counts[split].tokens
-                blocks = _with_progress(part.ids.blocks(final, writer.dtype), step)
+                blocks = part.blocks(final, writer.dtype, step)
                 if boundary is None:
                     writer.add(split, counts[split], blocks)
                     continue
@@ -332,19 +321,6 @@ def collect_starts(
         yield block
 
 
-def _groups(chunks: Iterable[EncodedChunk], step: Step) -> Iterator[list[EncodedChunk]]:
-    """Yield successive groups of chunks whose symbols are numbered together, and report progress chunk by chunk."""
-    group: list[EncodedChunk] = []
-    for chunk in chunks:
-        step.advance(chunk.bytes)
-        group.append(chunk)
-        if len(group) == CHUNKS_NUMBERED_TOGETHER:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def _size(slices: tuple[Slice, ...]) -> int:
     """Return the number of bytes."""
     return sum(piece.size for piece in slices)
@@ -356,10 +332,3 @@ def _training_lines(slices: tuple[Slice, ...], sample: int) -> Iterator[str]:
     for chunk in cut_into_chunks(slices):
         text = "".join(part.text for part in read_chunk(chunk))
         yield from text[: int(len(text) * share) + 1].split("\n")
-
-
-def _with_progress(blocks: Iterable[NDArray[Any]], step: Step) -> Iterator[NDArray[Any]]:
-    """Yield the blocks unchanged and report progress."""
-    for block in blocks:
-        yield block
-        step.advance(block.size)

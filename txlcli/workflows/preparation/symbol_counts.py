@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.workflows.preparation.chunks import EncodedChunk
+from txlcli.workflows.reporter import Step
 
 
 class SymbolCounts:
@@ -72,18 +73,21 @@ class SymbolCounts:
         return [names[number] for number in order if total[number] >= max(least, 1)]
 
 
-class SpooledIds:
-    """The ids of one split on disk, chunk by chunk, each with a table of the numbers of its symbols."""
+class EncodedSplit:
+    """One split after reading: its words, its bytes, and its ids on disk, chunk by chunk."""
 
     def __init__(self) -> None:
+        self.words = self.bytes = 0
         self._chunks: list[tuple[Path, np.dtype[Any]]] = []
 
-    def add(self, chunk: EncodedChunk, table: NDArray[np.int64]) -> None:
-        """Add a chunk whose own symbols have the numbers in `table`."""
+    def add(self, chunk: EncodedChunk, table: NDArray[np.int64], *, count_line_ends: bool) -> None:
+        """Add a chunk whose own symbols have the numbers in `table`, which is kept next to its ids."""
         chunk.path.with_suffix(".table").write_bytes(table.astype(np.uint32).data)
         self._chunks.append((chunk.path, chunk.dtype))
+        self.words += chunk.words + (chunk.lines if count_line_ends else 0)
+        self.bytes += chunk.bytes
 
-    def blocks(self, final: NDArray[np.int64], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+    def blocks(self, final: NDArray[np.int64], dtype: np.dtype[Any], step: Step) -> Iterator[NDArray[Any]]:
         """Yield the ids of each chunk, with every symbol number replaced by `final[number]`; drop negative ones.
 
         Each file is removed after it has been read.
@@ -91,7 +95,9 @@ class SpooledIds:
         for path, own_dtype in self._chunks:
             table_path = path.with_suffix(".table")
             table = final[np.fromfile(table_path, dtype=np.uint32)]
-            yield _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
+            block = _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
+            yield block
+            step.advance(block.size)
             path.unlink()
             table_path.unlink()
 

@@ -122,20 +122,19 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     return " and ".join(text.splits) if missing and not rule.all_bytes else None
 
 
-def final_ids(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.int64]:
-    """Return the id of each symbol number; -1 for symbols that the vocabulary drops."""
-    if vocab.tokenizer == "sentencepiece":
-        return np.arange(vocab.size)
+def final_ids(counted: SymbolCounts, vocab: Vocab) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return for each symbol number its id, -1 if the vocabulary drops it, and True if <unk> replaces it.
+
+    <unk> in the text itself is a word. The numbers of SentencePiece are its ids, with one for unknown characters.
+    """
     other = -1 if vocab.unknown is None else vocab.unknown
-    return np.array([vocab.ids_of.get(symbol, other) for symbol in counted.symbols], dtype=np.int64)
-
-
-def unknown_symbols(counted: SymbolCounts, vocab: Vocab) -> NDArray[np.bool_]:
-    """Return, for each symbol number, True if the unknown symbol replaces it; <unk> in the text itself is a word."""
-    if vocab.tokenizer == "sentencepiece":  # its own ids; models without byte pieces have unknown characters
-        return np.arange(vocab.size) == (-1 if vocab.unknown is None else vocab.unknown)
+    if vocab.tokenizer == "sentencepiece":
+        ids = np.arange(vocab.size)
+        return ids, ids == other
+    symbols = counted.symbols
+    ids = np.array([vocab.ids_of.get(symbol, other) for symbol in symbols], dtype=np.int64)
     has_unknown = vocab.unknown is not None
-    return np.array([has_unknown and symbol not in vocab.ids_of for symbol in counted.symbols], dtype=bool)
+    return ids, np.array([has_unknown and symbol not in vocab.ids_of for symbol in symbols], dtype=bool)
 
 
 def differences(
