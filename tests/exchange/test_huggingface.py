@@ -164,6 +164,7 @@ def test_other_attention_is_refused(tmp_path, attn_type):
         ({"layer_norm_epsilon": "x"}, "[model] norm_eps must be a number, not 'x'"),
         ({"tie_projs": [False, True]}, "[model] tie_projections must be as many as bands (3), not [False, True]"),
         ({"tie_projs": 7}, "[model] tie_projections must be "),
+        ({"memory_start": "full"}, "[model] memory_start must be one of empty, zeros, not 'full'"),
         ({"untie_r": "false"}, "untie_r must be true or false, not 'false'"),
         ({"same_length": "no"}, "same_length must be true or false, not 'no'"),
         ({"clamp_len": "far"}, "clamp_len must be a whole number, not 'far'"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from txlcli.errors import UsageError
+from txlcli.errors import CorpusInputError, UsageError
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 
@@ -123,3 +123,9 @@ def test_a_file_given_as_data_dir_is_reported():
     Path("file").write_text("in the way")
     with pytest.raises(UsageError, match="`data_dir` file is a file; give a folder"):
         make_plan("book.txt", PrepareOptions(), Path("file"))
+
+
+def test_a_missing_source_is_reported():
+    with pytest.raises(CorpusInputError) as refused:
+        make_plan("ptb", PrepareOptions(source=Path("nowhere")), Path("data"))
+    assert str(refused.value) == "no file or folder at nowhere; give `source` an archive, folder or file of ptb"
