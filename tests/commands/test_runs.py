@@ -15,7 +15,8 @@ from tests.commands.novel import card, cells, done, json_of, refusal, reports, t
 from tests.commands.test_plots import MAGIC
 from tests.test_cli import HEAVY, python
 from txlcli.config import recipe
-from txlcli.runs import log_file
+from txlcli.runs import history, log_file, run_directory
+from txlcli.workflows.overview import x_coordinates
 
 LN2 = 0.6931471805599453
 RUNS = ["byte", "char", "sentencepiece", "word"]
@@ -59,13 +60,6 @@ def test_show_has_the_facts_and_the_settings_that_are_not_the_default(here):
     assert facts["best valid"] == f"{entry['best_valid']:.3f} bpc at step 7"
     assert (facts["model.n_layers"], facts["train.lr"]) == ("2", "0.03")
     assert "train.schedule" not in facts
-
-
-def test_an_unfinished_run_has_its_progress_and_the_next_command(here):
-    done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
-    assert {row[0]: row for row in cells(done("runs"))}["half"][1] == "unfinished 43%"
-    assert shown("half")["state"] == "unfinished (step 3 of 7)"
-    assert shown("half")["next"] == "txl train --resume half"
 
 
 def test_show_as_json_has_every_setting(here):
@@ -142,6 +136,8 @@ def test_words_are_listed_in_perplexity(here):
 def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     done("train", "tiny.toml", "--name", "half", "--max-steps", 3)
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("unfinished", 3)
+    assert {row[0]: row for row in cells(done("runs"))}["half"][1] == "unfinished 43%"
+    assert (shown("half")["state"], shown("half")["next"]) == ("unfinished (step 3 of 7)", "txl train --resume half")
     with (here / "runs/half/metrics.jsonl").open("a") as file:
         file.write(log_file.to_line({"kind": "train", "step": 5, "loss_nats": 3.0}))
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("interrupted", 3)
@@ -163,15 +159,17 @@ def test_the_list_of_the_longest_recipe_names_fits_a_terminal(here):
 def test_without_any_run_the_error_says_how_to_train_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = 'no run under runs; run "txl train stdlib" first, or give another --runs-dir'
-    assert refusal("runs", code=1) == expected
     assert refusal("runs", "--json", code=1) == expected
     (tmp_path / "elsewhere").mkdir()
     assert refusal("runs", "--runs-dir", "elsewhere", code=1) == expected.replace("under runs", "under elsewhere")
+    message = refusal("runs", "published", code=1)
+    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
 
 
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     path = here / "runs/char/metrics.jsonl"
     path.write_text(path.read_text() + "nonsense\n")
+    assert " is damaged; delete that line" in refusal("runs", "compare", "byte", "char", code=1)
     (here / "runs/word/run.json").write_text("{}")
     result = done("runs", "--json")
     number = len(path.read_text().splitlines())
@@ -225,12 +223,6 @@ def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(her
     entry = listed()["byte"]
     assert (entry["test_readings"], entry["test_mem_len"]) == (1, 0)
     assert shown("byte")["test"].endswith(" bpc with M = 0")
-
-
-def test_evaluations_are_appended(here):
-    done("eval", "char")
-    done("eval", "char", "--split", "valid")
-    assert [row["split"] for row in recorded("char")] == ["test", "valid"]
 
 
 @pytest.mark.parametrize(
@@ -332,14 +324,11 @@ def test_the_comparison_fits_a_terminal_and_names_the_metric_once(two):
     ]
 
 
-def test_runs_with_the_same_settings_say_so(here):
+def test_notes_report_the_same_settings_and_different_texts(here):
     shutil.copytree("runs/byte", "runs/again")
     result = done("runs", "compare", "byte", "again")
     assert "The settings are the same." in result.stdout
     assert "cannot be compared" not in result.stdout
-
-
-def test_different_texts_are_reported_and_every_loss_has_its_metric(here):
     result = done("runs", "compare", "byte", "word")
     assert "The texts or vocabularies differ: these losses cannot be compared." in result.stdout
     (row,) = (row for row in cells(result) if row[0] == "best valid")
@@ -364,17 +353,9 @@ def test_the_figure_has_a_line_of_training_and_marks_of_validation_for_each_run(
     assert validations == [2, 1]
 
 
-@pytest.mark.parametrize("x", ["steps", "tokens", "hours"])
-@pytest.mark.parametrize("names", [("byte", "fast"), ("word", "sentencepiece")])
-def test_curves_can_be_plotted_over_steps_tokens_and_hours(two, x, names):
-    done("runs", "compare", *names, "--plot", "curves.png", "--x", x)
-    assert Path("curves.png").read_bytes().startswith(MAGIC[".png"])
-
-
 def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
-    from txlcli.runs import history, run_directory
-    from txlcli.workflows.overview import x_coordinates
-
+    done("runs", "compare", "word", "sentencepiece", "--plot", "curves.png", "--x", "hours")
+    assert Path("curves.png").read_bytes().startswith(MAGIC[".png"])
     past = history.read(run_directory.open_run(Path("runs/byte")))
     steps = [line["step"] for line in reports("runs/byte")]
     assert x_coordinates(past, "steps") == steps
@@ -384,21 +365,18 @@ def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
     assert 0 < hours[0] < hours[-1] < 1
 
 
-def test_hours_are_refused_without_durations(two):
+def test_a_run_without_durations_or_reports_is_not_plotted(two):
     path = two / "runs/fast/metrics.jsonl"
     lines = [{**line, "tokens_per_s": None} for line in reports("runs/fast")]
     path.write_text("".join(map(log_file.to_line, lines)))
     done("runs", "compare", "byte", "fast", "--plot", "steps.png")
     message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", "--x", "hours", code=1)
     assert message == "runs/fast/metrics.jsonl has no durations; use --x steps or --x tokens"
-    assert not Path("hours.png").exists()
-
-
-def test_a_run_without_training_reports_is_not_plotted(two):
-    (two / "runs/fast/metrics.jsonl").unlink()
+    path.unlink()
     done("runs", "compare", "byte", "fast")
-    message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
+    message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", code=1)
     assert message == "runs/fast has no training reports in metrics.jsonl; leave it out of --plot"
+    assert not Path("hours.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -425,14 +403,6 @@ def test_a_run_without_training_reports_is_not_plotted(two):
 def test_wrong_options_of_compare_are_refused(here, arguments, message):
     assert refusal("runs", "compare", *arguments) == message
     assert not list(here.glob("c.*"))
-
-
-def test_a_damaged_line_is_an_error_in_a_comparison(here):
-    path = here / "runs/char/metrics.jsonl"
-    path.write_text("nonsense\n" + path.read_text())
-    assert refusal("runs", "compare", "byte", "char", code=1) == (
-        "runs/char/metrics.jsonl: line 1 is damaged; delete that line to read the others"
-    )
 
 
 # The rank among the paper's results
@@ -466,6 +436,14 @@ def test_our_row_is_ranked_among_all_systems(here):
     assert "> test: txl eval, attention length 140, step 7\n" in result.stdout
     assert "not comparable" not in result.stdout
     assert width(result) <= 80
+    output = json_of("runs", "published", "word")
+    assert (output["table"], output["corpus"], output["metric"]) == (5, "ptb", "ppl")
+    (ours,) = (row for row in output["rows"] if row["run"])
+    expected = ("word", pytest.approx(math.exp(4.0)), pytest.approx(math.exp(4.05)))
+    assert (ours["name"], ours["valid"], ours["test"]) == expected
+    results = [row["test"] for row in output["rows"]]
+    assert results == sorted(results)
+    assert output["ours"]["comparable"] is True
 
 
 def test_without_a_test_result_the_run_is_ranked_by_its_validation(here):
@@ -475,19 +453,6 @@ def test_without_a_test_result_the_run_is_ranked_by_its_validation(here):
     assert rows[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
     assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
     assert "> ranked by its validation result.\n" in result.stdout
-
-
-def test_the_rank_as_json(here):
-    as_benchmark("word", "ptb", 10_000, test=[(4.05, 82_430)])
-    output = json_of("runs", "published", "word")
-    assert (output["table"], output["corpus"], output["metric"]) == (5, "ptb", "ppl")
-    ours = [row for row in output["rows"] if row["run"]]
-    assert [(row["name"], row["valid"], row["test"]) for row in ours] == [
-        ("word", pytest.approx(math.exp(4.0)), pytest.approx(math.exp(4.05)))
-    ]
-    results = [row["test"] for row in output["rows"]]
-    assert results == sorted(results)
-    assert output["ours"]["comparable"] is True
 
 
 def test_a_run_with_another_tokenizer_is_not_ranked(here):
@@ -524,11 +489,10 @@ def test_rows_measured_on_other_bytes_are_marked(here):
     assert "~" not in done("runs", "published", "enwik8").stdout
 
 
-@pytest.mark.parametrize("name", ["byte", "word"])
-def test_a_run_on_another_corpus_is_refused(here, name):
-    store = card(f"runs/{name}")["settings"]["corpus"]["store"]
-    assert refusal("runs", "published", name) == (
-        f"runs/{name} was trained on {store}, not a corpus of the paper; give a run on wt103, enwik8, text8, lm1b or "
+def test_a_run_on_another_corpus_is_rejected_even_if_it_is_named_like_one(here):
+    shutil.copytree("runs/byte", "runs/ptb")
+    assert refusal("runs", "published", "ptb") == (
+        "runs/ptb was trained on novel, not a corpus of the paper; give a run on wt103, enwik8, text8, lm1b or "
         'ptb, or "txl runs published ptb" for a table alone'
     )
 
@@ -542,11 +506,6 @@ def test_a_corpus_shows_its_table_which_fits_a_terminal(tmp_path, monkeypatch, c
     assert json_of("runs", "published", corpus)["ours"] is None
 
 
-def test_a_run_named_like_a_corpus_takes_precedence(here):
-    shutil.copytree("runs/byte", "runs/ptb")
-    assert refusal("runs", "published", "ptb").startswith("runs/ptb was trained on novel, not a corpus of the paper")
-
-
 def test_the_most_recent_run_is_the_default_and_is_named(here):
     as_benchmark("word", "ptb", 10_000)
     for name in RUNS:
@@ -554,18 +513,6 @@ def test_the_most_recent_run_is_the_default_and_is_named(here):
     result = done("runs", "published")
     assert result.stderr.startswith("the most recent run: runs/word\n")
     assert "> runs/word" in result.stdout
-
-
-def test_an_unknown_run_is_refused_with_a_suggestion(here):
-    assert refusal("runs", "published", "wrd") == (
-        f'unknown run "wrd"; did you mean "word"? (known: {", ".join(RUNS)})'
-    )
-
-
-def test_without_any_run_published_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    message = refusal("runs", "published", code=1)
-    assert message == 'no run under runs; run "txl train stdlib" first, or name a run folder'
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "compare", "byte", "char"], ["runs", "published", "ptb"]])
