@@ -213,7 +213,7 @@ def test_the_type_of_ids_is_not_asked_for_where_the_file_states_it(untouched):
         f"{wrong}the vocabulary has 9 ids; give the --vocab or --vocab-size of this file"
     )
     assert refusal("prepare", "all.idx", "--dtype", "uint16") == (
-        "--dtype has no effect here: files of Megatron state the type of their ids; leave it out"
+        "--dtype has no effect here: files of Megatron contain the type of their ids; leave it out"
     )
 
 
@@ -235,7 +235,7 @@ def test_options_for_text_are_rejected_with_ids(ids_of_nanogpt, unused):
 
 def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert refusal("prepare", "shakespeare", "--split", "90,5,5") == (
-        "--split has no effect here: the names of the token files state the splits; leave it out"
+        "--split has no effect here: the names of the token files give the splits; leave it out"
     )
     assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
         "--vocab-size 2097152 is too large for ids; give at most 1048576"
@@ -261,7 +261,7 @@ def test_the_pickle_of_nanogpt_is_rejected_as_a_vocabulary(ids_of_nanogpt):
 def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogpt):
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
     assert refusal("prepare", "shakespeare", code=1) == (
-        "shakespeare/vocab.json: lies beside the files, but is not a vocabulary of txl; move it away, or give --vocab "
+        "shakespeare/vocab.json: lies next to the files, but is not a vocabulary of txl; move it away, or give --vocab "
         "or --vocab-size"
     )
     done("prepare", "shakespeare", "--vocab-size", 17)
