@@ -76,19 +76,5 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     assert message.startswith("the vocabulary of --vocab lacks byte 0x63 of this text")
 
 
-@pytest.mark.parametrize(
-    "unused",
-    [
-        ["--tokenizer", "word"],
-        ["--vocab-size", 100],
-        ["--min-count", 2],
-        ["--sp-type", "bpe"],
-    ],
-)
-def test_options_that_a_given_vocabulary_replaces_are_refused(here, unused):
-    message = refusal("prepare", "novel", "--vocab", "runs/word/vocab.json", *unused)
-    assert message == f"{unused[0]} has no effect with --vocab, whose file includes it; leave it out"
-
-
 def test_a_missing_vocabulary_file_is_named(here):
     assert refusal("prepare", "novel", "--vocab", "none.json", code=1).startswith("no vocabulary file at none.json; ")
