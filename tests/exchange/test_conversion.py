@@ -194,7 +194,7 @@ def test_a_band_without_projection_is_exported_with_the_identity():
     torch.testing.assert_close(read_segments(again, tokens, [T], mem_len=M)[0], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_any_precision_become_float32(dtype):
     settings = settings_of()
     theirs = {name: tensor.to(dtype) for name, tensor in pytorch_state_dict(draw_weights()).items()}
@@ -245,32 +245,29 @@ def test_unknown_tensors_are_named_and_counted():
     )
 
 
-def test_a_tensor_of_another_shape_is_named_with_both_shapes():
-    theirs = hugging_face_state_dict(draw_weights())
-    theirs["transformer.layers.1.dec_attn.o_net.weight"] = torch.ones(d, H * D - 1)
-    assert refusal(theirs) == (
-        "here: transformer.layers.1.dec_attn.o_net.weight has the shape (14, 32), the settings need (14, 33); "
-        f"{NEXT_STEP}"
-    )
+O_NET = "transformer.layers.1.dec_attn.o_net.weight"
 
 
-def test_a_long_name_is_shortened():
-    message = refusal(hugging_face_state_dict(draw_weights()) | {"x" * 999: torch.ones(1)})
-    assert message == f"here: has {'x' * 80}..., unknown to the settings; {NEXT_STEP}"
-
-
-def test_weights_of_eight_bits_become_float32():
-    settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
-    coarse = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in theirs.items()}
-    ours = pytorch_layout(settings, V, hugging_face=False).read(coarse, our_shapes(settings, V), "here")
-    assert ours["encoding.content_bias"][0].equal(coarse["r_w_bias"].float())
-
-
-def test_weights_that_are_too_large_for_float32_are_refused():
-    theirs = hugging_face_state_dict(draw_weights())
-    name = "transformer.layers.1.dec_attn.o_net.weight"
-    theirs[name] = theirs[name].double() * 1e300
-    assert refusal(theirs) == f"here: {name} holds numbers that are not finite; download the weights again"
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (O_NET, torch.ones(d, H * D - 1), f"{O_NET} has the shape (14, 32), the settings need (14, 33); {NEXT_STEP}"),
+        ("x" * 999, torch.ones(1), f"has {'x' * 80}..., unknown to the settings; {NEXT_STEP}"),
+        (
+            O_NET,  # too large for float32
+            torch.full((d, H * D), 1e300, dtype=torch.float64),
+            f"{O_NET} holds numbers that are not finite; download the weights again",
+        ),
+        (
+            O_NET,
+            torch.ones(d, H * D, dtype=torch.int8),
+            f"{O_NET} holds torch.int8, which cannot be weights; convert them to float32",
+        ),
+    ],
+    ids=["shape", "name", "infinite", "integers"],
+)
+def test_a_tensor_that_does_not_fit_is_reported(name, tensor, message):
+    assert refusal(hugging_face_state_dict(draw_weights()) | {name: tensor}) == f"here: {message}"
 
 
 def test_tied_weights_of_another_precision_differ():
@@ -278,14 +275,6 @@ def test_tied_weights_of_another_precision_differ():
     name = "transformer.layers.1.dec_attn.r_w_bias"
     theirs[name] = theirs[name].double()
     assert refusal(theirs).startswith(f"here: {name} differs from transformer.r_w_bias")
-
-
-def test_integer_weights_are_refused():
-    theirs = hugging_face_state_dict(draw_weights())
-    theirs["transformer.r_w_bias"] = torch.ones(H, D, dtype=torch.int8)
-    theirs = {name: tensor for name, tensor in theirs.items() if ".dec_attn.r_w_bias" not in name}
-    message = "here: transformer.r_w_bias holds torch.int8, which cannot be weights; convert them to float32"
-    assert refusal(theirs) == message
 
 
 @pytest.mark.parametrize(
