@@ -17,7 +17,7 @@ from txlcli.runs.run_directory import Change
 from txlcli.workflows import overview, ranking
 from txlcli.workflows.options import CompareOptions
 from txlcli.workflows.overview import ComparedRun, Comparison
-from txlcli.workflows.ranking import OwnResult, PublishedTable, RankedRow
+from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
 
 SAME_SETTINGS = "The settings are the same."
 ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
@@ -140,12 +140,13 @@ def published_(
     """
     result = ranking.run(subject, runs_dir)
     if result.ours is not None and subject is None:
-        console.say(f"the most recent run: {result.ours.run}")
+        console.say(f"the most recent run: {result.ours.history.run.directory}")
     console.show_result(result, lambda result: _show_rank(result, verbose=verbose), json=json)
 
 
 def _show_rank(result: PublishedTable, *, verbose: bool) -> None:
-    title = f"Table {result.table} of the paper: {result.title}, {result.metric}, the best first"
+    table = result.table
+    title = f"Table {table.number} of the paper: {table.title}, {table.metric}, the best first"
     rows = [_rank_row(row) for row in result.rows]
     console.show_table(title, ("system", "#param", "valid", "test"), rows, _rank_notes(result), verbose=verbose)
 
@@ -159,21 +160,21 @@ def _rank_row(row: RankedRow) -> list[str]:
 
 
 def _rank_notes(result: PublishedTable) -> list[str]:
-    notes, ours = [], result.ours
-    if ours is not None and ours.comparable:
+    notes, rows, ours = [], result.rows, result.ours
+    if ours is not None and ours.result is not None:
         for split, source in ours.sources.items():
             notes.append(f"> {split}: {source or f'none yet; {_eval_command(split, ours)}'}")
-        if not ours.sources["test"]:
+        if ours.test is None:
             notes.append("> ranked by its validation result.")
     elif ours is not None:
         next_step = "" if ours.reasons else f" yet; {_eval_command('test', ours)}"
-        notes.append(f"{ours.run} is not in the table{next_step}")
+        notes.append(f"{ours.history.run.directory} is not in the table{next_step}")
     if ours is not None:
         notes += [f"not comparable: {reason}" for reason in ours.reasons]
-    if not all(row.same_symbols for row in result.rows):
+    if not all(row.same_symbols for row in rows):
         notes.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
-    return notes + [f"{mark} {text}" for mark, text in MARKS.items() if any(row.mark == mark for row in result.rows)]
+    return notes + [f"{mark} {text}" for mark, text in MARKS.items() if any(row.mark == mark for row in rows)]
 
 
-def _eval_command(split: str, ours: OwnResult) -> str:
-    return shlex.join(["txl", "eval", ours.run, "--split", split])
+def _eval_command(split: str, ours: PublishedRank) -> str:
+    return shlex.join(["txl", "eval", str(ours.history.run.directory), "--split", split])

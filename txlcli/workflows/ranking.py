@@ -31,6 +31,7 @@ class PublishedRank:
     """A run compared with a table of the paper; results that are not comparable are None, with `reasons`."""
 
     table: Table[Result]
+    history: History
     valid: Number | None
     test: Number | None
     released: bool
@@ -43,6 +44,12 @@ class PublishedRank:
         number = self.test or self.valid
         return number.value if number else None
 
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """Commands that measured the results, in words, by split."""
+        numbers = {"valid": self.valid, "test": self.test}
+        return {split: number.source if number else None for split, number in numbers.items()}
+
     def same_text(self, row: Result) -> bool:
         """Return True if a row of the table was measured on the same symbols as the run."""
         return not dropped_symbols(self.table.corpus or "") or row.ours == self.released
@@ -52,46 +59,66 @@ class PublishedRank:
 class RankedRow:
     """A row of the table: a system of the paper, or the run."""
 
-    citation: str | None
+    citation: str | None = None
     name: str
     parameters: str | None
     test: float | None
     valid: float | None
-    mark: str
+    mark: str = ""
     label: str
-    run: bool
-    same_symbols: bool
+    run: bool = False
+    same_symbols: bool = True
     """False if it was measured on other symbols than the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnResult:
-    """The run, which has a row only if it is comparable."""
-
-    run: str
-    state: str
-    step: int
-    comparable: bool
-    reasons: tuple[str, ...]
-    """Reasons why results are not comparable."""
-    sources: dict[str, str | None]
-    """Commands that measured the results, in words, by split."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """A table of the paper with the best row first."""
+    """A table of the paper, with a row for a run if its results are comparable."""
 
-    table: int
-    corpus: str | None
-    title: str
-    metric: str
-    rows: tuple[RankedRow, ...]
-    ours: OwnResult | None
+    table: Table[Result]
+    ours: PublishedRank | None = None
+
+    @property
+    def rows(self) -> list[RankedRow]:
+        """Rows, the best first; a run without a test result is ranked by its validation result."""
+        ours, rows = self.ours, []
+        for row in self.table.rows:
+            same = ours is None or ours.result is None or ours.same_text(row)
+            rows.append(RankedRow(**dataclasses.asdict(row), label=row.label, same_symbols=same))
+        if ours is not None and ours.result is not None:
+            run = ours.history.run
+            rows.append(
+                RankedRow(
+                    name=run.name,
+                    parameters=_short(run.parameters),
+                    test=ours.test.value if ours.test else None,
+                    valid=ours.valid.value if ours.valid else None,
+                    label=str(run.directory),
+                    run=True,
+                )
+            )
+        return sorted(rows, key=lambda row: (row.test if row.test is not None else row.valid) or 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs published --json` prints."""
-        result: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
+        ours = self.ours and {
+            "run": str(self.ours.history.run.directory),
+            "state": self.ours.history.state,
+            "step": self.ours.history.step,
+            "comparable": self.ours.result is not None,
+            "reasons": self.ours.reasons,
+            "sources": self.ours.sources,
+        }
+        result: dict[str, Any] = metrics.without_infinities(
+            {
+                "table": self.table.number,
+                "corpus": self.table.corpus,
+                "title": self.table.title,
+                "metric": self.table.metric,
+                "rows": [dataclasses.asdict(row) for row in self.rows],
+                "ours": ours,
+            }
+        )
         return result
 
 
@@ -99,9 +126,7 @@ def run(subject: str | None, runs_dir: Path) -> PublishedTable:
     """Rank a run, by default the most recent one, in the paper's table of its corpus, or return the table alone."""
     names = [str(table.corpus) for table in published.BENCHMARKS]
     if subject in names and not run_directory.is_run(subject, runs_dir):
-        table = published.benchmark(subject)
-        assert table is not None
-        return _table_with(table, [_published_row(row, same_symbols=True) for row in table.rows], None)
+        return PublishedTable(table=published.BENCHMARKS[names.index(subject)])
     history = histories.read(run_directory.find(subject, runs_dir))
     rank = published_rank(history)
     if rank is None:
@@ -109,49 +134,7 @@ def run(subject: str | None, runs_dir: Path) -> PublishedTable:
             f"{history.run.directory} was trained on {history.run.settings.corpus.store}, not a corpus of the paper; "
             f'give a run on {", ".join(names[:-1])} or {names[-1]}, or "txl runs published ptb" for a table alone'
         )
-    is_ranked = rank.result is not None
-    rows = [_published_row(row, same_symbols=not is_ranked or rank.same_text(row)) for row in rank.table.rows]
-    ours = OwnResult(
-        run=str(history.run.directory),
-        state=history.state,
-        step=history.step,
-        comparable=is_ranked,
-        reasons=rank.reasons,
-        sources={
-            split: number.source if number else None for split, number in (("valid", rank.valid), ("test", rank.test))
-        },
-    )
-    return _table_with(rank.table, [*rows, *([_own_row(history, rank)] if is_ranked else [])], ours)
-
-
-def _table_with(table: Table[Result], rows: list[RankedRow], ours: OwnResult | None) -> PublishedTable:
-    return PublishedTable(
-        table=table.number,
-        corpus=table.corpus,
-        title=table.title,
-        metric=table.metric,
-        # A run without a test result is ranked by its validation result.
-        rows=tuple(sorted(rows, key=lambda row: (row.test if row.test is not None else row.valid) or 0.0)),
-        ours=ours,
-    )
-
-
-def _published_row(row: Result, *, same_symbols: bool) -> RankedRow:
-    return RankedRow(**dataclasses.asdict(row), label=row.label, run=False, same_symbols=same_symbols)
-
-
-def _own_row(history: History, rank: PublishedRank) -> RankedRow:
-    return RankedRow(
-        citation=None,
-        name=history.run.name,
-        parameters=_short(history.run.parameters),
-        test=rank.test.value if rank.test else None,
-        valid=rank.valid.value if rank.valid else None,
-        mark="",
-        label=str(history.run.directory),
-        run=True,
-        same_symbols=True,
-    )
+    return PublishedTable(table=rank.table, ours=rank)
 
 
 def _short(parameters: int) -> str:
@@ -185,20 +168,27 @@ def published_rank(history: History) -> PublishedRank | None:
     types, dropped = CORPORA[table.corpus].published["types"], dropped_symbols(table.corpus)
     size = history.run.vocab_size
     released = bool(dropped) and size == types - dropped
-    if size != types and not released:
-        symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
-        reason = f"its vocabulary has {size:,} symbols, the benchmark's {symbols}"
-        return PublishedRank(table=table, valid=None, test=None, released=released, reasons=(reason,))
     numbers: dict[str, Number] = {}
     reasons = []
-    for split, candidates in _candidates(history).items():
-        for report, source in candidates:
+    candidates = _candidates(history)
+    if size != types and not released:
+        symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
+        reasons.append(f"its vocabulary has {size:,} symbols, the benchmark's {symbols}")
+        candidates = {}
+    for split, reports in candidates.items():
+        for report, source in reports:
             if _is_whole(table.corpus, split, report.get("tokens"), released=released):
                 numbers[split] = Number(metrics.in_metric(report["loss_nats"], table.metric), source)
                 break
             reasons.append(f"{split} ({source}): {_describe_part(table.corpus, split, report)}")
-    valid, test = numbers.get("valid"), numbers.get("test")
-    return PublishedRank(table=table, valid=valid, test=test, released=released, reasons=tuple(reasons))
+    return PublishedRank(
+        table=table,
+        history=history,
+        valid=numbers.get("valid"),
+        test=numbers.get("test"),
+        released=released,
+        reasons=tuple(reasons),
+    )
 
 
 def _candidates(history: History) -> dict[str, list[tuple[Report, str]]]:
