@@ -153,7 +153,7 @@ def test_a_preparation_is_measured(kind, tmp_path, capsys):
     pytest.importorskip("resource")
     text = tmp_path / "text"
     corpus.write_text(text, kind, 1 << 18, types=509)
-    corpus.prepare_here(text, tmp_path / "data", 1, tokenizer=kind, split="98,1,1")
+    corpus.prepare_here(text, tmp_path / "data", 1, tokenizer=kind, split=(98, 1, 1))
     told = json.loads(capsys.readouterr().out)
     assert told["tokens_per_s"] == pytest.approx(told["tokens"] / told["seconds"])
     assert set(told["seconds_by_step"]) == {"reading", "writing"}

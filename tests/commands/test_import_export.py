@@ -420,7 +420,7 @@ def test_an_import_that_cannot_work_is_rejected(foreign, change, arguments, code
     assert refused(*arguments, code=code) == message
 
 
-def test_a_vocabulary_of_another_size_is_refused(foreign):
+def test_a_vocabulary_of_another_size_is_rejected(foreign):
     size = card("runs/word")["vocab_size"]
     for source, path in (("folder", "folder/config.json"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
         recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
@@ -470,7 +470,7 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
 # --- exports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_not_a_run_is_refused(here):
+def test_a_directory_that_is_not_a_run_is_rejected(here):
     assert refusal("export", "data", "hf", code=1) == (
         "data is not a run: it has no run.json; name a folder that txl train wrote"
     )
@@ -522,6 +522,6 @@ def test_an_export_that_fails_keeps_the_earlier_one(here):
     assert not (here / "hf/.new").exists()
 
 
-def test_a_directory_that_cannot_be_created_is_refused(here):
+def test_a_directory_that_cannot_be_created_is_rejected(here):
     error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
     assert error.startswith("tiny.toml/hf: cannot be written (")

@@ -183,7 +183,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--runs-dir", "elsewhere"]])
-def test_an_option_before_the_command_is_refused(here, option):
+def test_an_option_before_the_command_is_rejected(here, option):
     message = refusal("runs", *option, "compare", "byte", "char")
     assert message == f"{option[0]} must come last: txl runs compare ... {option[0]}"
 
@@ -400,7 +400,7 @@ def test_a_run_without_durations_or_reports_is_not_plotted(two):
         ),
     ],
 )
-def test_wrong_options_of_compare_are_refused(here, arguments, message):
+def test_wrong_options_of_compare_are_rejected(here, arguments, message):
     assert refusal("runs", "compare", *arguments) == message
     assert not list(here.glob("c.*"))
 

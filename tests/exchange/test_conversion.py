@@ -370,7 +370,7 @@ def test_the_vocabulary_size_is_read_from_the_embedding(system):
         ("tf", {"cutoffs": (5, V)}, f"cutoffs [5, {V}] reach beyond the vocabulary of {V}; each must be less"),
     ],
 )
-def test_settings_that_a_system_does_not_support_are_refused(system, changed, message):
+def test_settings_that_a_system_does_not_support_are_rejected(system, changed, message):
     with pytest.raises(RecipeError) as caught:
         layout_of(system, model_settings(**changed))
     assert str(caught.value) == f"[model] {message}"

@@ -115,14 +115,14 @@ def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_pa
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_without_configuration_is_refused(tmp_path):
+def test_a_directory_without_configuration_is_rejected(tmp_path):
     with pytest.raises(RunError) as caught:
         huggingface.read_config(tmp_path)
     assert str(caught.value) == f"{tmp_path} has no config.json; give a Hugging Face folder, or a file of weights"
 
 
 @pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"\xff\xfe", b"", b"[" * 100_000])
-def test_damaged_json_is_refused(tmp_path, data):
+def test_damaged_json_is_rejected(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(RunError) as caught:
         huggingface.read_config(tmp_path)
@@ -134,18 +134,18 @@ OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
 
 
 @pytest.mark.parametrize(("model_type", "shown"), [("gpt2", "gpt2"), (None, "None")])
-def test_another_model_is_refused(tmp_path, model_type, shown):
+def test_another_model_is_rejected(tmp_path, model_type, shown):
     assert refusal(tmp_path, model_type=model_type) == f'model_type is "{shown}", {OTHER}'
 
 
-def test_a_list_is_refused(tmp_path):
+def test_a_list_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(RunError, match='model_type is "list", not "transfo-xl"'):
         huggingface.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("attn_type", [1, 2, 3])
-def test_other_attention_is_refused(tmp_path, attn_type):
+def test_other_attention_is_rejected(tmp_path, attn_type):
     assert refusal(tmp_path, attn_type=attn_type) == (
         f"attn_type {attn_type} is not the attention of Transformer-XL; only models with attn_type 0 can be imported"
     )
@@ -247,6 +247,6 @@ def test_the_setting_of_a_model_that_cannot_be_exported_is_reported(changed, set
 
 
 @pytest.mark.parametrize("size", ["x", 0, 19.0])
-def test_an_invalid_vocabulary_size_is_refused(tmp_path, size):
+def test_an_invalid_vocabulary_size_is_rejected(tmp_path, size):
     with pytest.raises(RunError, match="vocab_size must be a whole number above 0, not"):
         huggingface.vocab_size({"vocab_size": size}, tmp_path)

@@ -247,7 +247,7 @@ def test_an_incomplete_last_line_is_ignored(run):
     assert [line["step"] for line in history.read(run).reports] == [10]
 
 
-def test_metrics_that_are_not_utf_8_are_refused(run):
+def test_metrics_that_are_not_utf_8_are_rejected(run):
     (run.directory / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     message = "runs/mine/metrics.jsonl: damaged (not UTF-8 text); restore it from a copy, or delete it"
     assert refusal(run) == message

@@ -93,14 +93,14 @@ def test_a_given_precision_replaces_that_of_training(tmp_path):
         open_run(tmp_path, precision="fp16")
 
 
-def test_a_run_without_a_checkpoint_is_refused(tmp_path):
+def test_a_run_without_a_checkpoint_is_rejected(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.directory / run_directory.LAST).unlink()
     with pytest.raises(RunError, match="no such checkpoint; the run has not saved one yet"):
         open_run(tmp_path)
 
 
-def test_weights_of_a_model_with_other_settings_are_refused(tmp_path):
+def test_weights_of_a_model_with_other_settings_are_rejected(tmp_path):
     """Their shapes may be equal, and they would then compute another function."""
     run, weights = saved_run(tmp_path)
     other = dataclasses.replace(SETTINGS.model, memory_source="layer_output", window=7)
@@ -121,7 +121,7 @@ def test_settings_that_matter_in_training_only_may_differ(tmp_path):
     assert open_run(tmp_path).run == run
 
 
-def test_another_vocabulary_in_the_run_directory_is_refused(tmp_path):
+def test_another_vocabulary_in_the_run_directory_is_rejected(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.directory / run_directory.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
     wrong = r"vocab.json: not the vocabulary of the weights; restore it from a copy$"
@@ -129,7 +129,7 @@ def test_another_vocabulary_in_the_run_directory_is_refused(tmp_path):
         open_run(tmp_path)
 
 
-def test_a_vocabulary_of_another_size_is_refused(tmp_path):
+def test_a_vocabulary_of_another_size_is_rejected(tmp_path):
     """A damaged SentencePiece model may have lost a piece although its fingerprint fits."""
     run, _ = saved_run(tmp_path)
     with pytest.raises(VocabularyError, match=r"not the vocabulary of the weights; restore it from a copy$"):

@@ -73,7 +73,7 @@ def test_a_missing_file_has_no_reports(tmp_path):
     assert log_file.lines_before(tmp_path / "metrics.jsonl", step=1, validated=1) is None
 
 
-def test_a_file_of_ten_terabytes_is_refused_before_it_fills_the_memory(tmp_path):
+def test_a_file_of_ten_terabytes_is_rejected_before_it_fills_the_memory(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:
         file.write(log_file.to_line({"kind": "train", "step": 1}).encode())

@@ -73,7 +73,7 @@ def test_any_directory_of_that_name_is_kept(runs_dir):
     assert create(runs_dir).name == "enwik8-2"
 
 
-def test_a_taken_name_is_refused(runs_dir):
+def test_a_taken_name_is_rejected(runs_dir):
     create(runs_dir, "mine")
     before = (runs_dir / "mine" / "run.json").read_bytes()
     message = refusal(create, runs_dir, "mine", metric="ppl")
@@ -153,7 +153,7 @@ def test_without_runs_the_error_has_the_command_to_train_one(runs_dir):
     assert run_directory.find(None, runs_dir) == run
 
 
-def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
+def test_an_unknown_run_is_rejected_with_a_suggestion(runs_dir):
     create(runs_dir, "enwik8")
     create(runs_dir, "wt103")
     with pytest.raises(UnknownNameError) as caught:
@@ -163,7 +163,7 @@ def test_an_unknown_run_is_refused_with_a_suggestion(runs_dir):
 
 
 @pytest.mark.parametrize("word", ["thing", "runs/thing"])
-def test_a_directory_that_is_not_a_run_is_refused(runs_dir, word):
+def test_a_directory_that_is_not_a_run_is_rejected(runs_dir, word):
     (runs_dir / "thing").mkdir(parents=True)
     message = refusal(run_directory.find, word, runs_dir)
     assert message == "runs/thing is not a run: it has no run.json; name a folder that txl train wrote"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import CorpusSettings, Settings, TrainSettings, plain_name
+from txlcli.config.settings import Settings
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore, stores_in
@@ -22,7 +22,7 @@ from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
-from txlcli.system.input_files import check_regular
+from txlcli.workflows.exchange.import_settings import name_of, settings_of
 from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
@@ -62,8 +62,8 @@ class ImportedRun:
 
 def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedRun:
     """Make a run of a Hugging Face directory or a file of weights."""
-    settings = _settings(source, options)
-    directory = workspace.runs_dir / (options.name or _name_of(source))
+    settings = settings_of(source, options)
+    directory = workspace.runs_dir / (options.name or name_of(source))
     run_directory.check_free(directory, force=options.force, instead="choose another `name`")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
     imported = weights.plain_names(weights.read(path), path)
@@ -91,41 +91,6 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     )
     _write(made, vocab, tensors, path, force=options.force)
     return _result(made, vocab, system, source, token_store, workspace.data_dir)
-
-
-def _name_of(source: Path) -> str:
-    return plain_name(source.resolve(), otherwise="imported")
-
-
-def _settings(source: Path, options: ImportOptions) -> Settings:
-    """Return the settings: the model from a directory's configuration and the rest from the recipe, or all from it."""
-    if not check_regular(source).exists():
-        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
-    if (source / run_directory.CARD).is_file():
-        raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
-    if not source.is_dir():
-        if options.recipe is None:
-            raise UsageError(
-                f"{source}: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
-                "name its recipe, e.g. `recipe` wt103-large-tf"
-            )
-        return recipe.load(options.recipe, options.overrides)
-    huggingface.file_of_weights(source)  # raises an error if there is none
-    config, where = huggingface.read_config(source), source / huggingface.CONFIG
-    if options.recipe is not None:
-        table: dict[str, Any] = recipe.to_table(recipe.load(options.recipe))
-    else:
-        evaluation = huggingface.eval_settings(config, where)
-        plain = Settings(
-            corpus=CorpusSettings(store=_name_of(source)),
-            model=huggingface.model_settings(config, where),
-            # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
-            train=TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1),
-            eval=evaluation,
-        )
-        table = recipe.to_table(plain)
-    model = recipe.to_keys(huggingface.model_settings(config, where))
-    return recipe.resolve(recipe.override({**table, "model": model}, options.overrides), where=str(where))
 
 
 def _vocabulary(
