@@ -220,13 +220,6 @@ def test_a_store_of_another_vocabulary_is_not_used(here):
     assert card("runs/hf")["settings"]["corpus"]["store"] == "hf-2"
 
 
-def test_the_next_command_names_another_data_directory(here):
-    done("export", "adaptive", "hf")
-    (here / "data").rename(here / "elsewhere")
-    told = json_of("import", "hf", "--data-dir", "elsewhere")
-    assert (told["store"], told["next"]) == ("elsewhere/word.h5", "txl eval runs/hf --data-dir elsewhere")
-
-
 @pytest.mark.parametrize(
     ("kept", "mark", "options"),
     [("vocab.txt", b"\xef\xbb\xbf", []), ("words", b"", ["--vocab", "words"]), (None, b"", ["--store", "word"])],
@@ -520,8 +513,3 @@ def test_an_export_that_fails_keeps_the_earlier_one(here):
     assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
     assert files_of(here / "hf") == before
     assert not (here / "hf/.new").exists()
-
-
-def test_a_directory_that_cannot_be_created_is_rejected(here):
-    error = refusal("export", "adaptive", "tiny.toml/hf", code=1)
-    assert error.startswith("tiny.toml/hf: cannot be written (")

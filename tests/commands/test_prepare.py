@@ -544,17 +544,6 @@ def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_directory, site):
     assert len(site.requests) > requests
 
 
-def test_rows_of_parquet_files_become_the_original_files_of_wt103(tmp_path, in_directory, site):
-    site.refuse, contents = MIRRORED["wt103"]
-    downloads = on_hosts(site, "wt103", contents)
-    prepare_offered("wt103", downloads, WIKI_DIGESTS)
-    splits = store(tmp_path, "wt103").splits
-    assert {split: info.bytes for split, info in splits.items()} == {
-        split: len(b"".join(lines)) for split, lines in WIKI_LINES.items()
-    }
-    assert sorted(path.name for path in (tmp_path / "data/downloads/wt103").iterdir()) == sorted(WIKI_ROWS)
-
-
 def test_parquet_files_of_a_mirror_in_another_order_are_refused_and_removed(tmp_path, in_directory, site):
     site.refuse, contents = MIRRORED["wt103"]
     (published,) = on_hosts(site, "wt103", contents)
@@ -605,19 +594,6 @@ def test_an_interrupted_download_of_parquet_files_continues(tmp_path, in_directo
     ]
 
 
-def test_the_answers_of_all_hosts_of_wt103_are_reported(tmp_path, in_directory, site):
-    site.refuse = ("wikitext.smerity.com", "s3.amazonaws.com", "huggingface.co")
-    downloads = on_hosts(site, "wt103", MIRRORED["wt103"][1])
-    hosts = ("wikitext.smerity.com", "s3.amazonaws.com")
-    answers = "; ".join(f"{site.url(host)}/wikitext-103-v1.zip: HTTP 403 Forbidden" for host in hosts)
-    mirror = "train-00000-of-00002.parquet"
-    message = (
-        f"could not download wikitext-103-v1.zip ({answers}); could not download {mirror} "
-        f"({site.url('huggingface.co')}/{mirror}: HTTP 403 Forbidden)"
-    )
-    check_offer_refused(tmp_path, message, downloads, WIKI_DIGESTS, corpus="wt103")
-
-
 def test_parquet_files_of_a_mirror_are_a_source(txl, tmp_path):
     (tmp_path / "wiki").mkdir()
     for name, content in reversed(WIKI_ROWS.items()):
@@ -643,33 +619,9 @@ def test_an_archive_wins_over_parquet_files_of_its_mirror_beside_it(txl, tmp_pat
     assert store(tmp_path, "wt103").splits["train"].bytes == len(WIKI_FILES["wiki.train.tokens"])
 
 
-def test_a_directory_with_files_of_a_mirror_is_a_source(txl, tmp_path):
-    for name, file in {"text8": "text8.gz", "ptb": "ptb.train.txt"}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_bytes(MIRRORED[name][1][file])
-        assert txl(name, "--source", name).exit_code == 0
-    assert store(tmp_path, "text8").info("train").tokens == 108
-    assert list(store(tmp_path, "ptb").splits) == ["train"]
-
-
 def test_downloads_name_txl_and_its_version_to_the_host(in_directory, site):
     prepare_offered("text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
     assert site.agents == {f"txl/{__version__}"}
-
-
-def test_the_directory_that_keeps_downloads_is_announced(txl, tmp_path):
-    (tmp_path / "data/downloads").mkdir(parents=True)
-    (tmp_path / "data/downloads/text8").write_text("")  # a file, so that nothing is downloaded
-    result = txl("text8")
-    assert "downloaded to data/downloads/text8 and kept there" in result.stderr
-    assert result.exit_code == 1
-
-
-def test_a_source_archive_is_unpacked_too(txl, tmp_path):
-    members = {f"simple-examples/data/{path.name}": path.read_bytes() for path in ptb_directory(tmp_path).iterdir()}
-    (tmp_path / "ptb.tgz").write_bytes(a_tgz(members))
-    assert txl("ptb", "--source", tmp_path / "ptb.tgz").exit_code == 0
-    assert store(tmp_path, "ptb").info("train").tokens == 7
 
 
 BENCHMARKS = {
@@ -844,21 +796,6 @@ FULL_DISK = """
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
     app(["prepare", "text.bin", "--split", "100,0,0"])
 """
-
-
-def test_an_error_about_permissions_does_not_mention_free_space(txl, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("the fox\n" * 30)
-    real = Path.open
-
-    def denied(self, *arguments, **options):
-        if self.name == "text.txt":
-            raise PermissionError(13, "Permission denied", str(self))
-        return real(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", denied)
-    result = txl(tmp_path / "text.txt")
-    assert result.exit_code == 1
-    assert only_line(result).endswith("text.txt: Permission denied; check the path and its permissions")
 
 
 @pytest.mark.parametrize("limit", [100_000, 400_000])

@@ -212,10 +212,6 @@ def test_results_of_earlier_weights_do_not_count(run):
     assert history.read(run).test_result[0]["loss_nats"] == 1.3
 
 
-def test_without_evaluations_there_is_no_evaluated(run):
-    assert read(run).test_result == (None, 0)
-
-
 def test_tokens_per_second_are_all_tokens_divided_by_all_seconds(run):
     # 10 steps at 42 and 20 at 21 tokens/s: 30 x 21 tokens in 5 s and 20 s.
     past = read(run, report(10), report(30, tokens_per_s=21.0), report(35, tokens_per_s=None))
@@ -240,22 +236,10 @@ def test_a_damaged_line_is_reported_with_its_number(run, name):
     assert refusal(run) == f"runs/mine/{name}: line 2 is damaged; delete that line to read the others"
 
 
-def test_an_incomplete_last_line_is_ignored(run):
-    run.append_metrics(report(10))
-    with (run.directory / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "tr')
-    assert [line["step"] for line in history.read(run).reports] == [10]
-
-
 def test_metrics_that_are_not_utf_8_are_rejected(run):
     (run.directory / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     message = "runs/mine/metrics.jsonl: damaged (not UTF-8 text); restore it from a copy, or delete it"
     assert refusal(run) == message
-
-
-def test_a_validation_without_its_number_of_tokens_is_read(run):
-    line = {key: value for key, value in valid(40, 1.5).items() if key != "tokens"}
-    assert read(run, line).best_valid == line
 
 
 @pytest.mark.parametrize(
@@ -279,12 +263,6 @@ def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     assert lines[3] == '{"trunc'
     assert log_file.from_line(lines[4]) == evaluated(0.5)
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
-
-
-def test_a_result_without_a_line_end_is_kept(run):
-    (run.directory / "evals.jsonl").write_text(log_file.to_line(evaluated(2.0)).rstrip())
-    history.record(run, [evaluated(1.5)])
-    assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5]
 
 
 def test_a_checkpoint_of_another_vocabulary_is_an_error(run):

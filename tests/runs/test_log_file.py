@@ -55,6 +55,8 @@ def test_a_changed_bit_of_a_line_never_gives_another_report(path):
 @pytest.mark.parametrize("length", [1, 9, 30, 60])
 def test_a_line_that_another_process_could_not_finish_is_skipped_if_that_is_allowed(path, length):
     whole = log_file.to_line(REPORTS[0])
+    path.write_text(f"{whole}{whole[:length]}")
+    assert read(path) == REPORTS[:1]
     path.write_text(f"{whole[:length]}\n{whole}")
     assert read(path, skip_truncated=True) == REPORTS[:1]
     with pytest.raises(RunError, match="line 1 is damaged"):

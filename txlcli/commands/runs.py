@@ -57,7 +57,7 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
 
 
 def _list_row(entry: RunEntry) -> list[str]:
-    saved = entry.saved[5:16].replace("T", " ") if entry.saved else "-"  # month, day, hour, minute
+    saved = entry.saved[5:16].replace("T", " ")  # month, day, hour, minute
     state = entry.state
     if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
         state += f" {entry.step / entry.max_steps:.0%}"
@@ -86,7 +86,7 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
         settings = metrics.without_infinities(recipe.to_table(run.settings))
         console.show_json({**entry.to_json(), "settings": settings})
         return
-    rows = [["folder", entry.folder], ["saved", entry.saved or "-"]]
+    rows = [["folder", entry.folder], ["saved", entry.saved]]
     rows += [["state", "damaged"]] if entry.state == "damaged" else _rows(entry)
     rows += [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
     console.show_table(f"run {entry.name}", ("", ""), rows)

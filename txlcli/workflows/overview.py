@@ -47,7 +47,7 @@ class RunSummary:
 class RunEntry(RunSummary):
     """A run in a list."""
 
-    saved: str | None
+    saved: str
     """Local time of the last checkpoint, ISO 8601."""
     store: str | None = None
     max_steps: int | None = None
@@ -90,7 +90,8 @@ class Comparison:
 
 def describe(directory: Path, reporter: Reporter) -> RunEntry:
     """Describe a run; a damaged one is reported, and does not hide others."""
-    saved = _date_of(run_directory.last_written(directory))
+    written = datetime.fromtimestamp(run_directory.last_written(directory))
+    saved = written.astimezone().isoformat(timespec="seconds")
     try:
         past = history.read(run_directory.open_run(directory))
         summary = _summary(past)
@@ -123,14 +124,6 @@ def _summary(past: History) -> RunSummary:
         best_valid_step=past.best_valid["step"] if past.best_valid else None,
         test=past.in_metric(past.test_result[0]),
     )
-
-
-def _date_of(seconds: float) -> str | None:
-    """Return a time since the epoch as a local date; None if no calendar has it."""
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -> Comparison:
