@@ -50,38 +50,33 @@ def cut_into_chunks(
         yield tuple(held)
 
 
+def _bytes_of(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
 def _cut_before(piece: Slice, low: int, high: int) -> int | None:
     """Return the offset after the last line end, else after the last blank, between `low` and `high`."""
-    with piece.path.open("rb") as file:
-        file.seek(low)
-        tail = file.read(high - low)
-    for mark in (b"\n", b" "):
-        if end := tail.rfind(mark) + 1:
-            return low + end
-    return None
+    tail = _bytes_of(piece.path, low, high)
+    return next((low + end for mark in (b"\n", b" ") if (end := tail.rfind(mark) + 1)), None)
 
 
 def _cut_after(piece: Slice, near: int, block_size: int, longest_word: int) -> int:
     """Return the end of the first word that ends after `near`, or the end of a character if that word is too long."""
-    with piece.path.open("rb") as file:
-        file.seek(near)
-        offset = near
-        stop = min(piece.stop, near + longest_word)
-        while offset < stop and (block := file.read(min(block_size, piece.stop - offset))):
-            ends = [end for mark in (b"\n", b" ") if (end := block.find(mark) + 1)]
-            if ends:
-                return offset + min(ends)
-            offset += len(block)
+    offset, stop = near, min(piece.stop, near + longest_word)
+    while offset < stop and (block := _bytes_of(piece.path, offset, min(offset + block_size, piece.stop))):
+        ends = [end for mark in (b"\n", b" ") if (end := block.find(mark) + 1)]
+        if ends:
+            return offset + min(ends)
+        offset += len(block)
     return _character_end(piece.path, offset, piece.stop)
 
 
 def _character_end(path: Path, offset: int, stop: int) -> int:
     """Return the first offset, from `offset` on, that is not inside a UTF-8 character."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        while offset < stop and (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-            offset += 1
-    return offset
+    following = _bytes_of(path, offset, min(offset + 3, stop))
+    return offset + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
 
 def align_to_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:
@@ -119,10 +114,8 @@ def read_chunk(chunk: Chunk) -> list[Part]:
     """Read the bytes of a chunk, one part per file."""
     parts = []
     for piece in chunk:
-        with piece.path.open("rb") as file:
-            file.seek(piece.start)
-            data = file.read(piece.size)
-            at_end = not file.read(1)
+        data = _bytes_of(piece.path, piece.start, piece.stop)
+        at_end = piece.stop >= piece.path.stat().st_size
         parts.append(Part(piece, data, at_end and not data.endswith((b"\n", b"\r"))))
     return parts
 
