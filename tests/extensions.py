@@ -17,11 +17,11 @@ from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.optimizers import OptimizerTraits
 from txlcli.core.architectures import register_architecture
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.measures import cost
 from txlcli.core.measures.cost import LayerProducts
 from txlcli.core.model import encodings
 from txlcli.core.model import registry as models
-from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
 from txlcli.core.model.transformer_xl import update_memory

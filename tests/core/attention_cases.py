@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tests import reference
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.score_buffer import CACHE_BYTES, MIN_QUERIES, Workspace
 from txlcli.core.model import backends
@@ -47,10 +48,16 @@ def draw_inputs(*, batch_size=B, seg_len=L, key_len=M + L, reach=None, heads=H, 
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
+def call(function, *, query, key, value, dropout=0.0, splits=None, **terms):
+    """Call an implementation of attention with the fields of its ScoreTerms as arguments."""
+    options = {} if splits is None else {"splits": splits}
+    return function(query, key, value, ScoreTerms(**terms), dropout=dropout, **options)
+
+
 def attend(*tensors, reach, backend="auto", workspace=None, recompute=False, dropout=0.0):
-    """The output of a backend for the tensors of ARGUMENTS; the score is not scaled."""
-    function, _ = backends.choose(backend, workspace or Workspace(), recompute=recompute)
-    return function(**dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, scale=1.0, dropout=dropout)
+    """The output of a backend for the tensors of ARGUMENTS."""
+    function = backends.make_backend(backend, workspace or Workspace(), recompute=recompute).attend
+    return call(function, **dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, dropout=dropout)
 
 
 def attend_all(*inputs, **options):
@@ -67,7 +74,9 @@ def by_backend(backend, *inputs, **options):
 
 def laid_out(tensors, reach):
     """The tensors of ARGUMENTS in the layout of the kernels."""
-    return AttentionInputs.of(**dict(zip(ARGUMENTS, tensors, strict=True)), reach=reach, scale=1.0)
+    query, key, value, content_bias, position_bias, position_key = tensors
+    terms = ScoreTerms(reach, position_key, content_bias, position_bias)
+    return AttentionInputs.of(query, key, value, terms)
 
 
 def shifted(by_distance, seg_len, key_len):

@@ -18,8 +18,9 @@ from tests.core.builders import draw_tokens, make_decoder, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import DTYPES, autocast, float32_products
 from txlcli.core.kernels.normalizer import SpareGradient, normalize
+from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
-from txlcli.core.model.backends import row_operations
+from txlcli.core.model.backends import make_backend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -173,7 +174,7 @@ def test_normalizers_and_their_gradients_are_those_of_float64(backend, precision
 
     expected = run(torch.device("cpu"), torch.float64)
     with in_precision(precision), autocast(CUDA, precision):
-        found = run(CUDA, torch.float32, rows=row_operations(backend))
+        found = run(CUDA, torch.float32, rows=make_backend(backend, Workspace(), recompute=False).rows)
     errors = [relative_error(one, other) for one, other in zip(found, expected, strict=True)]
     assert max(errors) < largest, errors
 

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch._dynamo.utils import counters
 
+from tests.core.attention_cases import call
 from tests.core.device_cases import build, load, start
 from tests.core.fake_cuda.device import CUDA
 from tests.core.fake_cuda.triton_device import KERNELS, MODE, TWINS
@@ -73,7 +74,7 @@ def differences(seg_len, key_len, reach, rows):
     missing = [None] * (6 - len(shapes))
 
     def by(attend, *tensors):
-        return attend(**dict(zip(ARGUMENTS, [*tensors, *missing], strict=True)), reach=reach, scale=1.0)
+        return call(attend, **dict(zip(ARGUMENTS, [*tensors, *missing], strict=True)), reach=reach)
 
     expected = by(attention.attend, *here)
     # In one graph: between two graphs autograd would add gradients that have no data.

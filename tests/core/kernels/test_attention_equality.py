@@ -4,6 +4,8 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key, C capacity of a buffer.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from tests.core.attention_cases import (
     M,
     attend,
     by_backend,
+    call,
     draw,
     draw_inputs,
     workspace_of,
@@ -89,7 +92,7 @@ def arguments(names, *, seg_len, key_len, reach, batch_size=B, dtype=torch.float
 
 def with_gradients(function, tensors, **options):
     """The output of a function, and by name the gradients of a weighted sum of it."""
-    out = function(**tensors, **options)
+    out = call(function, **tensors, **options)
     grads = torch.autograd.grad((out * draw(*out.shape, seed=9)).sum(), list(tensors.values()))
     return {"output": out, **dict(zip(tensors, grads, strict=True))}
 
@@ -106,29 +109,29 @@ def assert_equal(given, expected, atol=1e-10):
 def test_output_and_gradients_equal_the_definition(implementation, terms, sizes):
     seg_len, key_len, reach = SIZES[sizes]
     tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach)
-    for scale in (1.0, D**-0.5):
-        options = {"reach": reach, "scale": scale}
-        expected = with_gradients(attention.attend, tensors, **options)
-        assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, **options), expected)
+    expected = with_gradients(attention.attend, tensors, reach=reach)
+    assert_equal(with_gradients(IMPLEMENTATIONS[implementation], tensors, reach=reach), expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("names", [SHAW, RELATIVE, (*RELATIVE, "distance_bias")])
 @pytest.mark.parametrize("position_keys", [1, L - 1, L + 2, 10])
 def test_distances_without_a_position_key_score_as_the_farthest_with_one(implementation, names, position_keys):
-    reach, options = 11, {"reach": 11, "scale": 0.3}
+    reach = 11
     tensors = arguments(names, seg_len=L, key_len=K, reach=reach)
     tensors["position_key"] = draw(H, position_keys, D, seed=8).requires_grad_()
 
-    def with_every_key(position_key, **others):
-        farther = position_key[:, :1].expand(-1, reach - position_keys, -1)
-        return attention.attend(position_key=torch.cat([farther, position_key], dim=1), **others, **options)
+    def with_every_key(query, key, value, terms, *, dropout):
+        farther = terms.position_key[:, :1].expand(-1, reach - position_keys, -1)
+        every = dataclasses.replace(terms, position_key=torch.cat([farther, terms.position_key], dim=1))
+        return attention.attend(query, key, value, every)
 
-    expected = with_gradients(with_every_key, tensors)
+    expected = with_gradients(with_every_key, tensors, reach=reach)
     for function in (attention.attend, IMPLEMENTATIONS[implementation]):
-        assert_equal(with_gradients(function, tensors, **options), expected)
+        assert_equal(with_gradients(function, tensors, reach=reach), expected)
         with torch.no_grad():
-            torch.testing.assert_close(function(**tensors, **options), expected["output"], rtol=0, atol=1e-10)
+            found = call(function, **tensors, reach=reach)
+        torch.testing.assert_close(found, expected["output"], rtol=0, atol=1e-10)
 
 
 @pytest.fixture
@@ -152,8 +155,8 @@ def test_flex_attention_equals_the_definition_on_a_cpu(terms, sizes):
         name: tensor.detach()
         for name, tensor in arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach).items()
     }
-    expected = attention.attend(**tensors, reach=reach, scale=0.3)
-    given = flex(**{name: tensor.float() for name, tensor in tensors.items()}, reach=reach, scale=0.3)
+    expected = call(attention.attend, **tensors, reach=reach)
+    given = call(flex, **{name: tensor.float() for name, tensor in tensors.items()}, reach=reach)
     torch.testing.assert_close(given.double(), expected, rtol=0, atol=1e-5)
 
 
@@ -164,18 +167,12 @@ def test_slots_of_a_buffer_equal_the_definition_for_a_single_query(terms, reach)
     tensors = arguments(TERMS[terms], seg_len=1, key_len=capacity, reach=seen)
     slots = SlotAttention(seen - 1 - torch.arange(capacity), torch.tensor([reach]))
 
-    def of_seen_keys(key, value, position_key=None, distance_bias=None, **others):
-        nearest = {
-            "position_key": None if position_key is None else position_key[:, -reach:],
-            "distance_bias": None if distance_bias is None else distance_bias[:, -reach:],
-        }
-        return attention.attend(
-            key=key[:, :, :seen], value=value[:, :, :seen], reach=reach, scale=0.3, **others, **nearest
-        )
-
+    of_seen_keys = {name: tensors[name][:, :, :seen] for name in ("key", "value")}
+    nearest = {name: tensors[name][:, -reach:] for name in ("position_key", "distance_bias") if name in tensors}
+    expected = call(attention.attend, **tensors | of_seen_keys | nearest, reach=reach)
     with torch.no_grad():
-        found = slots(**tensors, reach=seen, scale=0.3)
-    torch.testing.assert_close(found, of_seen_keys(**tensors), rtol=0, atol=1e-10)
+        found = call(slots, **tensors, reach=seen)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -184,10 +181,9 @@ def test_slots_of_farther_keys_share_the_last_position_key(terms):
     if "position_key" in tensors:
         tensors["position_key"] = tensors["position_key"].detach()[:, -5:].requires_grad_()
     slots = SlotAttention(12 - torch.arange(13), torch.tensor([13]))
-    options = {"reach": 13, "scale": 0.3}
     with torch.no_grad():
-        found = slots(**tensors, **options)
-    torch.testing.assert_close(found, attention.attend(**tensors, **options), rtol=0, atol=1e-10)
+        found = call(slots, **tensors, reach=13)
+    torch.testing.assert_close(found, call(attention.attend, **tensors, reach=13), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -196,20 +192,19 @@ def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(im
     function, share = IMPLEMENTATIONS[implementation], 0.4
     tensors = arguments(TERMS[terms], seg_len=L, key_len=D, reach=D)  # K = D
     unit_vectors = torch.eye(D, dtype=torch.float64).expand(B, H, D, D)  # as values they give the probabilities
-    options = {"reach": D, "scale": 0.3}
 
-    def seeded(**changed):
+    def seeded(query, key, value, terms, *, dropout):
         torch.manual_seed(7)
-        return function(**tensors | changed, **options, dropout=share)
+        return function(query, key, value, terms, dropout=share)
 
-    mask = seeded(value=unit_vectors).detach() != 0
+    mask = call(seeded, **tensors | {"value": unit_vectors}, reach=D).detach() != 0
 
-    def masked(value, **others):
-        return attention.attend(value=unit_vectors, **others, **options) * mask / (1 - share) @ value
+    def masked(query, key, value, terms, *, dropout):
+        return attention.attend(query, key, unit_vectors, terms) * mask / (1 - share) @ value
 
-    expected = with_gradients(masked, tensors)
+    expected = with_gradients(masked, tensors, reach=D)
     assert 0 < mask.double().mean() < 1
-    assert_equal(with_gradients(seeded, tensors), expected)
+    assert_equal(with_gradients(seeded, tensors, reach=D), expected)
 
 
 @pytest.mark.parametrize("backend", OTHER_BACKENDS)

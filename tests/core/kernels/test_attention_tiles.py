@@ -22,9 +22,9 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from tests.samples import sampled
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
 from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
-from txlcli.core.model.attention import ScoreTerms
 
 
 @pytest.mark.parametrize("tiling", [TWO_SEQUENCES, *TILINGS[1:]])
@@ -205,7 +205,7 @@ def test_equal_position_keys_need_not_be_repeated(dtype, tiling, reach, max_dist
     terms = ScoreTerms(reach, position_key)
     few = terms.without_repetition(max_distance)
     assert few.position_key.shape[1] == min(reach, max_distance + 1)
-    assert torch.equal(few.every_position_key(), position_key)
+    assert torch.equal(nearest_rows(few.position_key, reach), position_key)
     workspace = workspace_of(tiling)
     for count in (reach, reach - 1, 4, 1):
         query, key, value, *biases = inputs

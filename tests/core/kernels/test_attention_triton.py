@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from tests.core.attention_cases import draw
+from tests.core.attention_cases import call, draw
 from tests.core.builders import draw_tokens, make_decoder, small_model
 from tests.core.kernels.test_attention_equality import with_gradients
 from tests.core.kernels.triton_cases import LARGE, RELATIVE, SMALL, TERMS
@@ -60,9 +60,8 @@ def largest_differences(given, expected):
 def compare(names, sizes, *, position_keys=None, dtype=torch.float32):
     seg_len, key_len, reach, width = sizes
     tensors = arguments(names, seg_len=seg_len, key_len=key_len, reach=reach, width=width, position_keys=position_keys)
-    options = {"reach": reach, "scale": width**-0.5}
-    expected = with_gradients(attention.attend, tensors, **options)
-    given = with_gradients(attention_triton.attend, cast(tensors, dtype), **options)
+    expected = with_gradients(attention.attend, tensors, reach=reach)
+    given = with_gradients(attention_triton.attend, cast(tensors, dtype), reach=reach)
     return largest_differences(given, expected)
 
 
@@ -97,9 +96,8 @@ def test_distances_without_a_position_key_score_as_the_farthest_with_one(positio
 def test_without_gradients_shared_position_keys_are_not_repeated(position_keys):
     tensors = arguments(RELATIVE, seg_len=21, key_len=75, reach=50, width=16, position_keys=position_keys)
     given = {name: tensor.detach() for name, tensor in cast(tensors).items()}
-    options = {"reach": 50, "scale": 0.3}
-    expected = attention.attend(**tensors, **options)
-    assert (attention_triton.attend(**given, **options) - expected).abs().max() < 1e-5
+    expected = call(attention.attend, **tensors, reach=50)
+    assert (call(attention_triton.attend, **given, reach=50) - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,8 @@ def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits):
     seg_len, key_len, reach, width = SMALL[sizes]
     tensors = arguments(RELATIVE, seg_len=seg_len, key_len=key_len, reach=reach, width=width)
     given = {name: tensor.detach() for name, tensor in cast(tensors).items()}
-    options = {"reach": reach, "scale": 0.3}
-    expected = attention.attend(**tensors, **options)
-    assert (attention_triton.attend(**given, **options, splits=splits) - expected).abs().max() < 1e-5
+    expected = call(attention.attend, **tensors, reach=reach)
+    assert (call(attention_triton.attend, **given, reach=reach, splits=splits) - expected).abs().max() < 1e-5
 
 
 def test_a_gpu_with_idle_processors_divides_the_keys(monkeypatch):
@@ -135,31 +132,30 @@ def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(te
     unit_vectors = torch.eye(keys, dtype=torch.float64).expand(
         B, H, keys, keys
     )  # as values they give the probabilities
-    options = {"reach": keys, "scale": 0.3}
 
-    def seeded(**changed):
+    def seeded(query, key, value, terms, *, dropout):
         torch.manual_seed(7)
-        return attention_triton.attend(**changed, **options, dropout=rate)
+        return attention_triton.attend(query, key, value, terms, dropout=rate)
 
-    mask = (seeded(**cast(tensors | {"value": unit_vectors})).detach() != 0).double()
+    mask = (call(seeded, **cast(tensors | {"value": unit_vectors}), reach=keys).detach() != 0).double()
 
-    def masked(value, **others):
-        kept = attention.attend(value=unit_vectors, **others, **options) * mask
+    def masked(query, key, value, terms, *, dropout):
+        kept = attention.attend(query, key, unit_vectors, terms) * mask
         return (kept / (1 - rate) if rate < 1 else kept) @ value
 
     seen = torch.ones(21, keys).tril(keys - 21).bool()
     assert mask[..., seen].mean().item() == pytest.approx(1 - rate, abs=0.02)
-    expected = with_gradients(masked, tensors)
-    for name, difference in largest_differences(with_gradients(seeded, cast(tensors)), expected).items():
+    expected = with_gradients(masked, tensors, reach=keys)
+    for name, difference in largest_differences(with_gradients(seeded, cast(tensors), reach=keys), expected).items():
         assert difference < 3e-5, name
 
 
 def test_each_call_drops_others_and_one_seed_the_same():
     tensors = cast(arguments((), seg_len=4, key_len=40, reach=40, width=16))
     torch.manual_seed(1)
-    first, second = (attention_triton.attend(**tensors, reach=40, scale=1.0, dropout=0.5) for _ in range(2))
+    first, second = (call(attention_triton.attend, **tensors, reach=40, dropout=0.5) for _ in range(2))
     torch.manual_seed(1)
-    again = attention_triton.attend(**tensors, reach=40, scale=1.0, dropout=0.5)
+    again = call(attention_triton.attend, **tensors, reach=40, dropout=0.5)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 
@@ -170,7 +166,7 @@ def test_one_mask_is_drawn_whatever_the_tiles(monkeypatch):
 
     def outputs():
         torch.manual_seed(3)
-        return with_gradients(attention_triton.attend, tensors, reach=90, scale=0.3, dropout=0.4)
+        return with_gradients(attention_triton.attend, tensors, reach=90, dropout=0.4)
 
     expected = outputs()
     small = triton_launch.Launch(16, 16, 4, 1)
@@ -185,8 +181,7 @@ def test_no_position_score_of_a_key_that_is_not_seen_counts(terms, monkeypatch):
     scores_of = attention_triton._position_scores
     seg_len, key_len, reach, width = 21, 34, 34, 16
     tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach, width=width)
-    options = {"reach": reach, "scale": 0.3}
-    expected = with_gradients(attention.attend, tensors, **options)
+    expected = with_gradients(attention.attend, tensors, reach=reach)
 
     class Poison(torch.autograd.Function):
         @staticmethod
@@ -202,14 +197,14 @@ def test_no_position_score_of_a_key_that_is_not_seen_counts(terms, monkeypatch):
 
     monkeypatch.setattr(attention_triton, "_position_scores", lambda *given: Poison.apply(scores_of(*given)))
     for name, difference in largest_differences(
-        with_gradients(attention_triton.attend, cast(tensors), **options), expected
+        with_gradients(attention_triton.attend, cast(tensors), reach=reach), expected
     ).items():
         assert difference < 2e-5, name  # not NaN
 
 
 def test_a_second_backward_pass_is_refused():
     tensors = cast(arguments(RELATIVE, seg_len=4, key_len=9, reach=9, width=16))
-    total = attention_triton.attend(**tensors, reach=9, scale=1.0).sum()
+    total = call(attention_triton.attend, **tensors, reach=9).sum()
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="the first backward pass has overwritten the position scores"):
         total.backward()

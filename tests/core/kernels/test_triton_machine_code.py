@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from tests.core.attention_cases import draw
+from tests.core.attention_cases import call, draw
 from txlcli.core.kernels.device import use_row_multiple
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -55,7 +55,7 @@ def compile_all(capability, dtype, width, *, dropout=0.1, positions=True):
         tensors["position_key"] = draw(H, K, width, dtype=dtype).requires_grad_()
         tensors |= {name: draw(H, width, dtype=dtype) for name in ("content_bias", "position_bias")}
     with compiling_for(capability), use_row_multiple(8):
-        out = attention_triton.attend(**tensors, reach=K, scale=0.3, dropout=dropout)
+        out = call(attention_triton.attend, **tensors, reach=K, dropout=dropout)
         torch.autograd.grad(out.sum(), list(tensors.values())[:3])
 
 
@@ -99,7 +99,7 @@ def test_divided_keys_are_combined(reports, capability):
         name: draw(1, H, rows, 64, dtype=torch.bfloat16) for name, rows in (("query", 1), ("key", K), ("value", K))
     }
     with compiling_for(capability):
-        attention_triton.attend(**tensors, reach=K, scale=0.3, splits=4)
+        call(attention_triton.attend, **tensors, reach=K, splits=4)
     assert [needs["spilled"] for needs in reports.values()] == [0, 0]
     assert list(reports) == ["forward", "combine"]
 
@@ -119,7 +119,7 @@ def test_lengths_need_few_kernels(reports, monkeypatch):
         given = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
         position_key = draw(H, key_len, 64, dtype=torch.bfloat16)
         with compiling_for(90), torch.no_grad():
-            attention_triton.attend(**given, position_key=position_key, reach=key_len, scale=0.3)
+            call(attention_triton.attend, **given, position_key=position_key, reach=key_len)
     assert len(compiled) <= 8
 
 

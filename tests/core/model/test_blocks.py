@@ -10,8 +10,9 @@ from tests.core import oracle, tape
 from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.device import autocast
-from txlcli.core.model.attention import HeadNorm, ScoreTerms
+from txlcli.core.model.attention import HeadNorm
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import GrowingMemory, TransformerXL
 

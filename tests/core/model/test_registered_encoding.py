@@ -6,7 +6,8 @@ import torch
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
 from txlcli.config.encodings import EncodingTraits
-from txlcli.core.model.attention import ScoreTerms, split_heads
+from txlcli.core.backend import ScoreTerms
+from txlcli.core.model.attention import split_heads
 from txlcli.core.model.encodings import ENCODINGS, Encoding, register_encoding
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import new_model
@@ -41,7 +42,7 @@ def test_the_score_falls_with_distance_by_the_slope_of_the_head():
         query, keys = torch.zeros(1, H, L, 11, dtype=torch.float64), torch.zeros(1, H, M + L, 11, dtype=torch.float64)
         values = torch.zeros_like(keys)
         values[0, :, :11, :11] = torch.eye(11)  # the output is the probabilities of the first 11 keys
-        given = attention.attend(query, keys, values, **terms.arguments(), scale=attention.scale)[0]
+        given = attention.backend.attend(query, keys, values, terms)[0]
     slopes = [2 ** (-8 * head / H) for head in (1, 2, 3)]
     for head, slope in enumerate(slopes):
         for i in range(L):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.core.builders import small_model
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.model.transformer_xl import GrowingMemory, update_memory
 from txlcli.core.reading.past import BufferRange, FixedSlots, SlidingBuffer
@@ -66,8 +67,8 @@ def test_fixed_slots_give_equal_keys_and_values_where_the_window_is():
         assert torch.equal(keys[:, :, seen], expected[0])
         assert torch.equal(values[:, :, seen], expected[1])
         query = layer.attention.project_queries(layer.attention_input(part))
-        attended = layer.attention.attend(query, *expected, reach=expected[0].shape[2], scale=0.3)
-        slots = past.attend(query, keys, values, reach=C, scale=0.3)
+        attended = layer.attention.backend.attend(query, *expected, ScoreTerms(expected[0].shape[2]))
+        slots = past.attend(query, keys, values, ScoreTerms(C))
         torch.testing.assert_close(slots, attended, rtol=0, atol=1e-12)
         window.advance(1, mem_len=M)
         of_slots.advance(1, mem_len=M)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.device import row_multiple
 
 
@@ -37,31 +38,21 @@ class AttentionInputs:
     """Keys after those of the queries, which no query sees: they align the rows of scores."""
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        reach: int,
-        scale: float,
-        position_key: Tensor | None = None,
-        content_bias: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        distance_bias: Tensor | None = None,
-    ) -> "AttentionInputs":
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> "AttentionInputs":
         """Return the arguments of `core.model.attention.attend` in this layout.
 
         A bias by distance becomes one more column of the position key, against which every query has a one.
         """
+        scale = query.shape[3] ** -0.5
 
         def scaled(bias: Tensor | None) -> Tensor | None:  # (H, D) -> (H, 1, D)
             return None if bias is None else (bias * scale).to(query.dtype)[:, None]
 
-        position_key = None if position_key is None else position_key.to(query.dtype)
-        inputs = cls(reach, query * scale, key, value, scaled(content_bias), scaled(position_bias), position_key)
-        if distance_bias is not None:
-            inputs = inputs._with_distance_bias(distance_bias.to(query.dtype))
+        position_key = None if terms.position_key is None else terms.position_key.to(query.dtype)
+        biases = scaled(terms.content_bias), scaled(terms.position_bias)
+        inputs = cls(terms.reach, query * scale, key, value, *biases, position_key)
+        if terms.distance_bias is not None:
+            inputs = inputs._with_distance_bias(terms.distance_bias.to(query.dtype))
         return inputs.widened(row_multiple(key.device))
 
     def _with_distance_bias(self, distance_bias: Tensor) -> "AttentionInputs":
@@ -71,7 +62,7 @@ class AttentionInputs:
         content_bias = None if self.content_bias is None else F.pad(self.content_bias, (0, 1))
         position_bias = query.new_zeros(heads, 1, width) if self.position_bias is None else self.position_bias
         position_key = query.new_zeros(heads, 1, width) if self.position_key is None else self.position_key
-        position_key = repeat_farthest(position_key, self.reach)
+        position_key = nearest_rows(position_key, self.reach)
         position_key = torch.cat([position_key, distance_bias[..., None]], dim=-1)  # (H, n, D + 1)
         position_bias = F.pad(position_bias, (0, 1), value=1.0)
         return AttentionInputs(self.reach, query, key, value, content_bias, position_bias, position_key)
@@ -126,17 +117,9 @@ class AttentionInputs:
         """Repeat the position key of the farthest distances, so that `count` distances have one, or all n."""
         if self.position_key is None:
             return self
-        return dataclasses.replace(self, position_key=repeat_farthest(self.position_key, min(count, self.reach)))
+        return dataclasses.replace(self, position_key=nearest_rows(self.position_key, min(count, self.reach)))
 
     @property
     def need_gradient(self) -> bool:
         """True if any of the tensors requires a gradient."""
         return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)
-
-
-def repeat_farthest(position_key: Tensor, count: int) -> Tensor:
-    """Repeat the first of m position keys (H, m, D) so that there are `count` rows, if m is smaller."""
-    missing = count - position_key.shape[1]
-    if missing <= 0:
-        return position_key
-    return torch.cat([position_key[:, :1].expand(-1, missing, -1), position_key], dim=1)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.attention_inputs import repeat_farthest
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.device import row_multiple
 
 
@@ -48,34 +48,24 @@ class SlotAttention:
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        terms: ScoreTerms,
         *,
-        scale: float,
-        reach: int | None = None,
-        position_key: Tensor | None = None,
-        content_bias: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        distance_bias: Tensor | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Return (B, H, 1, D); `reach` is that of the constructor, and nothing is dropped."""
+        """Return (B, H, 1, D); the number of distances is that of the constructor, and nothing is dropped."""
         batch_size, heads, _, width = query.shape
         keys, values = (tensor[..., :width].flatten(0, 1) for tensor in (key, value))  # (B * H, C, D)
         with torch.autocast(key.device.type, enabled=False):
-            by_position = self._position_scores(query, position_key, position_bias, distance_bias, scale)
-            scores = torch.baddbmm(by_position, _plus(query, content_bias).flatten(0, 1), keys.mT, alpha=scale)
+            by_position = self._position_scores(query, terms)
+            rows = _plus(query, terms.content_bias).flatten(0, 1)
+            scores = torch.baddbmm(by_position, rows, keys.mT, alpha=width**-0.5)
             attended = torch.bmm(scores.softmax(dim=-1), values)  # (B * H, 1, D)
         return attended.unflatten(0, (batch_size, heads))
 
-    def _position_scores(
-        self,
-        query: Tensor,
-        position_key: Tensor | None,
-        position_bias: Tensor | None,
-        distance_bias: Tensor | None,
-        scale: float,
-    ) -> Tensor:
+    def _position_scores(self, query: Tensor, terms: ScoreTerms) -> Tensor:
         """Return the scaled scores (b) + (d) of all slots, (B * H, 1, C), -inf where a slot is not seen."""
-        batch_size, heads = query.shape[:2]
+        batch_size, heads, _, width = query.shape
+        position_key, distance_bias = terms.position_key, terms.distance_bias
         by_distance = distance_bias if position_key is None else position_key
         if by_distance is None:
             return self._mask_like(query).expand(batch_size * heads, 1, -1)
@@ -84,10 +74,10 @@ class SlotAttention:
         scores = found.scores[..., :count]  # (H, B, m)
         given = None if distance_bias is None else distance_bias[:, None].to(query.dtype)  # (H, 1, m)
         if position_key is not None:
-            rows = _plus(query, position_bias)[:, :, 0].transpose(0, 1)  # (H, B, D)
-            columns = repeat_farthest(position_key, count).to(query.dtype).mT  # (H, D, m)
+            rows = _plus(query, terms.position_bias)[:, :, 0].transpose(0, 1)  # (H, B, D)
+            columns = nearest_rows(position_key, count).to(query.dtype).mT  # (H, D, m)
             beta, first = (0, scores) if given is None else (1, given.expand_as(scores))
-            torch.baddbmm(first, rows, columns, beta=beta, alpha=scale, out=scores)
+            torch.baddbmm(first, rows, columns, beta=beta, alpha=width**-0.5, out=scores)
         elif given is not None:
             scores.copy_(given)
         return found.scores.transpose(0, 1).index_select(2, found.columns).view(batch_size * heads, 1, -1)

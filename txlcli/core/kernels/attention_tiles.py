@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.compilation import not_compiled
 from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
@@ -44,9 +45,9 @@ class TiledAttention:
         self.workspace = workspace or Workspace()
         self.recompute = recompute
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
-        """Return (B, H, L, D); the arguments are those of `core.model.attention.attend`."""
-        inputs = AttentionInputs.of(query, key, value, **terms)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+        """Return (B, H, L, D), see `core.backend.Attend`."""
+        inputs = AttentionInputs.of(query, key, value, terms)
         with torch.autocast(query.device.type, enabled=False):
             out = _attend_tiles(inputs, dropout=dropout, recompute=self.recompute, workspace=self.workspace)
         return out[..., : query.shape[3]]

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.device import row_multiple
 
@@ -41,12 +42,9 @@ _kept_blocks = functools.lru_cache(maxsize=8)(_seen_blocks)
 """`_seen_blocks`, kept for all layers."""
 
 
-def sdpa(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
-    """Pass the position score to scaled_dot_product_attention as its mask.
-
-    Returns (B, H, L, D); the arguments are those of `core.model.attention.attend`.
-    """
-    inputs = AttentionInputs.of(query, key, value, **terms)
+def sdpa(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+    """`core.backend.Attend` that passes the position score to scaled_dot_product_attention as its mask."""
+    inputs = AttentionInputs.of(query, key, value, terms)
     missing = -inputs.key_len % row_multiple(inputs.key.device)
     with torch.autocast(query.device.type, enabled=False):
         mask = by_key(inputs)
@@ -71,12 +69,9 @@ def _fused_kernels(device: torch.device) -> AbstractContextManager[None]:
     return kernels
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0, **terms: Any) -> Tensor:
-    """Look up the position score by distance inside FlexAttention; scores by key are never written.
-
-    Returns (B, H, L, D); the arguments are those of `core.model.attention.attend`, without dropout.
-    """
-    inputs = AttentionInputs.of(query, key, value, **terms)
+def flex(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+    """`core.backend.Attend`, without dropout: FlexAttention looks up the position score by distance."""
+    inputs = AttentionInputs.of(query, key, value, terms)
     with torch.autocast(query.device.type, enabled=False):
         return _flex(inputs)[..., : query.shape[3]]
 

@@ -15,6 +15,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key, P columns of a row of position scores (m, padded), S splits of the keys.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.compilation import not_compiled
@@ -33,50 +35,24 @@ COLUMN_MULTIPLE = 8
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    dropout: float = 0.0,
-    distance_bias: Tensor | None = None,
-    splits: int | None = None,
-    **terms: Any,
+    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0, splits: int | None = None
 ) -> Tensor:
-    """Compute `core.model.attention.attend` in kernels that never write probabilities.
+    """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits.
 
-    Args:
-        query: (B, H, L, D), D at most 128, in float32, bfloat16 or float16.
-        key: (B, H, K, D or wider).
-        value: (B, H, K, D or wider).
-        dropout: probability of dropping an attention weight.
-        distance_bias: added to the scaled score of each distance, (H, n).
-        splits: programs that divide the keys of a query, without gradients; chosen by the size by default.
-        terms: other arguments of `core.model.attention.attend`.
-    Returns:
-        (B, H, L, D), in the dtype of `value`.
-
-    Raises:
-        UsageError: the kernels do not support the shape or the dtype.
+    Without gradients, `splits` programs divide the keys of a query; by default their number depends on the sizes.
     """
     with torch.autocast(query.device.type, enabled=False):
-        return _attend(query, key, value, dropout, distance_bias, splits, terms)
+        return _attend(query, key, value, terms, dropout, splits)
 
 
 @not_compiled
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float,
-    distance_bias: Tensor | None,
-    splits: int | None,
-    terms: dict[str, Any],
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, dropout: float, splits: int | None) -> Tensor:
     check_shape(query)
-    inputs = AttentionInputs.of(query, key, value, **terms)
-    by_distance = _position_scores(inputs, distance_bias)
+    # The bias by distance is added to the position scores, not to the position keys.
+    inputs = AttentionInputs.of(query, key, value, dataclasses.replace(terms, distance_bias=None))
+    by_distance = _position_scores(inputs, terms.distance_bias)
     content, keys, values = map(_dense_rows, (inputs.query_content, inputs.key, inputs.value))
-    shape = _Shape(inputs.reach, _count_columns(inputs, distance_bias), dropout)
+    shape = _Shape(inputs.reach, _count_columns(inputs, terms.distance_bias), dropout)
     if torch.is_grad_enabled() and _need_gradient(content, keys, values, by_distance):
         out: Tensor = _Attention.apply(shape, content, keys, values, by_distance)
     else:

@@ -10,13 +10,14 @@ Axes: T tokens, w width, n ids; in one block t tokens and c ids.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from txlcli.core.backend import RowOperations
 from txlcli.core.kernels.device import row_multiple_of_products
 from txlcli.core.kernels.linear import linear, pad_columns
 
@@ -74,38 +75,6 @@ class SpareGradient:
     def __deepcopy__(self, memo: object) -> "SpareGradient":
         """A copy of a model keeps no memory."""
         return SpareGradient()
-
-
-class RowOperations(Protocol):
-    """Operations on the rows of a block of logits, (t, c)."""
-
-    spends_logits: bool
-    """True if `gradient` overwrites the logits."""
-
-    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        """Add the logits to the log normalizers, and note those of chosen ids in the block.
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of the blocks before; overwritten.
-            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
-        """
-
-    def gradient(
-        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of all ids.
-            grad_total: (t,) gradient of the log normalizers.
-            grad_logit: (t,) gradient of the logits of the chosen ids.
-        """
 
 
 class TorchRows:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape
-from txlcli.core.model.attention import Attention, ScoreTerms
+from txlcli.core.model.attention import Attention
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.scoring import Tokens
@@ -63,8 +64,8 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         if terms.content_bias is not None:
             score = biased(terms.content_bias) @ keys.mT
             scores["c"] = _by_distance(score.expand(-1, query.shape[1], -1), terms.reach)
-        if (position_keys := terms.every_position_key()) is not None:
-            position_key = position_keys.to(dtype)  # (H, n, D)
+        if terms.position_key is not None:
+            position_key = nearest_rows(terms.position_key, terms.reach).to(dtype)  # (H, n, D)
             scores["b"] = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
             if terms.position_bias is not None:
                 scores["d"] = (biased(terms.position_bias) @ position_key.mT).masked_fill(no_key, -math.inf)

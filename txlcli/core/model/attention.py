@@ -11,22 +11,20 @@ with q = W_q h, k = W_kE h, so that (a) + (c) = (q + u) . k and (b) + (d) = (q +
 segment, keys and values from memory and segment. `attend` computes this, one operation per step: it is the definition.
 u, v and W_kR belong to `encodings.RelativeEncoding`; the other projections to `Attention`.
 
-The modules `core.kernels.attention_*` take the arguments of `attend` and compute the same function faster: by tiles in
-distance space (the default), by PyTorch's fused kernels, and for single tokens of a CUDA graph.
+The modules `core.kernels.attention_*` have functions of the same signature (`core.backend.Attend`) that are faster: by
+tiles in distance space (the default), by PyTorch's fused kernels, and for single tokens of a CUDA graph.
 
-Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored, m of them
-with a position key of their own.
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from txlcli.core.backend import Attend, Backend, ScoreTerms, nearest_rows
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -63,50 +61,31 @@ def visible_keys(seg_len: int, key_len: int, reach: int, device: torch.device) -
     return (distance >= 0) & (distance < reach)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    reach: int,
-    scale: float,
-    position_key: Tensor | None = None,
-    content_bias: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    distance_bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
     """Weigh values by the softmax of the four terms, over the keys that each query may see (section 3.3).
 
     Args:
         query: (B, H, L, D).
         key: (B, H, K, D or wider, then ending in zeros); the last L keys are the positions of the queries.
         value: (B, H, K, like `key`).
-        reach: n; keys at distance n or more are not seen.
-        scale: factor of the score, 1 / sqrt(D).
-        position_key: W_kR R, Q of Appendix B, (H, m, D), m at most n; row c is distance m - 1 - c. The first row also
-            stands for every larger distance.
-        content_bias: u, (H, D).
-        position_bias: v, (H, D).
-        distance_bias: added to the scaled score of each distance, the same for all queries, (H, n), as ALiBi's penalty;
-            column c is distance n - 1 - c.
+        terms: position key, u, v and the number of distances that are seen.
         dropout: probability of dropping an attention weight.
     Returns:
         (B, H, L, D), in the dtype of `value`.
     """
     seg_len, key_len, width = query.shape[2], key.shape[2], query.shape[3]
-    key, value = key[..., :width], value[..., :width]
+    key, value, scale = key[..., :width], value[..., :width], width**-0.5
     with torch.autocast(query.device.type, enabled=False):
-        content_score = _plus(query, content_bias) @ key.mT  # (a) + (c): (B, H, L, K)
+        content_score = _plus(query, terms.content_bias) @ key.mT  # (a) + (c): (B, H, L, K)
         score = content_score * scale
-        if position_key is not None:
-            distances = _rows_for(position_key, key_len).to(query.dtype)  # (H, K, D)
-            position_score = relative_shift(_plus(query, position_bias) @ distances.mT)  # (b) + (d): (B, H, L, K)
+        if terms.position_key is not None:
+            position_key = nearest_rows(terms.position_key, key_len).to(query.dtype)  # (H, K, D)
+            position_score = relative_shift(_plus(query, terms.position_bias) @ position_key.mT)  # (b) + (d)
             score = score + position_score * scale
-        if distance_bias is not None:
-            by_distance = _rows_for(distance_bias[..., None], key_len)[:, None, :, 0]  # (H, 1, K)
+        if terms.distance_bias is not None:
+            by_distance = nearest_rows(terms.distance_bias[..., None], key_len)[:, None, :, 0]  # (H, 1, K)
             score = score + relative_shift(by_distance.expand(-1, seg_len, -1)).to(score.dtype)
-        hidden = ~visible_keys(seg_len, key_len, reach, query.device)
+        hidden = ~visible_keys(seg_len, key_len, terms.reach, query.device)
         score = score.masked_fill(hidden, -math.inf)
         probability = torch.softmax(score, dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
         probability = F.dropout(probability, dropout).to(value.dtype)
@@ -118,73 +97,12 @@ def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
     return query if bias is None else query + bias.to(query.dtype)[:, None]
 
 
-def _rows_for(by_distance: Tensor, count: int) -> Tensor:
-    """Return the `count` nearest rows of (H, m, x); the first row stands for every larger distance."""
-    missing = count - by_distance.shape[1]
-    if missing <= 0:
-        return by_distance[:, -missing:]
-    return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
+def plain_linear(module: nn.Linear, rows: Tensor) -> Tensor:
+    """Multiply rows (..., in) by the module's matrix, as PyTorch does."""
+    return F.linear(rows, module.weight, module.bias)
 
 
-Attend = Callable[..., Tensor]
-"""A function with the arguments and the result of `attend`."""
-Product = Callable[[nn.Linear, Tensor], Tensor]
-"""A function that multiplies rows (..., in) by the matrix of a module, (..., out)."""
-ProjectAll = Callable[[Tensor], tuple[Tensor, ...]]
-"""A function that projects a segment (B, L, d) to queries, keys and values, (B, L, H * D) each."""
-
-
-class Rotation(Protocol):
-    """A change of queries and keys that depends on their positions."""
-
-    def apply(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys (B, H, x, D) at the x positions that this rotation was made for."""
-
-
-@dataclass(frozen=True)
-class ScoreTerms:
-    """Score terms (b) to (d) of one layer, beside the content score (a); None adds nothing."""
-
-    reach: int
-    """Distances 0 .. reach - 1 are seen, no others."""
-    position_key: Tensor | None = None
-    """W_kR R, (H, m, D), m at most `reach`, the farthest first: (b). The first row stands for every larger distance."""
-    content_bias: Tensor | None = None
-    """u, (H, D): (c)."""
-    position_bias: Tensor | None = None
-    """v, (H, D): (d), together with `position_key`."""
-    distance_bias: Tensor | None = None
-    """Added to the scaled score of each distance, (H, reach); column c is distance reach - 1 - c."""
-    rotation: Rotation | None = None
-    """Applied to the queries and keys of the segment before they are scored or remembered."""
-
-    def nearest(self, count: int) -> "ScoreTerms":
-        """Return the terms of the `count` nearest distances."""
-        if count == self.reach:
-            return self
-        key, bias = self.position_key, self.distance_bias
-        return dataclasses.replace(
-            self,
-            reach=count,
-            position_key=None if key is None else key[:, max(0, key.shape[1] - count) :],
-            distance_bias=None if bias is None else bias[:, bias.shape[1] - count :],
-        )
-
-    def every_position_key(self) -> Tensor | None:
-        """Return the position keys (H, n, D) with one row for each distance."""
-        return None if self.position_key is None else _rows_for(self.position_key, self.reach)
-
-    def without_repetition(self, max_distance: int | None) -> "ScoreTerms":
-        """Keep one of the equal position keys of the distances from `max_distance` on."""
-        key = self.position_key
-        if key is None or max_distance is None:
-            return self
-        return dataclasses.replace(self, position_key=key[:, max(0, key.shape[1] - max_distance - 1) :])
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the terms as keyword arguments of `attend`."""
-        names = ("reach", "position_key", "content_bias", "position_bias", "distance_bias")
-        return {name: getattr(self, name) for name in names}
+REFERENCE = Backend(attend=attend, linear=plain_linear)
 
 
 def split_heads(projected: Tensor, n_heads: int) -> Tensor:
@@ -205,8 +123,7 @@ class Attention(nn.Module):
     """The multi-head attention sublayer, without its residual and norm (section 3.3).
 
     Keys are projected apart from queries, so that a decoder can keep projected keys and values. Everything that depends
-    on positions comes from outside, as ScoreTerms. `attend` and `product` may be replaced by faster implementations
-    (`core.model.backends`); as they stand, this module runs on its own.
+    on positions comes from outside, as ScoreTerms. With the backend REFERENCE this module runs on its own.
 
     Args:
         d_model: d.
@@ -238,11 +155,9 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (
             nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
         )
-        self.attend: Attend = attend
-        """Backend; all backends compute the same function."""
-        self.product: Product = plain_product
-        """Multiplies by one of the matrices."""
-        self.project_all: ProjectAll | None = None
+        self.backend = REFERENCE
+        """Replaced by `TransformerXL.set_attention_backend`."""
+        self.project_all: Callable[[Tensor], tuple[Tensor, ...]] | None = None
         """Projects queries, keys and values (B, L, H * D) of (B, L, d) in one product, if set."""
 
     def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -254,12 +169,12 @@ class Attention(nn.Module):
 
     def project_queries(self, segment: Tensor) -> Tensor:
         """Return W_q h, (B, H, L, D), normalized if the model does so, of the segment (B, L, d)."""
-        query: Tensor = self.q_norm(split_heads(self.product(self.w_q, segment), self.n_heads))
+        query: Tensor = self.q_norm(split_heads(self.backend.linear(self.w_q, segment), self.n_heads))
         return query
 
     def project_keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return W_kE h, normalized likewise, and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
-        key, value = self.product(self.w_k_content, context), self.product(self.w_v, context)
+        key, value = self.backend.linear(self.w_k_content, context), self.backend.linear(self.w_v, context)
         return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
     def forward(
@@ -271,13 +186,8 @@ class Attention(nn.Module):
             query: from `project_queries`, of the segment.
             keys_values: from `project_keys_values`, of memory and segment.
             terms: the other terms of the score.
-            attend: computes the attention of this call only; `self.attend` by default.
+            attend: computes the attention of this call only; the backend's by default.
         """
         dropout = self.attention_dropout if self.training else 0.0
-        attended = (attend or self.attend)(query, *keys_values, **terms.arguments(), scale=self.scale, dropout=dropout)
-        return self.product(self.w_o, attended.transpose(1, 2).flatten(2))
-
-
-def plain_product(module: nn.Linear, rows: Tensor) -> Tensor:
-    """Multiply rows (..., in) by the module's matrix, as PyTorch does."""
-    return F.linear(rows, module.weight, module.bias)
+        attended = (attend or self.backend.attend)(query, *keys_values, terms, dropout=dropout)
+        return self.backend.linear(self.w_o, attended.transpose(1, 2).flatten(2))

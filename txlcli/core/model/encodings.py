@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from txlcli.config import encodings as traits_by_name
 from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.backend import Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
-from txlcli.core.model.attention import Rotation, ScoreTerms, distance_encoding, split_heads
+from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.errors import UsageError
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import Band
+from txlcli.core.backend import RowOperations
 from txlcli.core.kernels.device import send
 from txlcli.core.kernels.linear import linear
-from txlcli.core.kernels.normalizer import DEFAULT_SIZE, RowOperations, SpareGradient, normalize
+from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart
+from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.linear import Linear
@@ -23,7 +24,7 @@ from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
-from txlcli.core.model.attention import Attend, Attention, Rotation, ScoreTerms
+from txlcli.core.model.attention import Attention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
@@ -327,10 +328,10 @@ class TransformerXL(LanguageModel):
     def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; the function stays the same."""
         self._backend: AttentionBackend = name
-        attend, product = backends.choose(name, self.workspace, recompute=self._recompute)
+        backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
         for layer in self.layers:
-            layer.attention.attend, layer.attention.product = attend, product
-        self.softmax.rows = backends.row_operations(name)
+            layer.attention.backend = backend
+        self.softmax.rows = backend.rows
 
     def compile_layers(self) -> None:
         """Compile each layer with torch.compile: norms, residuals, dropout and activations in few kernels.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.backend import Rotation
 from txlcli.core.kernels.device import check_free_memory, product_dtype
-from txlcli.core.model.attention import Rotation
 from txlcli.core.model.compressive import CompressiveLayer, CompressiveTransformer, leaving_count
 from txlcli.core.model.transformer_xl import Past, last_output, rotated
 from txlcli.core.reading.reader import Reader

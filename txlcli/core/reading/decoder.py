@@ -20,9 +20,9 @@ from torch import Tensor
 
 from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import EvalSettings, SameLength
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
-from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.graph_segments import MAX_PHASES, SegmentGraphs
 from txlcli.core.reading.graph_step import GraphStep

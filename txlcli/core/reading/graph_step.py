@@ -9,14 +9,13 @@ Axes: B batch, C capacity of the buffers, d model width.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.model.attention import ScoreTerms
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer, keep_outputs
 
@@ -93,12 +92,17 @@ class GraphStep:
 
 def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
     """Return score terms as products read them, so that no token casts or repeats them."""
-    key = terms.position_key if terms.distance_bias is None else terms.every_position_key()
-    tensors = {
-        "position_key": None if key is None else key.contiguous(),
-        "content_bias": terms.content_bias,
-        "position_bias": terms.position_bias,
-        "distance_bias": terms.distance_bias,
-    }
-    cast: dict[str, Any] = {name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
-    return dataclasses.replace(terms, **cast)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(dtype)
+
+    key = terms.position_key
+    if key is not None:
+        key = (key if terms.distance_bias is None else nearest_rows(key, terms.reach)).contiguous()
+    return dataclasses.replace(
+        terms,
+        position_key=cast(key),
+        content_bias=cast(terms.content_bias),
+        position_bias=cast(terms.position_bias),
+        distance_bias=cast(terms.distance_bias),
+    )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from txlcli.core.backend import Attend
 from txlcli.core.kernels.device import row_multiple
-from txlcli.core.model.attention import Attend
 from txlcli.core.model.transformer_xl import Past
 
 MOVED_AT_ONCE = 256

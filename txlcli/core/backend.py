@@ -1,0 +1,126 @@
+"""The interface between the model and its implementations: the terms of a score, and the functions that compute it.
+
+`core.model.attention` is the definition, `core.kernels` has the fast implementations, `core.model.backends` chooses.
+
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a position
+key of their own; t tokens and c ids of a block of logits.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Rotation(Protocol):
+    """A change of queries and keys that depends on their positions."""
+
+    def apply(self, heads: Tensor) -> Tensor:
+        """Rotate queries or keys (B, H, x, D) at the x positions that this rotation was made for."""
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """Score terms (b) to (d) of one layer, next to the content score (a); None adds nothing."""
+
+    reach: int
+    """n; a query sees the distances 0 .. n - 1, no others."""
+    position_key: Tensor | None = None
+    """(b): W_kR R, Q of Appendix B, (H, m, D), m at most n; row c is distance m - 1 - c. The first row also stands for
+    every larger distance."""
+    content_bias: Tensor | None = None
+    """(c): u, (H, D)."""
+    position_bias: Tensor | None = None
+    """(d): v, (H, D), together with `position_key`."""
+    distance_bias: Tensor | None = None
+    """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
+    rotation: Rotation | None = None
+    """Applied to the queries and keys of the segment before they are scored or remembered."""
+
+    def nearest(self, count: int) -> "ScoreTerms":
+        """Return the terms of the `count` nearest distances."""
+        if count == self.reach:
+            return self
+        key, bias = self.position_key, self.distance_bias
+        return dataclasses.replace(
+            self,
+            reach=count,
+            position_key=None if key is None else key[:, max(0, key.shape[1] - count) :],
+            distance_bias=None if bias is None else bias[:, bias.shape[1] - count :],
+        )
+
+    def without_repetition(self, max_distance: int | None) -> "ScoreTerms":
+        """Keep one of the equal position keys of the distances from `max_distance` on."""
+        key = self.position_key
+        if key is None or max_distance is None:
+            return self
+        return dataclasses.replace(self, position_key=key[:, max(0, key.shape[1] - max_distance - 1) :])
+
+
+def nearest_rows(by_distance: Tensor, count: int) -> Tensor:
+    """Return the `count` nearest rows of (H, m, x); the first row stands for every larger distance."""
+    missing = count - by_distance.shape[1]
+    if missing <= 0:
+        return by_distance[:, -missing:] if missing else by_distance
+    return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
+
+
+class Attend(Protocol):
+    """Attention over the keys that each query may see, as `core.model.attention.attend` defines it."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+        """Return (B, H, L, D), in the dtype of `value`.
+
+        Args:
+            query: (B, H, L, D).
+            key: (B, H, K, D or wider, then ending in zeros); the last L keys are the positions of the queries.
+            value: (B, H, K, like `key`).
+            terms: of the score. The sum of (a) to (d) is divided by sqrt(D).
+            dropout: probability of dropping an attention weight.
+        """
+
+
+class RowOperations(Protocol):
+    """Operations of the softmax on the rows of a block of logits, (t, c)."""
+
+    spends_logits: bool
+    """True if `gradient` overwrites the logits."""
+
+    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
+        """Add the logits to the log normalizers, and note those of chosen ids in the block.
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of the blocks before; overwritten.
+            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
+        """
+
+    def gradient(
+        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of all ids.
+            grad_total: (t,) gradient of the log normalizers.
+            grad_logit: (t,) gradient of the logits of the chosen ids.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Implementations that a model uses; all backends compute the same function."""
+
+    attend: Attend
+    linear: Callable[[nn.Linear, Tensor], Tensor]
+    """Multiplies rows (..., in) by one of the four matrices of attention, (..., out)."""
+    rows: RowOperations | None = None
+    """Operations on the logits of the softmax; None: PyTorch's."""
