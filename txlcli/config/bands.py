@@ -26,11 +26,7 @@ class Band:
 
 
 def bands(settings: ModelSettings, vocab_size: int) -> list[Band]:
-    """Return the bands of a vocabulary, the head first.
-
-    Raises:
-        RecipeError: a cutoff is beyond the vocabulary.
-    """
+    """Return the bands of a vocabulary, the head first."""
     if settings.cutoffs and settings.cutoffs[-1] >= vocab_size:
         raise RecipeError(
             f"[model] cutoffs {list(settings.cutoffs)} reach beyond the vocabulary of {vocab_size:,}; each must be less"

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from txlcli.config.ranges import require
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingTraits:
@@ -32,8 +30,8 @@ class EncodingTraits:
 
 
 def _check_pairs(model: Any) -> None:
-    """Refuse an odd head width: rotary encodings rotate pairs."""
-    require(model.d_head % 2 == 0, "model", "d_head", model.d_head, f'even with position = "{model.position}"')
+    """Reject an odd head width: rotary encodings rotate pairs."""
+    model.require(model.d_head % 2 == 0, "d_head", f'even with position = "{model.position}"')
 
 
 ENCODINGS: dict[str, EncodingTraits] = {
@@ -56,11 +54,7 @@ ENCODINGS: dict[str, EncodingTraits] = {
 
 
 def register_encoding(name: str, traits: EncodingTraits) -> None:
-    """Add an encoding, so that `model.position` accepts its name.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Add an encoding, so that `model.position` accepts its name."""
     if name in ENCODINGS:
         raise ValueError(f'the encoding "{name}" is registered already')
     ENCODINGS[name] = traits

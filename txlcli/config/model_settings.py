@@ -15,7 +15,7 @@ from txlcli.config.ranges import (
     PositiveInt,
     Range,
     Rate,
-    check_fields,
+    Section,
     require,
 )
 
@@ -28,11 +28,15 @@ MODELS: "dict[str, type[ModelSettings]]" = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(Section):
     """[model]: settings of every architecture; the vocabulary size comes from the store."""
+
+    section = "model"
 
     recurrent_state: ClassVar[bool] = False
     """True if the model carries a state instead of a memory of M tokens, so that memory lengths do not apply."""
+    keys_are_tokens: ClassVar[bool] = True
+    """True if each key belongs to one token, at its distance."""
 
     arch: Annotated[str, MODELS] = "transformer"
     """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
@@ -73,16 +77,14 @@ class ModelSettings:
     """Standard deviation of the initial projections between embedding and model width."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields("model", self)
+        super().__post_init__()
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
-        require(rising, "model", "cutoffs", list(self.cutoffs), "ids above 0, each larger than the one before")
+        self.require(rising, "cutoffs", "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
         require(bands <= MAX_PARTS, "model", "cutoffs", bands - 1, f"fewer than {MAX_PARTS} ids")
-        fits = tied is None or len(tied) == bands
-        require(fits, "model", "tie_projections", list(tied or ()), f"as many as bands ({bands})")
+        self.require(tied is None or len(tied) == bands, "tie_projections", f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
-        require(narrowest > 0, "model", "div_val", self.div_val, f"small enough to leave band {bands} a width")
+        self.require(narrowest > 0, "div_val", f"small enough to leave band {bands} a width")
 
     @property
     def head_width(self) -> int | None:
@@ -124,11 +126,6 @@ class ModelSettings:
         growing = seg_len if window is None else min(seg_len, max(0, window - mem_len))
         limited = seg_len - growing  # queries that see W keys; those before see M + 1, M + 2, ...
         return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
-
-    @property
-    def keys_are_tokens(self) -> bool:
-        """True if each key is that of one token, at its distance."""
-        return True
 
     @property
     def depends_on_segments(self) -> bool:
@@ -180,7 +177,7 @@ class TransformerSettings(ModelSettings):
     with gains that all heads of a layer share ("rms"); or none. Position keys W_kR R are not normalized."""
     biases: Biases = "block"
     """Biases of the feed-forward sublayer and of layer normalization: as in the block, all or none. The biases u and v
-    and those of the softmax are no part of a block."""
+    and those of the softmax are not part of a block."""
     attention_dropout: Rate = 0.0
     """Dropout rate of the attention probabilities."""
     inner_dropout: Rate | None = None
@@ -251,50 +248,50 @@ class TransformerSettings(ModelSettings):
 
     @property
     def head_width(self) -> int:
-        """Head width D."""
         return self.d_head
 
     @property
     def longest_window(self) -> int | None:
-        """Number of learned positions; None if positions are not learned."""
         return self.n_positions if self.absolute_positions else None
 
     @property
     def attention_window(self) -> int | None:
-        """W, `window`."""
         return self.window
 
     @property
     def depends_on_segments(self) -> bool:
-        """True if the memory keeps layer outputs: keys within a segment are made of layer inputs."""
-        return self.memory_source == "layer_output"
+        return self.memory_source == "layer_output"  # keys within a segment are made of layer inputs
 
     @property
     def absolute_positions(self) -> bool:
-        """True if positions count from the start of a segment (Vaswani et al., Al-Rfou et al.)."""
         return self.encoding.absolute_positions
 
     @property
     def limits_distance(self) -> bool:
-        """True if `max_distance` applies: larger distances share one encoding."""
         return self.encoding.limits_distance
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
-        require(self.d_model % 2 == 0, "model", "d_model", self.d_model, "even (half sines, half cosines)")
+        self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
         learned = self.encoding.learned_vectors
         expected = "the number of vectors to learn" if learned else f'left out with position = "{self.position}"'
-        require((self.n_positions is not None) == learned, "model", "n_positions", self.n_positions, expected)
+        self.require((self.n_positions is not None) == learned, "n_positions", expected)
         pre = self.gating == "residual" or self.norm != "post"  # GTrXL's identity map reordering
-        require(pre, "model", "gating", self.gating, '"residual" unless norm = "pre" or "pre_released"')
+        self.require(pre, "gating", '"residual" unless norm = "pre" or "pre_released"')
         used = self.gating == "gru" or self.gate_bias == type(self).gate_bias
-        require(used, "model", "gate_bias", self.gate_bias, 'left out unless gating = "gru"')
+        self.require(used, "gate_bias", 'left out unless gating = "gru"')
         with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
         applies = self.tie_biases or self.encoding.has_biases
-        require(applies, "model", "tie_biases", self.tie_biases, f"left out unless position = {with_biases}")
+        self.require(applies, "tie_biases", f"left out unless position = {with_biases}")
         if self.encoding.check is not None:
             self.encoding.check(self)
+
+    def _check_own_memory(self) -> None:
+        """Reject what an architecture with a memory of its own does not support."""
+        why = f'with arch = "{self.arch}"'
+        self.require(self.window is None, "window", f"left out {why}")
+        self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {why}")
+        self.require(not self.auxiliary_losses, "auxiliary_losses", f"false {why}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +300,8 @@ class CompressiveSettings(TransformerSettings):
 
     Tokens that leave the memory are compressed; keys are those of compressed memory, memory and segment.
     """
+
+    keys_are_tokens = False  # a compressed slot stands for c tokens
 
     compressed_len: PositiveInt
     """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
@@ -313,29 +312,16 @@ class CompressiveSettings(TransformerSettings):
     its layer to the tokens that it replaces; by their mean; or by their maximum."""
 
     @property
-    def keys_are_tokens(self) -> bool:
-        """False: a compressed slot stands for c tokens."""
-        return False
-
-    @property
     def depends_on_segments(self) -> bool:
-        """True: tokens are compressed when a segment ends."""
-        return True
+        return True  # tokens are compressed when a segment ends
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
-        """Return C + M; without memory nothing is compressed."""
         return mem_len + (self.compressed_len if compressed_len is None else compressed_len) if mem_len else 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
-        why = 'with arch = "compressive"'
-        require(self.window is None, "model", "window", self.window, f"left out {why}")
-        inputs = self.memory_source == "layer_input"
-        require(inputs, "model", "memory_source", self.memory_source, f'"layer_input" {why}')
-        relative = not self.absolute_positions
-        require(relative, "model", "position", self.position, f"an encoding of distances, or none, {why}")
-        require(not self.auxiliary_losses, "model", "auxiliary_losses", self.auxiliary_losses, f"false {why}")
+        self._check_own_memory()
+        self.require(self.memory_source == "layer_input", "memory_source", '"layer_input" with arch = "compressive"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,8 +332,8 @@ class RmtSettings(TransformerSettings):
     gradients pass through the states between them.
     """
 
-    recurrent_state: ClassVar[bool] = True
-    """The memory tokens replace the memory."""
+    recurrent_state = True
+    keys_are_tokens = False  # some keys are memory tokens
 
     segment_len: PositiveInt
     """Number of tokens L between two states. train.seg_len is a multiple of it: its gradients pass through
@@ -356,14 +342,8 @@ class RmtSettings(TransformerSettings):
     """Number n of memory tokens, of which each segment has a group before and a group after its tokens."""
 
     @property
-    def keys_are_tokens(self) -> bool:
-        """False: some keys are memory tokens."""
-        return False
-
-    @property
     def limits_distance(self) -> bool:
-        """False: distances end with the segment."""
-        return False
+        return False  # distances end with the segment
 
     @property
     def rows(self) -> int:
@@ -371,20 +351,14 @@ class RmtSettings(TransformerSettings):
         return self.segment_len + 2 * self.n_memory_tokens
 
     def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
-        """Return the mean number of keys that the rows of a segment see, memory tokens included."""
         return (self.rows + 1) / 2
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
-        why = 'with arch = "rmt"'
-        require(self.window is None, "model", "window", self.window, f"left out {why}")
+        self._check_own_memory()
         for key, value in (("memory_source", "layer_input"), ("memory_start", "empty")):
-            given = getattr(self, key)
-            require(given == value, "model", key, given, f'"{value}" {why}: its state is its memory')
-        relative = not self.absolute_positions
-        require(relative, "model", "position", self.position, f"an encoding of distances, or none, {why}")
-        require(not self.auxiliary_losses, "model", "auxiliary_losses", self.auxiliary_losses, f"false {why}")
+            valid = getattr(self, key) == value
+            self.require(valid, key, f'"{value}" with arch = "rmt": its state is its memory')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,8 +368,7 @@ class RnnSettings(ModelSettings):
     All layers but the last are d_hidden wide. The last is as wide as the embedding, to which the softmax is tied.
     """
 
-    recurrent_state: ClassVar[bool] = True
-    """The state replaces the memory."""
+    recurrent_state = True
 
     init_std: PositiveFloat = 0.1
     """Standard deviation of the initial embedding and softmax; the layers have PyTorch's initial weights."""
@@ -405,12 +378,10 @@ class RnnSettings(ModelSettings):
     """arch = "qrnn": number of inputs that the first layer reads per position, by default 2; higher layers read one."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
         has_inner = self.d_hidden is None or self.n_layers > 1
-        require(has_inner, "model", "d_hidden", self.d_hidden, "left out with one layer, which is d_model wide")
-        applies = self.window is None or self.arch == "qrnn"
-        require(applies, "model", "window", self.window, f'left out with arch = "{self.arch}"')
+        self.require(has_inner, "d_hidden", "left out with one layer, which is d_model wide")
+        self.require(self.window is None or self.arch == "qrnn", "window", f'left out with arch = "{self.arch}"')
 
     @property
     def widths(self) -> list[int]:

@@ -22,11 +22,7 @@ OPTIMIZERS: dict[str, OptimizerTraits] = {
 
 
 def register_optimizer(name: str, traits: OptimizerTraits) -> None:
-    """Add an optimizer, so that `train.optimizer` accepts its name.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Add an optimizer, so that `train.optimizer` accepts its name."""
     if name in OPTIMIZERS:
         raise ValueError(f'the optimizer "{name}" is registered already')
     OPTIMIZERS[name] = traits

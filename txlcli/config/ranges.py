@@ -1,10 +1,9 @@
-"""The values that settings accept; an error names the section, the key, the value and what it must be."""
+"""The values that settings accept; an error reports the section, the key, the value and what it must be."""
 
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from txlcli.errors import RecipeError
 from txlcli.suggestions import did_you_mean
@@ -18,7 +17,7 @@ class Range:
     """Range of a number, as metadata of a field's type."""
 
     description: str
-    """Requirement, as an error states it."""
+    """Requirement, as an error gives it."""
     least: float = -math.inf
     """Smallest number."""
     above: float = -math.inf
@@ -47,7 +46,6 @@ class Range:
 
 POSITIVE = Range("greater than 0", above=0)
 NOT_NEGATIVE = Range("0 or more", least=0)
-LESS_THAN_1 = Range("at least 0 and less than 1", least=0, below=1)
 
 MAX_PARTS = 1000
 """Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
@@ -57,7 +55,7 @@ PositiveFloat = Annotated[float, POSITIVE]
 PartCount = Annotated[int, Range("greater than 0", above=0, limit=MAX_PARTS)]
 NaturalInt = Annotated[int, NOT_NEGATIVE]
 NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
-Rate = Annotated[float, LESS_THAN_1]
+Rate = Annotated[float, Range("at least 0 and less than 1", least=0, below=1)]
 OpenShare = Annotated[float, Range("between 0 and 1", above=0, below=1)]
 Share = Annotated[float, Range("from 0 to 1", least=0, most=1)]
 
@@ -65,61 +63,72 @@ Share = Annotated[float, Range("from 0 to 1", least=0, most=1)]
 def require(valid: bool, section: str, key: str, value: object, expected: str) -> None:
     """Raise a RecipeError unless the value is valid; `expected` describes valid values."""
     if not valid:
-        raise RecipeError(f"[{section}] {key} must be {expected}, not {value!r}")
+        shown = list(value) if isinstance(value, tuple) else value
+        raise RecipeError(f"[{section}] {key} must be {expected}, not {shown!r}")
 
 
-def options_of(field_type: Any) -> tuple[Any, ...]:
-    """Return the members of a union type, or the type itself."""
-    return get_args(field_type) if get_origin(field_type) in (Union, types.UnionType) else (field_type,)
+@dataclasses.dataclass(frozen=True)
+class FieldType:
+    """Type of a setting, read from the annotation of its field."""
+
+    item: type
+    """int, float, bool or str: type of the value, or of each item of a list."""
+    is_list: bool = False
+    words: tuple[str, ...] = ()
+    """Words to choose from: of a Literal, or the names of the table in Annotated[str, table]; empty if it has none."""
+    can_be_off: bool = False
+    """True if the value may be None; a recipe says "none"."""
+    range: Range | None = None
+
+    @classmethod
+    def of(cls, annotation: Any) -> "FieldType":
+        """Read an annotation."""
+        kind, parts = get_origin(annotation), get_args(annotation)
+        if kind in (Union, types.UnionType):
+            (option,) = (part for part in parts if part is not types.NoneType)
+            return dataclasses.replace(cls.of(option), can_be_off=True)
+        if kind is tuple:
+            return dataclasses.replace(cls.of(parts[0]), is_list=True)
+        if kind is Literal:
+            return cls(str, words=parts)
+        if kind is Annotated:
+            extra = annotation.__metadata__[0]
+            return cls(parts[0], range=extra) if isinstance(extra, Range) else cls(str, words=tuple(extra))
+        return cls(annotation)
+
+    @property
+    def name(self) -> str:
+        """Name of the type: "whole number", "list of words"."""
+        names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+        name = "word" if self.words else names[self.item]
+        return name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
+
+    def check(self, section: str, key: str, value: Any) -> None:
+        """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
+        if value is None:
+            return
+        for word in (value if self.is_list else [value]) if self.words else ():
+            if word not in self.words:
+                known = ", ".join(self.words)
+                suggestion = did_you_mean(word, self.words)
+                raise RecipeError(f"[{section}] {key} must be one of {known}, not {word!r}{suggestion}")
+        if self.words and self.is_list:
+            require(len(set(value)) == len(value), section, key, value, "a list without repeated words")
+        if self.range is not None:
+            self.range.check(section, key, value)
 
 
-def plain_options(field_type: Any) -> list[Any]:
-    """Return the members of a union type, or the type itself, without ranges."""
-    return [option if range_of(option) is None else get_args(option)[0] for option in options_of(field_type)]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """Base of the sections of a recipe: checks the fields."""
 
+    section: ClassVar[str]
+    """Name of the section."""
 
-def words_of(field_type: Any) -> tuple[str, ...] | None:
-    """Return the words that a field accepts: of a Literal, or the names of the table in Annotated[str, table]."""
-    if get_origin(field_type) is Literal:
-        return get_args(field_type)
-    table = field_type.__metadata__[0] if get_origin(field_type) is Annotated else None
-    return tuple(table) if isinstance(table, Mapping) else None
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            FieldType.of(field.type).check(self.section, field.name, getattr(self, field.name))
 
-
-def item_words_of(field_type: Any) -> tuple[str, ...] | None:
-    """Return the words that a list accepts, or None if the field is not a list of words."""
-    return words_of(get_args(field_type)[0]) if get_origin(field_type) is tuple else None
-
-
-def range_of(field_type: Any) -> Range | None:
-    """Return the range of a number, or None if the type has none."""
-    for option in options_of(field_type):
-        if get_origin(option) is Annotated and isinstance(option.__metadata__[0], Range):
-            return option.__metadata__[0]
-    return None
-
-
-def check_fields(section: str, instance: Any) -> None:
-    """Refuse words and numbers that their field does not accept; None is accepted.
-
-    Raises:
-        RecipeError: the message suggests a word, or names the range.
-    """
-    for field in dataclasses.fields(instance):
-        value, words, range_ = getattr(instance, field.name), words_of(field.type), range_of(field.type)
-        if words is not None:
-            _check_word(section, field.name, value, words)
-        items = item_words_of(field.type)
-        if items is not None:
-            for item in value:
-                _check_word(section, field.name, item, items)
-            require(len(set(value)) == len(value), section, field.name, list(value), "a list without repeated words")
-        if range_ is not None and value is not None:
-            range_.check(section, field.name, value)
-
-
-def _check_word(section: str, key: str, word: Any, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise RecipeError(
-            f"[{section}] {key} must be one of {', '.join(known)}, not {word!r}{did_you_mean(word, known)}"
-        )
+    def require(self, valid: bool, key: str, expected: str) -> None:
+        """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
+        require(valid, self.section, key, getattr(self, key), expected)

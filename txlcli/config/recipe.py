@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.ranges import item_words_of, plain_options, words_of
+from txlcli.config.ranges import FieldType
 from txlcli.config.settings import Settings, plain_name
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError
 from txlcli.suggestions import did_you_mean, meant_setting
@@ -37,13 +37,7 @@ def schema_file() -> str:
 
 
 def read_text(recipe: str) -> tuple[str, str]:
-    """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file.
-
-    Raises:
-        UnknownNameError: it is neither a file nor a packaged recipe.
-        RecipeError: the file cannot be read as UTF-8 text.
-        UsageError: the file is too large, or is a pipe, a socket or a device.
-    """
+    """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file."""
     path = check_regular(Path(recipe))
     if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
         try:
@@ -68,11 +62,7 @@ def _cannot_be_recipe(path: Path) -> bool:
 
 
 def packaged(recipe: str) -> tuple[str, str]:
-    """Return the name and the text of a packaged recipe, even if the current folder has a file of that name.
-
-    Raises:
-        UnknownNameError: there is no packaged recipe of that name.
-    """
+    """Return the name and the text of a packaged recipe, even if the current folder has a file of that name."""
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
         is_file = recipe.endswith(".toml")
@@ -87,21 +77,13 @@ def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
     Args:
         recipe: a path, or the name of a packaged recipe with or without `recipes/` and `.toml`.
         overrides: `section.key=value` texts.
-
-    Raises:
-        RecipeError: it is not TOML, has an unknown section or key, or a value of the wrong type or out of range.
-        UnknownNameError: there is no such recipe.
     """
     _, text = read_text(recipe)
     return resolve_text(text, recipe, overrides)
 
 
 def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
-    """Resolve the settings of a recipe's text; every error message begins with `name`.
-
-    Raises:
-        RecipeError: see `load`.
-    """
+    """Resolve the settings of a recipe's text; every error message begins with `name`."""
     try:
         table = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
@@ -174,11 +156,7 @@ def resolve(table: Mapping[str, Any], where: str) -> Settings:
 
 
 def _model_class(keys: Mapping[str, Any]) -> type:
-    """Return the settings class of the architecture.
-
-    Raises:
-        RecipeError: the architecture is unknown.
-    """
+    """Return the settings class of the architecture."""
     word = keys.get("arch", ModelSettings.arch)
     if not isinstance(word, str) or word not in MODELS:
         suggestion = did_you_mean(str(word), MODELS)
@@ -187,22 +165,16 @@ def _model_class(keys: Mapping[str, Any]) -> type:
 
 
 def section(name: str, keys: Mapping[str, Any]) -> Any:
-    """Turn the keys of one section into its settings.
-
-    Raises:
-        RecipeError: an unknown or missing key, a value of the wrong type or out of range.
-    """
+    """Turn the keys of one section into its settings."""
     cls = _model_class(keys) if name == "model" else typing.cast(type, SECTIONS[name])
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
             raise RecipeError(f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}')
     for key, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and key not in keys:
+        if is_required(field) and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"')
-    types_ = typing.get_type_hints(cls, include_extras=True)
-    return cls(**{key: _typed(value, types_[key], name, key) for key, value in keys.items()})
+    return cls(**{key: _typed(value, FieldType.of(fields[key].type), name, key) for key, value in keys.items()})
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -292,30 +264,23 @@ def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence
     return f" (known: {', '.join(known)})" if len(known) <= MAX_LISTED else f'; "txl recipes keys {section}" lists all'
 
 
-def _typed(value: Any, field_type: Any, section: str, key: str) -> Any:
-    """Convert a value to the type of its field; integers are accepted for floats."""
-    options = plain_options(field_type)
-    if type(None) in options and value in OFF_WORDS:
+def _typed(value: Any, type_: FieldType, section: str, key: str) -> Any:
+    """Convert a value to the type of its field: an integer to a float, a word to a list of one."""
+    if type_.can_be_off and value in OFF_WORDS:
         return None
-    for option in options:
-        if words_of(option) is not None:
-            if isinstance(value, str):
-                return value  # the dataclass checks the word and suggests one
-        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif typing.get_origin(option) is tuple:
-            is_words = item_words_of(option) is not None
-            item = str if is_words else typing.get_args(option)[0]
-            parts = [value] if is_words and isinstance(value, str) else value  # to = "wandb" is a list of one word
-            if isinstance(parts, list | tuple) and all(type(part) is item for part in parts):
-                return tuple(parts)
-        elif option is not type(None) and type(value) is option:
-            return value
-    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    names |= {tuple[int, ...]: "a list of whole numbers", tuple[bool, ...]: "a list of true and false"}
-    named = [
-        "a word" if words_of(option) else "a word or a list of words" if item_words_of(option) else names[option]
-        for option in options
-        if option is not type(None)
-    ]
-    raise RecipeError(f"[{section}] {key} must be {' or '.join(named)}, not {value!r}")
+    if type_.is_list:
+        parts = [value] if type_.words and isinstance(value, str) else value
+        if isinstance(parts, list | tuple) and all(type(part) is type_.item for part in parts):
+            return tuple(parts)
+    elif type(value) is type_.item:
+        return value  # the dataclass checks ranges and words
+    elif type_.item is float and type(value) is int:
+        return float(value)
+    named = type_.name if type_.name == "true or false" else f"a {type_.name}"
+    named = f"a word or {named}" if type_.words and type_.is_list else named
+    raise RecipeError(f"[{section}] {key} must be {named}, not {value!r}")
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return True if a recipe must have the key of a field."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -12,26 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from txlcli.config.model_settings import MODELS
-from txlcli.config.ranges import Range, item_words_of, plain_options, range_of, words_of
-from txlcli.config.recipe import OFF_WORDS, SECTIONS
+from txlcli.config.ranges import FieldType, Range
+from txlcli.config.recipe import OFF_WORDS, SECTIONS, is_required
 
-TYPE_NAMES: dict[Any, str] = {
-    int: "whole number",
-    float: "number",
-    bool: "true or false",
-    str: "text",
-    tuple[int, ...]: "list of whole numbers",
-    tuple[bool, ...]: "list of true and false",
-    tuple[str, ...]: "list of words",
-}
-JSON_TYPES: dict[Any, dict[str, Any]] = {
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    str: {"type": "string"},
-    tuple[int, ...]: {"type": "array", "items": {"type": "integer"}},
-    tuple[bool, ...]: {"type": "array", "items": {"type": "boolean"}},
-}
+JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +26,7 @@ class Key:
     name: str
     architectures: tuple[str, ...]
     """Values of model.arch with this setting, if it is not a setting of all; empty otherwise."""
-    type: Any
-    """Type of the value; str if it is a word, tuple[str, ...] if it is a list of words."""
-    words: tuple[str, ...]
-    """Words to choose from; empty if the value has none."""
-    can_be_off: bool
-    """True if a recipe may say "none"."""
-    range: Range | None
+    type: FieldType
     required: bool
     default: Any
     description: str
@@ -61,17 +39,12 @@ class Key:
     @property
     def values(self) -> str:
         """Values that are accepted, as a phrase."""
-        values = ", ".join(self.words) or TYPE_NAMES[self.type]
-        if self.takes_list_of_words:
-            values = f"{TYPE_NAMES[self.type]} out of {values}"
-        if self.range is not None:
-            values += f", {self.range.description}"
-        return f"{values}, or {OFF_WORDS[0]}" if self.can_be_off else values
-
-    @property
-    def takes_list_of_words(self) -> bool:
-        """True if a recipe may give several of the words."""
-        return bool(self.words) and self.type is not str
+        values = ", ".join(self.type.words) or self.type.name
+        if self.type.words and self.type.is_list:
+            values = f"{self.type.name} out of {values}"
+        if self.type.range is not None:
+            values += f", {self.type.range.description}"
+        return f"{values}, or {OFF_WORDS[0]}" if self.type.can_be_off else values
 
     @property
     def shown_default(self) -> str:
@@ -86,12 +59,15 @@ class Key:
 
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the value."""
-        value: dict[str, Any] = {"enum": list(self.words)} if self.words else dict(JSON_TYPES[self.type])
-        if self.takes_list_of_words:  # a single word is accepted as a list of one
+        type_ = self.type
+        value: dict[str, Any] = {"enum": list(type_.words)} if type_.words else {"type": JSON_TYPES[type_.item]}
+        if type_.is_list and type_.words:  # a single word is accepted as a list of one
             value = {"anyOf": [value, {"type": "array", "items": value, "uniqueItems": True}]}
-        if self.range is not None:
-            value |= _limits(self.range, is_whole=self.type is int)
-        if self.can_be_off:
+        elif type_.is_list:
+            value = {"type": "array", "items": value}
+        if type_.range is not None:
+            value |= _limits(type_.range, is_whole=type_.item is int)
+        if type_.can_be_off:
             value = {"anyOf": [value, {"enum": list(OFF_WORDS)}]}
         schema = {"description": self.description, **value}
         if not self.required and self.default is not None:
@@ -125,22 +101,14 @@ def keys(section: str) -> list[Key]:
 
 def _keys_of(section: str, cls: type) -> Iterator[Key]:
     descriptions = _descriptions(cls)
-    types = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        type_ = types[field.name]
-        option = next(option for option in plain_options(type_) if option is not type(None))
-        words, item_words = words_of(option), item_words_of(option)
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         yield Key(
             section=section,
             name=field.name,
             architectures=(),
-            type=str if words else tuple[str, ...] if item_words else option,
-            words=words or item_words or (),
-            can_be_off=type(None) in plain_options(type_),
-            range=range_of(type_),
-            required=required,
-            default=None if required else field.default,
+            type=FieldType.of(field.type),
+            required=is_required(field),
+            default=None if is_required(field) else field.default,
             description=descriptions[field.name],
         )
 
@@ -162,11 +130,12 @@ def _descriptions(cls: type) -> dict[str, str]:
 def _schema_of_all(same: list[Key]) -> dict[str, Any]:
     """Return the JSON Schema of keys of one name, which may differ by arch: that of the first, or any of them."""
     schemas = [key.json_schema() for key in same]
-    limits = [{word: value for word, value in one.items() if word not in ("description", "default")} for one in schemas]
-    if all(one == limits[0] for one in limits):
+    described = ("description", "default")
+    limits = [{word: value for word, value in schema.items() if word not in described} for schema in schemas]
+    if all(limit == limits[0] for limit in limits):
         return schemas[0]
-    described = " ".join(f"With arch = {' or '.join(key.architectures)}: {key.description}" for key in same)
-    return {"description": described, "anyOf": limits}
+    description = " ".join(f"With arch = {' or '.join(key.architectures)}: {key.description}" for key in same)
+    return {"description": description, "anyOf": limits}
 
 
 def json_schema() -> dict[str, Any]:

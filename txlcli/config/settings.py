@@ -21,9 +21,8 @@ from txlcli.config.ranges import (
     PositiveFloat,
     PositiveInt,
     Range,
+    Section,
     Share,
-    check_fields,
-    require,
 )
 from txlcli.errors import UsageError
 
@@ -43,8 +42,10 @@ def plain_name(path: Path, *, otherwise: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusSettings:
+class CorpusSettings(Section):
     """[corpus]: the text on which the model is trained."""
+
+    section = "corpus"
 
     store: str
     """Name of the token store in the data folder, as `txl prepare --list` shows it."""
@@ -52,9 +53,8 @@ class CorpusSettings:
     """Shuffle the sentences in every epoch (One Billion Word); needs a store that records where sentences start."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None
-        require(is_plain, "corpus", "store", self.store, 'the name of a store: letters, digits, ".", "-" and "_"')
+        self.require(is_plain, "store", 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
 LossPart = Literal["full", "half"]
@@ -65,8 +65,10 @@ SameLength = Literal["m", "m_plus_one", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(Section):
     """[train]: how the weights are trained."""
+
+    section = "train"
 
     seg_len: PositiveInt
     """Segment length L, in tokens."""
@@ -160,69 +162,60 @@ class TrainSettings:
     """Number of tokens, from the beginning of the split, on which to validate; by default all."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields("train", self)
+        super().__post_init__()
         self._check_lengths()
         self._check_implementation()
-        self._refuse_unused()
+        self._check_unused()
 
     def _check_lengths(self) -> None:
-        even = self.loss_part == "full" or self.seg_len % 2 == 0
-        require(even, "train", "seg_len", self.seg_len, 'even with loss_part = "half"')
-        divides, expected = self.batch_size % self.accumulate == 0, f"a divisor of batch_size ({self.batch_size})"
-        require(divides, "train", "accumulate", self.accumulate, expected)
+        self.require(self.loss_part == "full" or self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
+        divides = self.batch_size % self.accumulate == 0
+        self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
         longest, length = self.seg_len + self.mem_len, self.valid_seg_len
-        fits = length is None or length <= longest
-        require(fits, "train", "valid_seg_len", length, f"at most seg_len + mem_len ({longest})")
+        self.require(length is None or length <= longest, "valid_seg_len", f"at most seg_len + mem_len ({longest})")
 
     def _check_implementation(self) -> None:
-        """Refuse combinations of recompute, attention and cuda_graph that are not implemented."""
-        supported = self.attention == "auto" or not self.recompute
-        require(supported, "train", "recompute", self.recompute, 'false unless attention = "auto"')
+        """Reject combinations of recompute, attention and cuda_graph that are not implemented."""
+        self.require(self.attention == "auto" or not self.recompute, "recompute", 'false unless attention = "auto"')
         # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
         keeps_order = self.attention != "flex" or not self.deterministic
-        expected = "auto, reference, sdpa or triton with deterministic"
-        require(keeps_order, "train", "attention", self.attention, expected)
+        self.require(keeps_order, "attention", "auto, reference, sdpa or triton with deterministic")
+        is_fp16 = self.precision == "fp16"
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
-            expected = 'fp32, tf32 or bf16 with parallel = "fsdp"'
-            require(self.precision != "fp16", "train", "precision", self.precision, expected)
-            require(not self.compile, "train", "compile", self.compile, 'false with parallel = "fsdp"')
+            self.require(not is_fp16, "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
+            self.require(not self.compile, "compile", 'false with parallel = "fsdp"')
         if self.cuda_graph:
-            require(self.accumulate == 1, "train", "accumulate", self.accumulate, "1 with cuda_graph")
-            require(not self.recompute, "train", "recompute", self.recompute, "false with cuda_graph")
-            require(
-                self.precision != "fp16", "train", "precision", self.precision, "fp32, tf32 or bf16 with cuda_graph"
-            )
+            self.require(self.accumulate == 1, "accumulate", "1 with cuda_graph")
+            self.require(not self.recompute, "recompute", "false with cuda_graph")
+            self.require(not is_fp16, "precision", "fp32, tf32 or bf16 with cuda_graph")
             # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
-            expected = "auto, reference or sdpa with cuda_graph"
-            require(self.attention != "flex", "train", "attention", self.attention, expected)
+            self.require(self.attention != "flex", "attention", "auto, reference or sdpa with cuda_graph")
 
-    def _refuse_unused(self) -> None:
-        """Refuse values that the chosen optimizer, schedule and average would ignore."""
-        of_optimizers = sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values())))
+    def _check_unused(self) -> None:
+        """Reject values that the chosen optimizer, schedule and average would ignore."""
         users = {
-            key: ("optimizer", *(name for name, traits in OPTIMIZERS.items() if key in traits.settings))
-            for key in of_optimizers
-        } | {
-            "cosine_from": ("schedule", "cosine"),
-            "min_lr_ratio": ("schedule", "cosine", "inverse_sqrt", "plateau"),
-            "plateau_factor": ("schedule", "plateau"),
-            "plateau_patience": ("schedule", "plateau"),
-            "average_patience": ("average", "asgd"),
-            "average_decay": ("average", "exponential"),
+            "cosine_from": ("schedule", ["cosine"]),
+            "min_lr_ratio": ("schedule", ["cosine", "inverse_sqrt", "plateau"]),
+            "plateau_factor": ("schedule", ["plateau"]),
+            "plateau_patience": ("schedule", ["plateau"]),
+            "average_patience": ("average", ["asgd"]),
+            "average_decay": ("average", ["exponential"]),
         }
-        for key, (choice, *words) in users.items():
-            value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
-            used = getattr(self, choice) in words or value == default
+        for key in sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values()))):
+            users[key] = ("optimizer", [name for name, traits in OPTIMIZERS.items() if key in traits.settings])
+        for key, (choice, words) in users.items():
+            default = type(self).__dataclass_fields__[key].default
+            used = getattr(self, choice) in words or getattr(self, key) == default
             shown = f'"{default}"' if isinstance(default, str) else f"{default:g}"
-            named = " or ".join(f'"{word}"' for word in words)
-            require(used, "train", key, value, f"{shown} unless {choice} = {named}")
+            self.require(used, key, f"{shown} unless {choice} = " + " or ".join(f'"{word}"' for word in words))
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSettings:
+class EvalSettings(Section):
     """[eval]: defaults of `txl eval`; the recipes of published models have the released evaluation settings."""
+
+    section = "eval"
 
     seg_len: PositiveInt
     """Segment length L, in tokens."""
@@ -239,17 +232,15 @@ class EvalSettings:
     compressed_len: PositiveInt | None = None
     """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len."""
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields("eval", self)
-
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogSettings:
+class LogSettings(Section):
     """[log]: what is recorded during training."""
+
+    section = "log"
 
     every: PositiveInt = 200
     """Steps between reports of the training loss."""
@@ -259,14 +250,12 @@ class LogSettings:
     """Experiment trackers that also receive the settings and the metrics: TensorBoard (event files in the run folder),
     Weights & Biases, Trackio, MLflow. Each needs its package: pip install "transformer-xl[wandb]"."""
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields("log", self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedSettings:
+class PublishedSettings(Section):
     """[published]: the paper's numbers for this recipe; used only for counting and comparing."""
+
+    section = "published"
 
     vocab_size: PositiveInt | None = None
     """Vocabulary size V of the full benchmark."""
@@ -276,10 +265,6 @@ class PublishedSettings:
     """The paper's result on the validation split, in the corpus's metric."""
     test: PositiveFloat | None = None
     """The paper's result on the test split, in the corpus's metric."""
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields("published", self)
 
 
 @dataclass(frozen=True)
@@ -295,22 +280,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check requirements between sections."""
-        alone = not (self.train.roll_lanes and self.corpus.shuffle_sentences)
-        require(alone, "train", "roll_lanes", self.train.roll_lanes, "false with corpus.shuffle_sentences")
-        dropped = self.model.word_dropout  # the first position of a segment is kept
-        require(self.train.seg_len > 1 or not dropped, "model", "word_dropout", dropped, "0 with train.seg_len = 1")
-        if not self.model.has_attention:
+        model, train = self.model, self.train
+        alone = not (train.roll_lanes and self.corpus.shuffle_sentences)
+        train.require(alone, "roll_lanes", "false with corpus.shuffle_sentences")
+        # The first position of a segment is kept.
+        model.require(train.seg_len > 1 or not model.word_dropout, "word_dropout", "0 with train.seg_len = 1")
+        if not model.has_attention:
             self._check_without_attention()
         self._check_compression()
-        if self.model.recurrent_state:
+        if model.recurrent_state:
             self._check_recurrent()
-        if isinstance(self.model, TransformerSettings):
-            self._check_positions(self.model)
-            dropout, flex = self.model.attention_dropout, self.train.attention == "flex"
-            require(not (flex and dropout), "model", "attention_dropout", dropout, '0 with train.attention = "flex"')
-            constant = not (self.model.cutoffs or self.model.auxiliary_losses)
+        if isinstance(model, TransformerSettings):
+            self._check_positions(model)
+            drops = model.attention_dropout and train.attention == "flex"
+            model.require(not drops, "attention_dropout", '0 with train.attention = "flex"')
+            constant = not (model.cutoffs or model.auxiliary_losses)
             expected = "false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
-            require(constant or not self.train.cuda_graph, "train", "cuda_graph", self.train.cuda_graph, expected)
+            train.require(constant or not train.cuda_graph, "cuda_graph", expected)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
@@ -331,28 +317,22 @@ class Settings:
         return self.train.mem_len > 0 or not self.model.absolute_positions
 
     def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
-        """Refuse to evaluate a run with a memory that its model cannot use.
+        """Raise a UsageError if the model of a run cannot use a memory of M tokens.
 
         Args:
-            mem_len: M, in tokens; 0 is always accepted.
-            run: the run that the message names.
+            mem_len: M; 0 is always accepted.
+            run: the run that the message reports.
             instead: the next step that the message suggests.
-
-        Raises:
-            UsageError: the model does not support a memory.
         """
         if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
     def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
-        """Refuse windows (`--attn-len`) that are longer than the learned positions of the model.
+        """Raise a UsageError if a window (`--attn-len`) is longer than the learned positions of the model.
 
         Args:
             attn_lens: lengths N of the windows, in tokens.
-            subject: the run or recipe that the message names.
-
-        Raises:
-            UsageError: a window is too long.
+            subject: the run or recipe that the message reports.
         """
         n_positions, longest = self.model.longest_window, max(attn_lens, default=0)
         if n_positions is not None and longest > n_positions:
@@ -363,60 +343,57 @@ class Settings:
 
     def _check_positions(self, model: TransformerSettings) -> None:
         """Check that segments have enough learned positions, and that settings of memory and distance apply."""
-        used = self.train.mem_len > 0 or model.memory_source == "layer_input"
-        require(used, "model", "memory_source", model.memory_source, '"layer_input" with train.mem_len = 0')
+        train = self.train
+        used = train.mem_len > 0 or model.memory_source == "layer_input"
+        model.require(used, "memory_source", '"layer_input" with train.mem_len = 0')
         n_positions = model.longest_window
-        for section, length in (("train", self.train.seg_len), ("eval", self.eval.seg_len)):
-            fits = n_positions is None or length <= n_positions
-            require(fits, section, "seg_len", length, f"at most model.n_positions ({n_positions})")
-        valid_seg_len = self.train.valid_seg_len if self.train.mem_len else None  # without memory it is seg_len
-        fits = n_positions is None or valid_seg_len is None or valid_seg_len <= n_positions
-        require(fits, "train", "valid_seg_len", valid_seg_len, f"at most model.n_positions ({n_positions})")
-        fits = model.window is None or n_positions is None or self.train.mem_len > 0 or model.window <= n_positions
-        expected = f"at most model.n_positions ({n_positions}) without memory: no segment is longer"
-        require(fits, "model", "window", model.window, expected)
+        if n_positions is not None:
+            expected = f"at most model.n_positions ({n_positions})"
+            train.require(train.seg_len <= n_positions, "seg_len", expected)
+            self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
+            if train.mem_len:  # without memory, segments have the length of training also in validation
+                train.require((train.valid_seg_len or 1) <= n_positions, "valid_seg_len", expected)
+            elif model.window is not None:
+                expected += " without memory: no segment is longer"
+                model.require(model.window <= n_positions, "window", expected)
         why = f'0 with position = "{model.position}" and train.mem_len = 0'
-        require(self.eval.mem_len == 0 or self.supports_memory, "eval", "mem_len", self.eval.mem_len, why)
-        max_distance = self.eval.max_distance
-        applies = max_distance is None or model.limits_distance
-        expected = f'left out, or "none", with position = "{model.position}"'
-        require(applies, "eval", "max_distance", max_distance, expected)
+        self.eval.require(self.eval.mem_len == 0 or self.supports_memory, "mem_len", why)
+        applies = self.eval.max_distance is None or model.limits_distance
+        self.eval.require(applies, "max_distance", f'left out, or "none", with position = "{model.position}"')
 
     def _check_compression(self) -> None:
-        """Check the lengths of a compressed memory, and refuse its settings for other models."""
-        model, length = self.model, self.eval.compressed_len
+        """Check the lengths of a compressed memory, and reject its settings for other models."""
+        model, train = self.model, self.train
         if not isinstance(model, CompressiveSettings):
-            require(length is None, "eval", "compressed_len", length, 'left out unless model.arch = "compressive"')
+            expected = 'left out unless model.arch = "compressive"'
+            self.eval.require(self.eval.compressed_len is None, "compressed_len", expected)
             return
         why = 'with model.arch = "compressive"'
-        require(self.train.mem_len > 0, "train", "mem_len", self.train.mem_len, f"greater than 0 {why}")
-        divides, rate = self.train.seg_len % model.compression_rate == 0, model.compression_rate
-        require(divides, "train", "seg_len", self.train.seg_len, f"a multiple of model.compression_rate ({rate})")
-        same = self.eval.same_length
-        require(same == "off", "eval", "same_length", same, f'"off" {why}: queries see all of its memory')
+        train.require(train.mem_len > 0, "mem_len", f"greater than 0 {why}")
+        rate = model.compression_rate
+        train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
+        same = self.eval.same_length == "off"
+        self.eval.require(same, "same_length", f'"off" {why}: queries see all of its memory')
 
     def _check_recurrent(self) -> None:
-        """Refuse settings of memory for a model that carries a state."""
-        why = f'with arch = "{self.model.arch}": its state is its memory'
-        require(self.train.mem_len == 0, "train", "mem_len", self.train.mem_len, f"0 {why}")
-        require(self.train.valid_seg_len is None, "train", "valid_seg_len", self.train.valid_seg_len, f"left out {why}")
-        require(self.eval.mem_len == 0, "eval", "mem_len", self.eval.mem_len, f"0 {why}")
+        """Reject settings of memory for a model that carries a state."""
+        train, why = self.train, f'with arch = "{self.model.arch}": its state is its memory'
+        train.require(train.mem_len == 0, "mem_len", f"0 {why}")
+        train.require(train.valid_seg_len is None, "valid_seg_len", f"left out {why}")
+        self.eval.require(self.eval.mem_len == 0, "mem_len", f"0 {why}")
         if isinstance(self.model, RmtSettings):
-            length, seg_len = self.model.segment_len, self.train.seg_len
+            length = self.model.segment_len
             expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
-            require(seg_len % length == 0, "train", "seg_len", seg_len, expected)
-            require(self.eval.same_length == "off", "eval", "same_length", self.eval.same_length, f'"off" {why}')
+            train.require(train.seg_len % length == 0, "seg_len", expected)
+            self.eval.require(self.eval.same_length == "off", "same_length", f'"off" {why}')
 
     def _check_without_attention(self) -> None:
-        """Refuse settings of attention for a model that has none."""
-        arch = f'with arch = "{self.model.arch}"'
-        why = f"{arch}, which has no layers with attention"
+        """Reject settings of attention for a model that has none."""
+        why = f'with arch = "{self.model.arch}"'
+        no_layers = f"{why}, which has no layers with attention"
         for key, default in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
-            value = getattr(self.train, key)
-            require(value == default, "train", key, value, f"{str(default).lower()} {why}")
-        if self.model.recurrent_state:
-            why = f"{arch}: its state is its memory"
+            self.train.require(getattr(self.train, key) == default, key, f"{str(default).lower()} {no_layers}")
+        why = f"{why}: its state is its memory" if self.model.recurrent_state else no_layers
         for key in ("max_distance", "same_length"):
-            value = getattr(self.eval, key)
-            is_default = value == EvalSettings.__dataclass_fields__[key].default
-            require(is_default, "eval", key, value, f"left out {why}")
+            is_default = getattr(self.eval, key) == EvalSettings.__dataclass_fields__[key].default
+            self.eval.require(is_default, key, f"left out {why}")

@@ -75,10 +75,6 @@ def check_attention(
         device: that the model is on.
         d_head: head width D of the model; None without attention.
         toolchain: for Triton's kernels; by default that of the machine.
-
-    Raises:
-        UsageError: FlexAttention without CUDA, or without a compiler; Triton's kernels without a GPU, a Triton or a
-            head width that they support.
     """
     if backend == "triton":
         _check_triton(toolchain or Toolchain.of(device), d_head)
@@ -114,9 +110,6 @@ def check_compiler(device: torch.device, feature: str, instead: str) -> None:
         device: to compile for.
         feature: that needs the compiler.
         instead: next step without it.
-
-    Raises:
-        UsageError: PyTorch finds no working compiler.
     """
     try:
         torch.compile(torch.neg)(torch.ones(2, device=device))

@@ -25,11 +25,6 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, po
         device: of its tensors.
         instead: next step without a graph.
         pool: memory that graphs share, of which one is replayed at a time; by default the graph's own.
-
-    Raises:
-        UsageError: CUDA cannot capture it. The process must end: streams and random generators may be left in the state
-            of a capture.
-        torch.OutOfMemoryError: memory ran out.
     """
     if device.type == "cpu":
         return run

@@ -21,12 +21,7 @@ NO_KERNEL = "does not have a deterministic implementation"
 def check_deterministic(
     device: torch.device, *, processes: int, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Refuse a training whose numbers may differ from run to run.
-
-    Raises:
-        UsageError: on CUDA, several processes, whose gradients NCCL adds in an order of its own, or an environment in
-            which cuBLAS may add in another order.
-    """
+    """Refuse a training whose numbers may differ from run to run."""
     if device.type != "cuda":
         return
     if processes > 1:
@@ -44,11 +39,7 @@ def check_deterministic(
 def deterministic_kernels(
     device: torch.device, *, enabled: bool, environ: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Use only deterministic kernels of CUDA inside the block; PyTorch's settings are restored after it.
-
-    Raises:
-        UsageError: an operation has no deterministic kernel.
-    """
+    """Use only deterministic kernels of CUDA inside the block; PyTorch's settings are restored after it."""
     if not enabled or device.type != "cuda":
         yield
         return

@@ -28,9 +28,6 @@ def pick_device(name: str) -> torch.device:
     """Return the device called "auto", "cpu" or "cuda"; auto is CUDA if it is available.
 
     In a training of several processes, each gets the CUDA device of its local rank.
-
-    Raises:
-        UsageError: CUDA is requested, but not available.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
@@ -42,11 +39,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Check that the device has fast matrix products in this precision.
-
-    Raises:
-        UsageError: fp16 or tf32 without CUDA, or bf16 or tf32 on a CUDA device without it.
-    """
+    """Check that the device has fast matrix products in this precision."""
     if precision == "tf32":
         _check_tf32(device)
     if precision == "fp16" and device.type != "cuda":
@@ -80,11 +73,7 @@ def unlimited_memory() -> AbstractContextManager[None]:
 
 
 def check_free_memory(size: int, device: torch.device, *, meminfo: Path = MEMINFO) -> None:
-    """Check that a CPU has `size` bytes free: Linux would grant more, and kill the process when it uses them.
-
-    Raises:
-        MemoryError: fewer bytes are free. CUDA raises an error of its own.
-    """
+    """Check that a CPU has `size` bytes free: Linux would grant more, and kill the process when it uses them."""
     free = _free_bytes(meminfo) if device.type == "cpu" and not _memory_is_unlimited.get() else None
     if free is not None and size > free:
         raise MemoryError(f"tried to allocate {size / 2**30:.1f} GiB, of {free / 2**30:.1f} GiB that are free")

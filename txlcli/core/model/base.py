@@ -21,11 +21,7 @@ Memory = list[Tensor]
 
 
 class LanguageModel(nn.Module, ABC):
-    """Embedding and softmax of a model, and the methods that training and evaluation call.
-
-    Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
-    """
+    """Embedding and softmax of a model, and the methods that training and evaluation call."""
 
     read_in: str | None = None
     """Precision of a copy that was made for reading; None for a model in training."""
@@ -82,11 +78,7 @@ class LanguageModel(nn.Module, ABC):
         return memory[0].shape[1] >= self.memory_size(mem_len)
 
     def check_memory(self, memory: Memory) -> None:
-        """Check the sizes of a memory from a file, beyond those that differ from `first_memory`.
-
-        Raises:
-            ValueError: `forward` cannot have returned it.
-        """
+        """Check the sizes of a memory from a file, beyond those that differ from `first_memory`."""
 
     @property
     def attention_backend(self) -> AttentionBackend | None:

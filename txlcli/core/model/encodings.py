@@ -51,11 +51,7 @@ class Encoding(nn.Module):
         """
 
     def check_positions(self, count: int) -> None:
-        """Refuse segments or windows longer than the positions that the model has learned.
-
-        Raises:
-            UsageError: `count` is larger.
-        """
+        """Refuse segments or windows longer than the positions that the model has learned."""
 
     def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the first layer, before dropout: scaled embeddings (B, L, d) at positions (L,)."""

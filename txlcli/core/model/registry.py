@@ -20,20 +20,12 @@ ARCHITECTURES: dict[str, type[LanguageModel]] = {
 
 
 def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
-    """Return a model with fresh weights.
-
-    Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
-    """
+    """Return a model with fresh weights."""
     return ARCHITECTURES[settings.arch](settings, vocab_size)
 
 
 def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
-    """Count the parameters of a model on the meta device: nothing is allocated.
-
-    Raises:
-        RecipeError: a cutoff lies beyond the vocabulary.
-    """
+    """Count the parameters of a model on the meta device: nothing is allocated."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -338,9 +338,6 @@ class TransformerXL(LanguageModel):
 
         All layers have one shape, so one compilation serves all. The default attention stays as it is, and so do
         embedding and softmax; FlexAttention is compiled with the layer.
-
-        Raises:
-            UsageError: PyTorch cannot compile for the model's device here.
         """
         check_compiler(self.device, "compile", "leave out --compile, or --set train.compile=false for a run")
         compile_across_ddp_buckets()

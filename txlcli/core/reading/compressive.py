@@ -91,9 +91,6 @@ class CompressiveReader(Reader):
         in_windows: each text is a window of up to M tokens, with nothing before it.
         by_tokens: a segment ends after every L tokens, however many of them arrive at once; by default after every call
             of `read`.
-
-    Raises:
-        MemoryError: keys and values are larger than the free memory of a CPU.
     """
 
     model: CompressiveTransformer

@@ -66,10 +66,6 @@ class Decoder(Reader):
             CUDA, where launching kernels takes longer than running them.
         replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
         capture_graph: makes the CUDA graphs.
-
-    Raises:
-        UsageError: the model has learned fewer positions than the period.
-        MemoryError: the buffer is larger than the free memory of a CPU.
     """
 
     model: TransformerXL

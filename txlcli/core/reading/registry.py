@@ -29,9 +29,6 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
         settings: L, M and the limits on distance; of a model with a recurrent state only L counts.
         batch_size: B, in place of that of the settings.
         precision: of matrix products.
-
-    Raises:
-        UsageError: the model has learned fewer positions than a segment has.
     """
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
 
@@ -39,11 +36,7 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
 def make_token_reader(
     model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
 ) -> Reader:
-    """Return a reader of single tokens, which sees at each token what `make_reader` sees in whole segments.
-
-    Raises:
-        UsageError: the model has learned fewer positions than a segment has.
-    """
+    """Return a reader of single tokens, which sees at each token what `make_reader` sees in whole segments."""
     if model.has_recurrent_state or not model.settings.has_attention:  # neither depends on segments
         return make_reader(model, settings, batch_size=batch_size, precision=precision)
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision, by_tokens=True)
@@ -52,11 +45,7 @@ def make_token_reader(
 def make_window_reader(
     model: LanguageModel, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
 ) -> Reader:
-    """Return a reader that holds one window of N tokens, and nothing before it.
-
-    Raises:
-        UsageError: the model has learned fewer positions than the window has.
-    """
+    """Return a reader that holds one window of N tokens, and nothing before it."""
     chunk = min(CHUNK, attn_len)
     settings = EvalSettings(seg_len=chunk, mem_len=attn_len, max_distance=max_distance, same_length="off")
     return READERS[model.settings.arch](model, settings, batch_size=windows, precision=precision, in_windows=True)

@@ -39,11 +39,7 @@ class Sampling:
 
 
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precision: str) -> Reader:
-    """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory.
-
-    Raises:
-        UsageError: the model has learned fewer positions than a segment has.
-    """
+    """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
     if not model.has_recurrent_state and settings.mem_len == 0:
         return WindowReader(model, attn_len=settings.seg_len, precision=precision, max_distance=settings.max_distance)
     new_reader = make_token_reader if model.settings.depends_on_segments else make_reader
@@ -74,20 +70,13 @@ def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -
         context: (T,) tokens, at least one.
         options: for sampling.
         seed: the same seed gives the same tokens.
-
-    Raises:
-        RunError: see `continue_text`.
     """
     reader.reset()
     yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))
 
 
 def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
-    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read.
-
-    Raises:
-        RunError: the model's probabilities are not numbers.
-    """
+    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read."""
     candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     while True:

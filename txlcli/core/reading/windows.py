@@ -53,9 +53,6 @@ def score_windows(
         precision: of matrix products.
         on_tokens: called with the number of tokens scored so far.
         share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
-
-    Raises:
-        UsageError: the model has learned fewer positions than the window has.
     """
     device = model.device
     input_ids, target_ids = (torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (inputs, targets))
@@ -100,9 +97,6 @@ class WindowReader(Reader):
         attn_len: N.
         precision: of matrix products.
         max_distance: distances beyond it share one encoding.
-
-    Raises:
-        UsageError: the model has learned fewer positions than the window has.
     """
 
     def __init__(self, model: LanguageModel, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
