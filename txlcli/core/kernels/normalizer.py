@@ -86,7 +86,6 @@ class TorchRows:
         self._buffer: Tensor | None = None
 
     def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        """Add a block of logits to the log normalizers, and note those of chosen ids."""
         column, inside = _columns(chosen, ids)
         logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
         largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
@@ -96,7 +95,6 @@ class TorchRows:
     def gradient(
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of a block of logits, and its sums over tokens."""
         grad = torch.sub(logits, total[:, None], out=self._view(logits.shape, total))  # (t, c)
         grad.exp_().mul_(grad_total[:, None])
         column, inside = _columns(chosen, ids)

@@ -25,7 +25,6 @@ class TritonRows:
     spends_logits = True
 
     def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        """Add a block of logits (t, c) to the log normalizers (t,), and note the logits of the chosen ids (t,)."""
         if logits.numel():
             kernels.accumulate_kernel[len(logits),](
                 logits, total, logit, chosen, logits.shape[1], ids.start, logits.stride(0), IDS=IDS_OF_ROW, num_warps=8

@@ -120,11 +120,9 @@ class CompressedMemory(GrowingMemory):
 
     @property
     def length(self) -> int:
-        """Number of slots and positions."""
         return self._compressed.shape[1] + self._memory.shape[1]
 
     def end_segment(self, layer_input: Tensor, remembered: Tensor) -> None:
-        """Compress what leaves the memory, since the segment has ended."""
         total = self._memory.shape[1] + remembered.shape[1]
         count = leaving_count(total, self.mem_len, self.layer.compression.rate)
         kept = total - count if self.mem_len else 0
@@ -144,7 +142,6 @@ class CompressedMemory(GrowingMemory):
         return slots
 
     def after(self, remembered: Tensor) -> Memory:
-        """Return memory and compressed memory after the segment, as `end_segment` has left them."""
         return self._after
 
 
@@ -169,24 +166,20 @@ class CompressiveTransformer(TransformerXL):
         return self.settings.compression == "convolution"
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return the memory before the first token: empty, or visible zeros in all positions and slots."""
         compressed_len = self.settings.compressed_len if mem_len and self.memory_starts_full else 0
         recent = super().first_memory(batch_size, mem_len)
         return recent + [tensor.new_zeros(batch_size, compressed_len, self.settings.d_model) for tensor in recent]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory of full length; only its shape and dtype matter."""
         compressed_len = self.settings.compressed_len if mem_len else 0
         recent = super().full_memory(batch_size, mem_len)
         return recent + [tensor.new_zeros(batch_size, compressed_len, self.settings.d_model) for tensor in recent]
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
-        """Return True if positions and slots have the number that they have after a long text."""
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
     def check_memory(self, memory: Memory) -> None:
-        """Check that all layers have the same number of positions, and of slots."""
         for part in (memory[: len(self.layers)], memory[len(self.layers) :]):
             super().check_memory(part)
 

@@ -125,7 +125,6 @@ class ShawEncoding(Encoding):
         self.distance_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """Return (b), with position keys from the tables of the layers."""
         last = len(self.distance_tables[0]) - 1
         distances = _distances(reach, last if max_distance is None else min(last, max_distance), like)
         keys = (split_heads(table[distances], self.settings.n_heads) for table in self.distance_tables)
@@ -136,7 +135,6 @@ class SinusoidEncoding(Encoding):
     """Vaswani et al. (2017): sinusoids of positions, added once, to the embeddings."""
 
     def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
-        """Return the sum of embeddings and sinusoids."""
         return embedded + distance_encoding(positions, self.settings.d_model).to(embedded.dtype)
 
 
@@ -150,7 +148,6 @@ class LearnedEncoding(Encoding):
         self.position_tables = nn.ParameterList(nn.Parameter(table) for table in tables)
 
     def check_positions(self, count: int) -> None:
-        """Refuse positions that have no vector."""
         n_positions = len(self.position_tables[0])
         if count > n_positions:
             raise UsageError(
@@ -159,7 +156,6 @@ class LearnedEncoding(Encoding):
             )
 
     def add_to_layer_input(self, hidden: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """Return the sum of hidden states and the vectors of the layer."""
         return hidden + self.position_tables[layer][positions]
 
 
@@ -198,7 +194,6 @@ class AlibiEncoding(Encoding):
     """Press et al. (2022): a penalty that grows with the distance, at a fixed slope for each head."""
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """Return the penalties (H, n); all layers share them."""
         slopes = torch.tensor(alibi_slopes(self.settings.n_heads), dtype=torch.float64, device=like.device)
         penalty = -slopes[:, None] * _distances(reach, max_distance, like)
         return [ScoreTerms(reach, distance_bias=penalty.to(like.dtype))] * self.settings.n_layers
@@ -229,7 +224,6 @@ class T5Encoding(Encoding):
         self.bucket_biases = nn.Parameter(torch.empty(settings.n_heads, self.BUCKETS))
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        """Return the biases (H, n) of the distances n - 1 .. 0; all layers share them."""
         bias = self.bucket_biases[:, self.buckets(_distances(reach, max_distance, like))]
         return [ScoreTerms(reach, distance_bias=bias)] * self.settings.n_layers
 

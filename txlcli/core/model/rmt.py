@@ -39,11 +39,9 @@ class RecurrentMemoryTransformer(TransformerXL):
         return True
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory without a state, which then is the trained one, and without tokens."""
         return self._memory(batch_size, 0)
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory with a state of zeros."""
         return self._memory(batch_size, self.settings.n_memory_tokens)
 
     def _memory(self, batch_size: int, count: int) -> Memory:
@@ -52,11 +50,9 @@ class RecurrentMemoryTransformer(TransformerXL):
         return [state, like.new_zeros(batch_size, 0, dtype=torch.int64)]
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
-        """Return True if there is a state, and no segment has begun."""
         return memory[0].shape[1] > 0 and memory[1].shape[1] == 0
 
     def check_memory(self, memory: Memory) -> None:
-        """Check that there is no state, or one vector for each memory token."""
         count = memory[0].shape[1]
         if count not in (0, self.settings.n_memory_tokens):
             raise ValueError(f"a state of {count} memory tokens instead of {self.settings.n_memory_tokens}")

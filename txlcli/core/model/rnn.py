@@ -46,12 +46,10 @@ class Lstm(RecurrentLayer):
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
 
     def first_state(self, batch_size: int, like: Tensor) -> State:
-        """Return h and c, (B, W) each, all zeros."""
         zeros = like.new_zeros(batch_size, self.lstm.hidden_size)
         return zeros, zeros.clone()
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read (B, L, inputs) -> (B, L, W), and h and c after it."""
         dtype = state[0].dtype
         if hidden.shape[1] == 1:
             # The kernel for segments repacks its weights at each call, which takes longer than one token.
@@ -88,7 +86,6 @@ class Qrnn(RecurrentLayer):
         return like.new_zeros(batch_size, width), like.new_zeros(batch_size, self.window - 1, inputs)
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read (B, L, inputs) -> (B, L, W), and c and the last inputs after it."""
         before, past = state
         length = hidden.shape[1]
         extended = torch.cat([past, hidden], dim=1)  # (B, window - 1 + L, inputs)
@@ -145,12 +142,10 @@ class RecurrentModel(LanguageModel):
                 nn.init.normal_(parameter, 0.0, self.settings.init_std)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return the state of every layer before the first token, zeros."""
         like = self.embedding.tables[0]
         return [tensor for layer in self.layers for tensor in layer.first_state(batch_size, like)]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return the first memory: a state does not grow with the text."""
         return self.first_memory(batch_size, mem_len)
 
     def pack(self, dtype: torch.dtype) -> None:
@@ -160,7 +155,6 @@ class RecurrentModel(LanguageModel):
                 module.pack(dtype)
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Read one segment (B, L): return the last hidden states (B, L, d) and the new memory, detached."""
         # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         new_memory: Memory = []

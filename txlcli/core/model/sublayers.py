@@ -32,7 +32,6 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(settings.dropout_rate("inner_dropout"), variational=settings.variational_dropout)
 
     def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this sublayer."""
         self.ff_1.pack(dtype)
         self.ff_2.pack(dtype)
 
@@ -54,12 +53,10 @@ class SwigluFeedForward(FeedForward):
         self.ff_gate = Linear(settings.d_model, settings.inner_width, bias=settings.parts.biases == "all")
 
     def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this sublayer."""
         super().pack(dtype)
         self.ff_gate.pack(dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(B, L, d) -> (B, L, d)."""
         gate, inner = self.ff_gate(hidden, wide=True), self.ff_1(hidden, wide=True)  # (B, L, F), or wider, then zeros
         projected: Tensor = self.ff_2(self.dropout(F.silu(gate) * inner))
         return projected
@@ -85,7 +82,6 @@ class GruGate(nn.Module):
         self.update_bias = nn.Parameter(torch.empty(d_model))
 
     def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this gate."""
         for matrix in (self.w_r, self.w_z, self.w_g, self.u_r, self.u_z, self.u_g):
             matrix.pack(dtype)
 

@@ -84,7 +84,6 @@ class Layer(nn.Module):
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def pack(self, dtype: torch.dtype) -> None:
-        """`LanguageModel.pack` for this layer."""
         backends.pack(self.attention, dtype)
         for part in (self.feed_forward, self.attention_gate, self.feed_forward_gate):
             if part is not None:
@@ -195,7 +194,6 @@ class GrowingMemory(Past):
         return [update_memory(self._memory, remembered, mem_len=self.mem_len)]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return projected keys and values (B, H, M + L, D) of memory and segment."""
         if not self.length:
             return keys, values
         # A resumed run may have another precision than the one that its memory was saved in.
@@ -269,7 +267,6 @@ class TransformerXL(LanguageModel):
 
     @property
     def memory_starts_full(self) -> bool:
-        """True if the memory is full of zeros before the first token."""
         return self.settings.memory_start == "zeros"
 
     def reset_parameters(self) -> None:
@@ -299,34 +296,28 @@ class TransformerXL(LanguageModel):
         return [self.softmax.biases[0].new_zeros(batch_size, length, self.settings.d_model) for _ in self.layers]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory of full length, (B, M, d) for each layer; only its shape and dtype matter."""
         shape = (batch_size, self.memory_size(mem_len), self.settings.d_model)
         return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
     def check_memory(self, memory: Memory) -> None:
-        """Check that the memories of all layers have the same length."""
         lengths = [tensor.shape[1] for tensor in memory]
         if len(set(lengths)) > 1:
             raise ValueError(f"memory of {lengths} positions in the layers")
 
     def recompute(self, enabled: bool) -> None:
-        """Let backward passes compute logits and attention probabilities again, instead of keeping them."""
         super().recompute(enabled)
         self._recompute = enabled
         self.set_attention_backend(self._backend)
 
     def pack(self, dtype: torch.dtype) -> None:
-        """Lay out the matrices of attention and feed-forward for reading."""
         for layer in self.layers:
             layer.pack(dtype)
 
     @property
     def attention_backend(self) -> AttentionBackend:
-        """The attention backend."""
         return self._backend
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
-        """Compute attention with this backend from now on; the function stays the same."""
         self._backend: AttentionBackend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
         for layer in self.layers:

@@ -89,8 +89,7 @@ class CompressiveReader(Reader):
         batch_size: B, in place of that of the settings.
         precision: of matrix products.
         in_windows: each text is a window of up to M tokens, with nothing before it.
-        by_tokens: a segment ends after every L tokens, however many of them arrive at once; by default after every call
-            of `read`.
+        by_tokens: see `Reader`.
     """
 
     model: CompressiveTransformer
@@ -105,9 +104,9 @@ class CompressiveReader(Reader):
         in_windows: bool = False,
         by_tokens: bool = False,
     ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision)
+        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
         sizes = model.settings
-        self._batch_size, self._in_windows, self._by_tokens = batch_size, in_windows, by_tokens
+        self._batch_size, self._in_windows = batch_size, in_windows
         self._mem_len, self._slots = settings.mem_len, settings.compressed_len or sizes.compressed_len
         most = sizes.memory_keys(settings.mem_len, self._slots) + sizes.compression_rate - 1 + settings.seg_len
         heads = 2 * sizes.n_layers * batch_size * sizes.n_heads * sizes.d_head
@@ -118,12 +117,10 @@ class CompressiveReader(Reader):
 
     @property
     def housekeeping_interval(self) -> int:
-        """L: slots are made when a segment ends."""
-        return self.seg_len
+        return self.seg_len  # slots are made when a segment ends
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """Forget everything that was read."""
         self._read_before = 0
         memory = self.model.first_memory(self._batch_size, 0 if self._in_windows else self._mem_len)
         layers = list(self.model.layers)
@@ -135,34 +132,7 @@ class CompressiveReader(Reader):
                 for layer, hidden, slots in zip(layers, memory[: len(layers)], memory[len(layers) :], strict=True)
             ]
 
-    @torch.inference_mode()
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
-        return self.read_last(tokens, count=tokens.shape[1])
-
-    @torch.inference_mode()
-    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d)."""
-        hidden, after = [], tokens.shape[1]
-        for part in self._parts(tokens):
-            after -= part.shape[1]  # positions after this part
-            hidden.append(self._run(part, count=min(part.shape[1], max(0, count - after))))
-        return torch.cat(hidden, dim=1)
-
-    def _parts(self, tokens: Tensor) -> Iterator[Tensor]:
-        """Cut tokens (B, T) where segments end."""
-        first = self.seg_len - self._in_segment
-        yield tokens[:, :first]
-        if tokens.shape[1] > first:
-            yield from tokens[:, first:].split(self.seg_len, dim=1)
-
-    @property
-    def _in_segment(self) -> int:
-        """Number of tokens of the present segment that were read by earlier calls."""
-        return self._read_before % self.seg_len if self._by_tokens else 0
-
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        """Read a part of a segment (B, l); return the last hidden states of its last `count` positions."""
         first, length = self._in_segment, tokens.shape[1]
         stream = torch.arange(self._read_before, self._read_before + length, device=self.device)
         with self._autocast:

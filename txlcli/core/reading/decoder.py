@@ -60,8 +60,7 @@ class Decoder(Reader):
         memory_start: the memory before the first token; the model's own by default.
         in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
             by default they count in segments.
-        by_tokens: a segment ends after every L tokens, however many of them arrive at once, so each token sees what it
-            sees in a whole segment; by default it ends after every call of `read`.
+        by_tokens: see `Reader`.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
         replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
@@ -84,7 +83,7 @@ class Decoder(Reader):
         replay_segments: bool | None = None,
         capture_graph: CaptureGraph | None = None,
     ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision)
+        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
         self.mem_len = model.memory_size(mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
@@ -111,13 +110,11 @@ class Decoder(Reader):
             self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
         self._period = mem_len if in_windows else seg_len  # tokens after which absolute positions begin anew
         model.encoding.check_positions(self._period)
-        self._by_tokens = by_tokens
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
         self._capture_graph = capture_graph or GraphsOfOnePool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
         self._graph_step: GraphStep | None = None  # made when the first single token is read
         self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
-        self._read_before = 0  # tokens, since the text began
         self.reset()
 
     @torch.inference_mode()
@@ -144,12 +141,10 @@ class Decoder(Reader):
 
     @property
     def housekeeping_interval(self) -> int:
-        """Tokens from one slide of the buffer to the next."""
         return self.capacity - self.mem_len
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """Forget everything that was read."""
         self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
         if self._zeros:
             self._remember_zeros(self._zeros)
@@ -181,36 +176,7 @@ class Decoder(Reader):
                 keys, values = (tensor.expand(-1, -1, len(positions), -1) for tensor in (keys, values))
                 buffer.write(keys if rotation is None else rotation.apply(keys), values, at)
 
-    @torch.inference_mode()
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
-        return self.read_last(tokens, count=tokens.shape[1])
-
-    @torch.inference_mode()
-    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d).
-
-        The last layer projects keys for all positions but attends from those `count` alone.
-        """
-        hidden, before = [], tokens.shape[1] - count
-        for part in self._parts(tokens):
-            hidden.append(self._run(part, count=min(part.shape[1], max(0, part.shape[1] - before))))
-            before -= part.shape[1]
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
-
-    def _parts(self, tokens: Tensor) -> list[Tensor]:
-        """Cut tokens (B, T) into parts of up to L tokens; by tokens, a part ends where the present segment ends."""
-        left = self.seg_len - self._in_segment
-        first, others = tokens[:, :left], tokens[:, left:]
-        return [first, *others.split(self.seg_len, dim=1)] if others.shape[1] else [first]
-
-    @property
-    def _in_segment(self) -> int:
-        """Number of tokens of the present segment that were read by earlier calls."""
-        return self._read_before % self.seg_len if self._by_tokens else 0
-
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        """Read a segment (B, l); return the last hidden states of its last `count` positions."""
         self._make_room(tokens.shape[1])
         key_len = self._range.end + tokens.shape[1] - self._range.start
         reach = min(key_len, self._limit or key_len)

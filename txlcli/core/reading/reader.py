@@ -24,14 +24,18 @@ class Reader(ABC):
         model: its weights must not change while the reader is used, which copies some now and reads others later.
         seg_len: the longest segment that will be read.
         precision: of matrix products.
+        by_tokens: a segment ends after every L tokens, however many of them arrive at once, so each token sees what it
+            sees in a whole segment; by default it ends after every call of `read`.
     """
 
-    def __init__(self, model: LanguageModel, *, seg_len: int, precision: str) -> None:
+    def __init__(self, model: LanguageModel, *, seg_len: int, precision: str, by_tokens: bool = False) -> None:
         self.model = self._prepare(model, precision)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
         self.seg_len = seg_len
         self.device = model.device
         self._autocast = autocast(self.device, precision)
+        self._by_tokens = by_tokens
+        self._read_before = 0  # tokens, since the text began
 
     def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
         """Return what is read in place of the model: a copy, laid out for reading."""
@@ -47,12 +51,36 @@ class Reader(ABC):
         """Forget everything that was read."""
 
     @abstractmethod
+    def _run(self, tokens: Tensor, *, count: int) -> Tensor:
+        """Read a segment or a part of it (B, l); return the last hidden states of its last `count` positions."""
+
+    @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
+        return self.read_last(tokens, count=tokens.shape[1])
 
-    @abstractmethod
+    @torch.inference_mode()
     def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d)."""
+        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d).
+
+        The last layer projects keys for all positions but attends from those `count` alone.
+        """
+        hidden, after = [], tokens.shape[1]
+        for part in self._parts(tokens):
+            after -= part.shape[1]  # positions after this part
+            hidden.append(self._run(part, count=min(part.shape[1], max(0, count - after))))
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+
+    def _parts(self, tokens: Tensor) -> list[Tensor]:
+        """Cut tokens (B, T) into parts of up to L tokens; by tokens, a part ends where the present segment ends."""
+        left = self.seg_len - self._in_segment
+        first, others = tokens[:, :left], tokens[:, left:]
+        return [first, *others.split(self.seg_len, dim=1)] if others.shape[1] else [first]
+
+    @property
+    def _in_segment(self) -> int:
+        """Number of tokens of the present segment that were read by earlier calls."""
+        return self._read_before % self.seg_len if self._by_tokens else 0
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -101,31 +129,16 @@ class StateReader(Reader):
 
     @property
     def housekeeping_interval(self) -> int:
-        """One token: every token is the same work."""
-        return 1
+        return 1  # every token is the same work
 
     def reset(self) -> None:
-        """Forget everything that was read."""
         self.state: Memory = self.model.first_memory(self._batch_size, self._first_len)
         """The model's memory after the tokens read so far."""
 
-    @torch.inference_mode()
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
+    def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         with self._autocast:
             hidden, self.state = self.model(tokens, self.state, mem_len=self._mem_len)
-        return hidden
-
-    @torch.inference_mode()
-    def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        """Read (B, T), T any length, and return the last hidden states of the last `count` positions, (B, count, d)."""
-        last, after = [], tokens.shape[1]
-        for segment in tokens.split(self.seg_len, dim=1):
-            hidden = self.read(segment)
-            after -= segment.shape[1]  # positions after this segment
-            if after < count:
-                last.append(hidden[:, max(0, hidden.shape[1] + after - count) :])
-        return torch.cat(last, dim=1)
+        return hidden[:, hidden.shape[1] - count :]
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:

@@ -106,27 +106,20 @@ class WindowReader(Reader):
 
     @property
     def housekeeping_interval(self) -> int:
-        """1: every token is the same work."""
-        return 1
+        return 1  # every token is the same work
 
     def reset(self) -> None:
-        """Forget everything that was read."""
         self._reader.reset()
         self._window = self._window[:, :0]
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (1, l) and return its last hidden states (1, l, d)."""
-        return self.read_last(tokens, count=tokens.shape[1])
-
     def read_last(self, tokens: Tensor, count: int = 1) -> Tensor:
-        """Read (1, T) and return the last hidden states of the last `count` positions, (1, count, d)."""
         first = tokens.shape[1] - count + 1  # tokens up to the first position that counts
-        hidden = [self._extend(tokens[:, :first])]
-        hidden += [self._extend(tokens[:, at : at + 1]) for at in range(first, tokens.shape[1])]
+        hidden = [self._run(tokens[:, :first], count=1)]
+        hidden += [self._run(tokens[:, at : at + 1], count=1) for at in range(first, tokens.shape[1])]
         return torch.cat(hidden, dim=1)
 
-    def _extend(self, tokens: Tensor) -> Tensor:
-        """Read (1, T) and return the last hidden state of the last position, (1, 1, d)."""
+    def _run(self, tokens: Tensor, *, count: int) -> Tensor:
+        """Read (1, T) and return the last hidden state of the last position, (1, 1, d); `count` is 1."""
         window_len = self._window.shape[1]
         self._window = torch.cat([self._window, tokens], dim=1)[:, -self.seg_len :]
         if window_len + tokens.shape[1] <= self.seg_len:  # the window still grows: what was read stays valid
