@@ -1,4 +1,4 @@
-"""The guides of CONTRIBUTING.md: each diff is applied to a copy of the source, and what it adds is used."""
+"""The guides of docs/extending.md: each diff is applied to a copy of the source, and what it adds is used."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "CONTRIBUTING.md"
+GUIDE = ROOT / "docs" / "extending.md"
 RECIPE = """
 [corpus]
 store = "own"
@@ -47,7 +47,7 @@ for command in json.loads(sys.argv[2]):
 """
 
 pytestmark = [
-    pytest.mark.skipif(not GUIDE.exists(), reason="no CONTRIBUTING.md here"),
+    pytest.mark.skipif(not GUIDE.exists(), reason="no docs here"),
     pytest.mark.skipif(shutil.which("git") is None, reason="git applies the diffs"),
 ]
 
