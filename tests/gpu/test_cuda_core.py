@@ -260,6 +260,8 @@ def test_dynamic_evaluation_in_tf32_is_close_to_that_in_fp32():
 
 CAPTURE_THAT_WAITS = """
 import torch
+from txlcli.core.kernels.cuda_graph import capture
+from txlcli.errors import UsageError
 matrix = torch.ones(3, device="cuda")
 def wait():
     matrix.sum().item()

@@ -14,7 +14,6 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import TrainingError
-from txlcli.runs.run_directory import Run
 from txlcli.workflows.training.out_of_memory import explained
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -123,10 +122,9 @@ def test_steps_are_timed_by_events_without_waiting_between_them():
     assert not all(done)
 
 
-def test_a_training_that_needs_more_than_the_card_has_names_what_would_fit(tmp_path):
+def test_a_training_that_needs_more_than_the_card_has_names_what_would_fit():
     total = torch.cuda.get_device_properties(CUDA).total_memory
     settings = recipe.load("stdlib", ["train.batch_size=4096", "train.seg_len=64"])
-    run = Run(tmp_path, "stdlib", settings, vocab_fingerprint="", vocab_size=V, parameters=0, metric="bpc")
-    with pytest.raises(TrainingError) as caught, explained(run, CUDA, 1):
+    with pytest.raises(TrainingError) as caught, explained(settings, V, CUDA, 1):
         torch.empty(2 * total, dtype=torch.uint8, device=CUDA)
     assert re.search(r"^out of memory \(tried to allocate [\d.]+ GiB\); a step needs about ", str(caught.value))

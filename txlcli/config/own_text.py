@@ -9,6 +9,6 @@ RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "pt
 
 
 def is_store(name: str, data_dir: Path) -> bool:
-    """Return True if a name is that of a token store, and neither a recipe file nor a packaged recipe."""
+    """Return True if a name belongs to a token store, and neither a recipe file nor a packaged recipe."""
     is_recipe = Path(name).is_file() or name.removesuffix(".toml") in recipe.packaged_names()
     return not is_recipe and (data_dir / f"{name}.h5").is_file()

@@ -62,7 +62,7 @@ def _cannot_be_recipe(path: Path) -> bool:
 
 
 def packaged(recipe: str) -> tuple[str, str]:
-    """Return the name and the text of a packaged recipe, even if the current folder has a file of that name."""
+    """Return the name and the text of a packaged recipe, even if the current directory has a file of that name."""
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
         is_file = recipe.endswith(".toml")
@@ -113,7 +113,7 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
             raise RecipeError(f"--set {text}: write it as section.key=value{hint}")
         _known_section(section, f"--set {text}")
         keys = result.setdefault(section, {})
-        if isinstance(keys, dict):  # `resolve` refuses anything else
+        if isinstance(keys, dict):  # `resolve` rejects anything else
             keys[key] = _parse_value(value.strip(), name.strip(), is_text=_takes_text(section, key))
     return result
 
@@ -247,7 +247,7 @@ def _known_section(section: str, where: str) -> None:
 
 
 def setting_names() -> list[str]:
-    """Return all settings as section.key; those of [model] are the settings of all architectures."""
+    """Return all settings as section.key; [model] has the settings of all architectures."""
     classes: dict[str, list[Any]] = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
     names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
     return list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Describes every setting, for people and as a JSON Schema, from the dataclasses that check recipes."""
+"""Describes every setting, in words and as a JSON Schema, from the dataclasses that check recipes."""
 
 import ast
 import dataclasses
@@ -128,7 +128,7 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _schema_of_all(same: list[Key]) -> dict[str, Any]:
-    """Return the JSON Schema of keys of one name, which may differ by arch: that of the first, or any of them."""
+    """Return the JSON Schema of keys of one name, which may differ by arch: one schema, or any of several."""
     schemas = [key.json_schema() for key in same]
     described = ("description", "default")
     limits = [{word: value for word, value in schema.items() if word not in described} for schema in schemas]

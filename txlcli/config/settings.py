@@ -36,7 +36,7 @@ AnyCount = Annotated[int, Range("greater than 0", above=0, most=math.inf)]
 
 
 def plain_name(path: Path, *, otherwise: str) -> str:
-    """Derive the name of a store or a run from a file or folder; `otherwise` if no character of its name remains."""
+    """Derive the name of a store or a run from a file or directory; `otherwise` if no character of its name remains."""
     name = path.stem if path.is_file() else path.name
     return re.sub(r"[^\w.+-]+", "-", name).strip("+-.")[:_LONGEST_NAME] or otherwise
 

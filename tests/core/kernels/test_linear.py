@@ -20,14 +20,15 @@ from txlcli.core.kernels.linear import (
     should_pack,
     use_onednn,
 )
-from txlcli.core.kernels.private import has_onednn, onednn_has_bf16
+from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
 EVERYWHERE = OneDnnUse(fp32=True, bf16=onednn_has_bf16(), min_columns=1)
 NOWHERE = OneDnnUse(fp32=False, bf16=False)
 
-needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch has no oneDNN on this machine")
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="PyTorch has no oneDNN on this machine")
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_other_products_are_left_to_pytorch(case):
 @pytest.mark.parametrize(
     ("cpuinfo", "capability", "expected"),
     [
-        ("vendor_id\t: AuthenticAMD\n", "AVX512", has_onednn()),
+        ("vendor_id\t: AuthenticAMD\n", "AVX512", HAS_ONEDNN),
         ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
         ("vendor_id\t: GenuineIntel\n", "AVX512", False),
         (None, "AVX512", False),  # not Linux

@@ -128,8 +128,8 @@ def test_lengths_need_few_kernels(reports, monkeypatch):
 def test_kernels_of_the_softmax_spill_no_registers(capability, dtype, monkeypatch):
     collected = {}
     for name in ("accumulate", "gradient"):
-        kernel = getattr(normalizer_triton.kernels, f"{name}_kernel")
-        monkeypatch.setattr(normalizer_triton.kernels, f"{name}_kernel", Compiler(name, kernel, collected))
+        kernel = getattr(normalizer_triton, f"{name}_kernel")
+        monkeypatch.setattr(normalizer_triton, f"{name}_kernel", Compiler(name, kernel, collected))
     logits, chosen, rows = draw(64, 4096).to(dtype), torch.arange(64), normalizer_triton.TritonRows()
     with compiling_for(capability):
         rows.accumulate(logits, chosen, slice(0, 4096), draw(64).float(), draw(64).float())

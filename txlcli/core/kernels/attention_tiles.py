@@ -21,7 +21,7 @@ from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.compilation import not_compiled
 from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
-from txlcli.core.kernels.dropout_mask import keep_mask
+from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace
 
@@ -29,7 +29,7 @@ _first_tiles_only = ContextVar("_first_tiles_only", default=False)
 
 
 def first_tiles_only() -> AbstractContextManager[None]:
-    """Compute the tiles of the first sequences only inside this block: to forecast the memory, which is that of all."""
+    """Compute only the tiles of the first sequences inside this block, to forecast the memory that all tiles share."""
     return setting(_first_tiles_only, True)
 
 

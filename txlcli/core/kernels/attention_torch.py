@@ -34,7 +34,7 @@ def _seen_blocks(seg_len: int, key_len: int, reach: int, device: torch.device) -
         distance = query + (key_len - seg_len) - at
         return (distance >= 0) & (distance < reach)
 
-    with torch.inference_mode(False):  # a training may use it later
+    with torch.inference_mode(False):  # a training run may use it later
         return create_block_mask(seen, None, None, seg_len, key_len, device=str(device))
 
 

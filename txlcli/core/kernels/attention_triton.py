@@ -145,7 +145,7 @@ def _forward(
 
 
 def _combine(parts: Tensor, log_total: Tensor, like: Tensor) -> Tensor:
-    """Return the output (B, H, L, D) of all keys from those of S splits and their log normalizers."""
+    """Combine the outputs of S splits by their log normalizers: the output (B, H, L, D) of all keys."""
     splits, batch_size, heads, seg_len, width = parts.shape
     if splits == 1:
         return parts[0]

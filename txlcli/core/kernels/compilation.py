@@ -24,8 +24,8 @@ OLDEST_CAPABILITY = (8, 0)
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep torch.compile from tracing a function, as torch.compiler.disable does, without importing the compiler.
 
-    The import takes as long as that of the rest of PyTorch, and reading a text with a model needs no compiler. Whatever
-    traces functions has imported it before.
+    The compiler takes as long to import as the rest of PyTorch, and reading a text with a model does not need it. Code
+    that traces functions has imported it before.
     """
     disabled: list[Callable[P, R]] = []  # made once
 
@@ -53,7 +53,7 @@ class Toolchain:
 
     @classmethod
     def of(cls, device: torch.device) -> "Toolchain":
-        """Look what is there for a device."""
+        """Inspect the machine."""
         try:
             triton = importlib.metadata.version("triton")
         except importlib.metadata.PackageNotFoundError:
@@ -65,16 +65,16 @@ class Toolchain:
 def check_attention(
     backend: str, device: torch.device, *, d_head: int | None, toolchain: Toolchain | None = None
 ) -> None:
-    """Refuse an attention backend that does not work on the device; "auto" works everywhere.
+    """Raise a UsageError if an attention backend does not work on the device; "auto" works everywhere.
 
-    FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support lengths that vary, as
-    those of a memory do.
+    FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support the varying
+    lengths of a memory.
 
     Args:
         backend: name of the attention backend.
         device: that the model is on.
         d_head: head width D of the model; None without attention.
-        toolchain: for Triton's kernels; by default that of the machine.
+        toolchain: for Triton's kernels; by default the installed one.
     """
     if backend == "triton":
         _check_triton(toolchain or Toolchain.of(device), d_head)

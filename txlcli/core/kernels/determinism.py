@@ -21,7 +21,7 @@ NO_KERNEL = "does not have a deterministic implementation"
 def check_deterministic(
     device: torch.device, *, processes: int, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Refuse a training whose numbers may differ from run to run."""
+    """Raise a UsageError if the numbers of a training run could differ when it is repeated."""
     if device.type != "cuda":
         return
     if processes > 1:

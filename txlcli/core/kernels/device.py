@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 def pick_device(name: str) -> torch.device:
     """Return the device called "auto", "cpu" or "cuda"; auto is CUDA if it is available.
 
-    In a training of several processes, each gets the CUDA device of its local rank.
+    With several processes, each gets the CUDA device of its local rank.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
@@ -60,7 +60,7 @@ def _check_tf32(device: torch.device) -> None:
 
 
 def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:
-    """Return the dtype of the operands of products: that of the weights, unless the precision has 16 bits."""
+    """Return the dtype of the operands of products: the weights' own, unless the precision has 16 bits."""
     return weights if DTYPES[precision] == torch.float32 else DTYPES[precision]
 
 
@@ -125,7 +125,7 @@ def row_multiple(device: torch.device) -> int:
 
 
 def row_multiple_of_products(operand: Tensor) -> int:
-    """Return the number that row lengths of the operands of a training's products should be a multiple of.
+    """Return the number that row lengths of the operands of products in training should be a multiple of.
 
     Only products of 16 bits and in TF32 gain from aligned rows. torch.compile pads where it finds that faster.
     """

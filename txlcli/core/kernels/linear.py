@@ -8,7 +8,7 @@ torch.compile chooses between the libraries itself.
 Under bf16 autocast, training casts each weight again in the backward pass. Autocast would keep the casts of all weights
 from the forward pass, half as large as the weights themselves.
 
-On CUDA, training pads the rows of operands in 16 bits or TF32 whose length is no multiple of 8, when it casts them.
+On CUDA, training pads the rows of operands in 16 bits or TF32 whose length is not a multiple of 8, when it casts them.
 
 While weights do not change, they can be packed into the layout that the processor reads fastest. Products of a few rows
 then take half the time, of 80 rows 10 to 20 % less, of 800 rows 3 to 5 % less (measured in fp32 and bf16).
@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, setting
-from txlcli.core.kernels.private import has_onednn, onednn_has_bf16, onednn_linear, onednn_reorder
+from txlcli.core.kernels.private import onednn_has_bf16, onednn_linear, onednn_reorder
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -78,7 +78,7 @@ def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
     except OSError:
         return False
     measured = "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return measured and has_onednn()
+    return measured and torch.backends.mkldnn.is_available()
 
 
 def should_pack(weight: Tensor, dtype: torch.dtype) -> bool:

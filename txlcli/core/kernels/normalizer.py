@@ -164,7 +164,7 @@ def _normalize(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block.
 
-    If the numbers of ids and columns are no `multiple`, ids with a logit of -inf and columns of zeros are added.
+    If the numbers of ids and columns are not a `multiple`, ids with a logit of -inf and columns of zeros are added.
     """
     dtype = _product_dtype(hidden, table)
     exact = torch.promote_types(dtype, torch.float32)
@@ -196,7 +196,7 @@ def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
 
 
 class _Normalizer(torch.autograd.Function):
-    """`normalize`, whose gradient is softmax times the normalizer's, plus that of the chosen logit."""
+    """`normalize`; the gradient of the logits is softmax times the normalizer's, plus the chosen logit's."""
 
     @staticmethod
     def forward(

@@ -78,7 +78,7 @@ def launch_of(kernel: Kernel, dtype: torch.dtype, width: int) -> Launch:
 
 
 def check_shape(query: torch.Tensor) -> None:
-    """Refuse queries (B, H, L, D) that the kernels of attention do not support."""
+    """Raise a UsageError if the kernels of attention do not support queries (B, H, L, D)."""
     lanes, heads, _, width = query.shape
     if query.dtype not in KERNEL_DTYPES:
         raise UsageError(f"attention triton computes in float32, bfloat16 or float16, not in {query.dtype}; take auto")

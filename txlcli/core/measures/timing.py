@@ -71,7 +71,7 @@ class HostClock:
     """Times steps on the host, for devices where a call returns when its work is done.
 
     Args:
-        seconds: the time; by default that of the wall.
+        seconds: the time; by default wall time.
     """
 
     def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
@@ -339,7 +339,7 @@ def best_windows(
 def peak_memory(device: torch.device) -> Iterator[list[int]]:
     """Yield a list that holds the peak memory of the block in bytes after it; it stays empty if that is unknown.
 
-    On CUDA it is the memory of tensors; on a CPU that of the whole process (Linux only, if the mark can be reset).
+    On CUDA it is the memory of tensors; on a CPU of the whole process (Linux only, if the mark can be reset).
     """
     peak_bytes: list[int] = []
     if device.type == "cuda":

@@ -146,7 +146,7 @@ class LanguageModel(nn.Module, ABC):
             memory: from the segment before.
             mem_len: M.
             part: the positions whose losses count.
-            progress: share of the training that is done, 0 to 1.
+            progress: share of the training steps that are done, 0 to 1.
         Returns:
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """

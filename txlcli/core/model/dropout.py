@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.kernels.dropout_mask import keep_mask, mask_scale
+from txlcli.core.kernels.dropout import keep_mask, mask_scale
 
 
 class Dropout(nn.Module):

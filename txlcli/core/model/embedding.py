@@ -86,7 +86,7 @@ class AdaptiveEmbedding(nn.Module):
         projection = self.bands[number].projection
         if projection is None:
             return vectors
-        # The residual sums start here, so never in 16 bits; besides, a cast of the matrix costs more than it saves.
+        # The residual sums start here, so never in 16 bits; moreover, a cast of the matrix costs more than it saves.
         with torch.autocast(vectors.device.type, enabled=False):
             return linear(vectors, self.projections[str(projection)])
 

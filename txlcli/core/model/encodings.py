@@ -1,4 +1,4 @@
-"""Encodings of positions: those of Table 6 and later ones, as classes beside each other.
+"""Encodings of positions: the encodings of Table 6 and later ones, one class each.
 
 An encoding has four hooks of the forward pass. It may add vectors to the embeddings, add vectors to what every layer
 reads, rotate queries and keys, and add terms to the attention score. A fifth hook initializes its parameters.
@@ -46,12 +46,12 @@ class Encoding(nn.Module):
     def reset_parameters(self) -> None:
         """Initialize parameters that do not begin like the model's.
 
-        The model calls this after it has initialized all parameters, those of the encoding included: matrices are
+        The model calls this after it has initialized all parameters, including the encoding's: matrices are
         normal with `init_std`, vectors are zeros. What `__init__` writes into a parameter is overwritten.
         """
 
     def check_positions(self, count: int) -> None:
-        """Refuse segments or windows longer than the positions that the model has learned."""
+        """Raise a UsageError if a segment or window is longer than the positions that the model has learned."""
 
     def add_to_embedding(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the first layer, before dropout: scaled embeddings (B, L, d) at positions (L,)."""

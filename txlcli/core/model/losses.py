@@ -28,7 +28,7 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
     """Return the weight of the losses of layer 1 .. N, which falls to 0 at progress l / 2N (Al-Rfou et al. 2018).
 
-    The weight of the last layer is always 1. The paper states where each layer ends, not how its weight falls; here it
+    The weight of the last layer is always 1. The paper says where each layer ends, not how its weight falls; here it
     falls linearly.
     """
     if layer == n_layers:

@@ -1,4 +1,4 @@
-"""Parts of a layer beside attention, those of the paper and later ones: normalization, feed-forward sublayer, gates.
+"""Parts of a layer other than attention, of the paper and later ones: normalization, feed-forward sublayer, gates.
 
 Axes: B batch, L segment, d model width, F inner width.
 """
@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.dropout import relu_dropout
 from txlcli.core.kernels.linear import Linear
-from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.model.dropout import Dropout
 
 
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
 class SwigluFeedForward(FeedForward):
     """SwiGLU (Shazeer 2020): W_2 (silu(W_gate h) * W_1 h), with two thirds of the inner width, so equally many weights.
 
-    Its activation is PyTorch's; the fused operation of `core.kernels.relu_dropout` is the paper's.
+    Its activation is PyTorch's; the fused operation of `core.kernels.dropout` is the paper's.
     """
 
     def __init__(self, settings: TransformerSettings) -> None:

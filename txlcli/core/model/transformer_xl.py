@@ -19,9 +19,9 @@ from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.dropout import relu_dropout
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.kernels.private import compile_across_ddp_buckets
-from txlcli.core.kernels.relu_dropout import relu_dropout
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attention
@@ -41,7 +41,7 @@ class Past(ABC):
 
     @abstractmethod
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the past followed by those of the segment, which a past may also store.
+        """Return the keys and values of past and segment; a past may also store the segment's.
 
         Args:
             keys: (B, H, L, D).
@@ -105,7 +105,7 @@ class Layer(nn.Module):
 
         Args:
             hidden: the output of the layer below.
-            past: keys and values before the segment; it may remember those of the segment.
+            past: keys and values before the segment; it may store the segment's.
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
         Returns:
@@ -262,7 +262,7 @@ class TransformerXL(LanguageModel):
 
     @property
     def has_idle_weights(self) -> bool:
-        """True with auxiliary classifiers, whose schedule ends before the training does."""
+        """True with auxiliary classifiers, whose schedule ends before training does."""
         return self.auxiliary is not None
 
     @property
@@ -417,7 +417,7 @@ class TransformerXL(LanguageModel):
         return [GrowingMemory(layer, past, mem_len=kept) for layer, past in zip(self.layers, memory, strict=True)]
 
     def _joined(self, memories: Sequence[Memory]) -> Memory:
-        """Return the memory of the model from those of the layers."""
+        """Join the memories of the layers to the memory of the model."""
         return [tensor for of_layer in memories for tensor in of_layer]
 
     def _read(

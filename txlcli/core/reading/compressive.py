@@ -40,7 +40,7 @@ class KeptMemory(Past):
 
     @classmethod
     def of(cls, layer: CompressiveLayer, hidden: Tensor, slots: Tensor, rotation: Rotation | None) -> "KeptMemory":
-        """Project the first memory; the rotation is that of its positions."""
+        """Project the first memory, whose positions have this rotation."""
         keys, values = layer.attention.project_keys_values(layer.attention_input(hidden))
         slot_keys, slot_values = layer.attention.project_keys_values(layer.attention_input(slots))
         keys = keys if rotation is None else rotation.apply(keys)
@@ -52,7 +52,7 @@ class KeptMemory(Past):
         return self.slot_keys.shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep keys and values (B, H, l, D); return those of slots, memory and present segment."""
+        """Keep keys and values (B, H, l, D); return all of slots, memory and present segment."""
         self.keys = torch.cat([self.keys.to(keys.dtype), keys], dim=2)
         self.values = torch.cat([self.values.to(values.dtype), values], dim=2)
         slots = self.slot_keys if self.slot_rotation is None else self.slot_rotation.apply(self.slot_keys)
@@ -86,7 +86,7 @@ class CompressiveReader(Reader):
     Args:
         model: its weights must not change while the reader is used.
         settings: L, M, C and the limit on distances.
-        batch_size: B, in place of that of the settings.
+        batch_size: B, in place of the one in the settings.
         precision: of matrix products.
         in_windows: each text is a window of up to M tokens, with nothing before it.
         by_tokens: see `Reader`.

@@ -3,8 +3,8 @@
 The weights do not change here, so keys and values stay as they were projected, in a buffer that slides, and distances
 are projected once. It computes the same function as `TransformerXL.forward` with memory.
 
-If memory keeps layer outputs, those of a segment are projected when it ends, and replace the keys and values of its
-layer inputs.
+If memory keeps layer outputs, they are projected when a segment ends, and replace the keys and values of its layer
+inputs.
 
 Axes: B batch, L segment, M memory, H heads, D head width, d model width, n distances.
 """
@@ -55,7 +55,7 @@ class Decoder(Reader):
     Args:
         model: its weights must not change while the decoder is used, which copies some now and reads others later.
         settings: M, the longest segment that will be read, and the limits on distance.
-        batch_size: B, in place of that of the settings.
+        batch_size: B, in place of the one in the settings.
         precision: of matrix products and of the buffer.
         memory_start: the memory before the first token; the model's own by default.
         in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
@@ -155,7 +155,7 @@ class Decoder(Reader):
         self._write([zero] * len(self._buffers), torch.arange(-count, 0, device=self.device), at=0)
 
     def _remember_outputs(self, count: int) -> None:
-        """Replace the keys and values of the segment that has ended, of `count` tokens, by those of layer outputs."""
+        """Replace the keys and values of the segment that has ended, `count` tokens, by projected layer outputs."""
         assert self._outputs is not None
         kept = min(count, self.mem_len)
         positions = torch.arange(self._read_before - kept, self._read_before, device=self.device)

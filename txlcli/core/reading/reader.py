@@ -108,7 +108,7 @@ class StateReader(Reader):
     Args:
         model: its weights must not change while the reader is used.
         settings: M, and the longest segment that will be read.
-        batch_size: B, in place of that of the settings.
+        batch_size: B, in place of the one in the settings.
         precision: of matrix products.
         in_windows: each text is a window, with nothing before it.
     """

@@ -27,7 +27,7 @@ def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int
     Args:
         model: in any mode.
         settings: L, M and the limits on distance; of a model with a recurrent state only L counts.
-        batch_size: B, in place of that of the settings.
+        batch_size: B, in place of the one in the settings.
         precision: of matrix products.
     """
     return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
