@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from txlcli.config import model_settings, settings
+from txlcli.config import model_settings, recipe, settings
 from txlcli.config.model_settings import (
     MODELS,
     CompressiveSettings,
@@ -278,8 +278,34 @@ def test_the_limits_of_a_range_are_valid(section, changed):
     assert vars(build(section, **changed)).items() >= changed.items()
 
 
+TRAINED, READ = SECTIONS["train"][1], SECTIONS["eval"][1]
+OF_STATE = {"train": TRAINED | {"seg_len": 6, "mem_len": 0}, "eval": READ | {"mem_len": 0}}
+ATTENTION = SECTIONS["model"][1]
+BASES = {
+    "transformer": {"model": ATTENTION, "train": TRAINED, "eval": READ},
+    "compressive": {
+        "model": ATTENTION | {"arch": "compressive", "compressed_len": 5, "compression_rate": 2},
+        "train": TRAINED | {"seg_len": 6},
+        "eval": READ | {"same_length": "off"},
+    },
+    "rmt": {
+        "model": ATTENTION | {"arch": "rmt", "segment_len": 3},
+        "train": OF_STATE["train"],
+        "eval": OF_STATE["eval"] | {"same_length": "off"},
+    },
+    "lstm": {"model": {"arch": "lstm", "n_layers": 3, "d_model": 7}, **OF_STATE},
+    "qrnn": {"model": {"arch": "qrnn", "n_layers": 3, "d_model": 7}, **OF_STATE},
+}
+"""Settings of a small model of each architecture, to which the others below are changes."""
+
+
+def resolve(arch, *changes):
+    table = {"corpus": {"store": "enwik8"}, **BASES[arch]}
+    return recipe.resolve(recipe.override(table, changes), where="here")
+
+
 def build_rnn(arch, **changed):
-    return RnnSettings(**{"arch": arch, "n_layers": 3, "d_model": 7, **changed})
+    return RnnSettings(**{**BASES[arch]["model"], **changed})
 
 
 def test_recurrent_layers_have_the_configured_widths_and_windows():
@@ -294,119 +320,191 @@ def test_recurrent_layers_have_the_configured_widths_and_windows():
     assert not build("model").recurrent_state
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        *[
-            ({key: value}, f"{key} must be greater than 0, not {value}")
-            for key in ("d_hidden", "window")
-            for value in (0, -2)
-        ],
-        ({"n_layers": 1, "d_hidden": 11}, "d_hidden must be left out with one layer, which is d_model wide, not 11"),
-        ({"arch": "lstm", "window": 2}, 'window must be left out with arch = "lstm", not 2'),
-        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
+LEARNED, NO_MEMORY = "model.position=learned", "train.mem_len=0"
+NO_ATTENTION = 'with arch = "lstm", which has no layers with attention'
+STATE = "its state is its memory"
+REJECTED = [
+    *[
+        ("qrnn", f"model.{key}={n}", f"{key} must be greater than 0, not {n}")
+        for key in ("d_hidden", "window")
+        for n in (0, -2)
+    ],
+    (
+        "qrnn",
+        "model.n_layers=1 model.d_hidden=11",
+        "d_hidden must be left out with one layer, which is d_model wide, not 11",
+    ),
+    ("lstm", "model.window=2", 'window must be left out with arch = "lstm", not 2'),
+    ("qrnn", "model.dropout=1.0", "dropout must be at least 0 and less than 1, not 1.0"),
+    ("qrnn", "model.arch=gru", "arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'"),
+    *[
+        ("lstm", f"train.{key}=true", f"{key} must be false {NO_ATTENTION}, not True")
+        for key in ("recompute", "compile", "cuda_graph")
+    ],
+    ("lstm", "train.attention=sdpa", f"attention must be auto {NO_ATTENTION}, not 'sdpa'"),
+    ("qrnn", "train.mem_len=5", f'mem_len must be 0 with arch = "qrnn": {STATE}, not 5'),
+    ("qrnn", "train.valid_seg_len=3", f'valid_seg_len must be left out with arch = "qrnn": {STATE}, not 3'),
+    ("qrnn", "eval.mem_len=5", f'mem_len must be 0 with arch = "qrnn": {STATE}, not 5'),
+    ("qrnn", "eval.max_distance=5", f'max_distance must be left out with arch = "qrnn": {STATE}, not 5'),
+    ("qrnn", "eval.same_length=off", f"""same_length must be left out with arch = "qrnn": {STATE}, not 'off'"""),
+    *[
+        (arch, "eval.compressed_len=3", 'compressed_len must be left out unless model.arch = "compressive", not 3')
+        for arch in ("transformer", "lstm")
+    ],
+    ("transformer", "model.word_dropout=0.1 train.seg_len=1", "word_dropout must be 0 with train.seg_len = 1, not 0.1"),
+    (
+        "transformer",
+        "train.roll_lanes=true corpus.shuffle_sentences=true",
+        "roll_lanes must be false with corpus.shuffle_sentences, not True",
+    ),
+    (
+        "transformer",
+        "train.deterministic=true train.attention=flex",
+        "attention must be auto, reference, sdpa or triton with deterministic, not 'flex'",
+    ),
+    *[
         (
-            {"arch": "gru"},
-            "arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'",
-        ),
+            arch,
+            "train.attention=flex model.attention_dropout=0.1",
+            'attention_dropout must be 0 with train.attention = "flex", not 0.1',
+        )
+        for arch in ("transformer", "rmt")
     ],
-    ids=str,
-)
-def test_a_recurrent_model_out_of_range_is_refused(changed, message):
-    with pytest.raises(RecipeError) as caught:
-        build_rnn(changed.pop("arch", "qrnn"), **changed)
-    assert str(caught.value) == f"[model] {message}"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("recompute", True, "false"),
-        ("compile", True, "false"),
-        ("cuda_graph", True, "false"),
-        ("attention", "sdpa", "auto"),
+    (
+        "transformer",
+        "train.attention=sdpa train.recompute=true",
+        'recompute must be false unless attention = "auto", not True',
+    ),
+    *[
+        ("transformer", f"train.cuda_graph=true train.{change}", message)
+        for change, message in (
+            ("accumulate=2", "accumulate must be 1 with cuda_graph, not 2"),
+            ("recompute=true", "recompute must be false with cuda_graph, not True"),
+            ("precision=fp16", "precision must be fp32, tf32 or bf16 with cuda_graph, not 'fp16'"),
+            ("attention=flex", "attention must be auto, reference or sdpa with cuda_graph, not 'flex'"),
+        )
     ],
-)
-def test_attention_settings_are_refused_for_recurrent_models(key, value, expected):
-    train = build("train", mem_len=0, **{key: value})
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build_rnn("lstm"), train, build("eval", mem_len=0))
-    assert str(caught.value) == (
-        f'[train] {key} must be {expected} with arch = "lstm", which has no layers with attention, not {value!r}'
-    )
-
-
-def test_word_dropout_needs_segments_of_two_tokens_or_more():
-    train = build("train", seg_len=1)
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build("model", word_dropout=0.1), train, build("eval"))
-    assert str(caught.value) == "[model] word_dropout must be 0 with train.seg_len = 1, not 0.1"
-
-
-def test_rolled_lanes_are_refused_with_shuffled_sentences():
-    train = build("train", roll_lanes=True)
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus", shuffle_sentences=True), build("model"), train, build("eval"))
-    assert str(caught.value) == "[train] roll_lanes must be false with corpus.shuffle_sentences, not True"
-
-
-def test_flex_attention_is_refused_where_every_run_must_give_the_same_bits():
-    with pytest.raises(RecipeError) as caught:
-        build("train", deterministic=True, attention="flex")
-    assert str(caught.value) == (
-        "[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'"
-    )
-
-
-def test_flex_attention_refuses_attention_dropout():
-    train = build("train", attention="flex")
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build("model", attention_dropout=0.1), train, build("eval"))
-    assert str(caught.value) == '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1'
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"accumulate": 2, "batch_size": 4}, "accumulate must be 1 with cuda_graph, not 2"),
-        ({"recompute": True}, "recompute must be false with cuda_graph, not True"),
-        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16 with cuda_graph, not 'fp16'"),
-        ({"attention": "flex"}, "attention must be auto, reference or sdpa with cuda_graph, not 'flex'"),
+    *[
+        ("transformer", f"train.parallel=fsdp train.{change}", message)
+        for change, message in (
+            ("precision=fp16", """precision must be fp32, tf32 or bf16 with parallel = "fsdp", not 'fp16'"""),
+            ("compile=true", 'compile must be false with parallel = "fsdp", not True'),
+        )
     ],
-    ids=str,
-)
-def test_a_cuda_graph_needs_a_whole_step_without_loss_scaling(changed, message):
-    with pytest.raises(RecipeError) as caught:
-        build("train", cuda_graph=True, **changed)
-    assert str(caught.value) == f"[train] {message}"
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"precision": "fp16"}, "precision must be fp32, tf32 or bf16 with parallel = \"fsdp\", not 'fp16'"),
-        ({"compile": True}, 'compile must be false with parallel = "fsdp", not True'),
+    *[
+        (
+            "transformer",
+            f"train.cuda_graph=true {change}",
+            "cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose operations differ between "
+            "steps, not True",
+        )
+        for change in ("model.cutoffs=[2]", f"model.auxiliary_losses=true {LEARNED} model.n_positions=99")
     ],
-    ids=str,
-)
-def test_divided_weights_refuse_loss_scaling_and_compiled_layers(changed, message):
-    assert build("train", **changed).parallel == "ddp"
-    with pytest.raises(RecipeError) as caught:
-        build("train", parallel="fsdp", **changed)
-    assert str(caught.value) == f"[train] {message}"
+    ("transformer", f"{LEARNED} model.n_positions=4", "[train] seg_len must be at most model.n_positions (4), not 5"),
+    (
+        "transformer",
+        f"{LEARNED} model.n_positions=6 train.valid_seg_len=7",
+        "valid_seg_len must be at most model.n_positions (6), not 7",
+    ),
+    (
+        "transformer",
+        f"{LEARNED} model.n_positions=5 {NO_MEMORY} eval.mem_len=0 eval.seg_len=6",
+        "[eval] seg_len must be at most model.n_positions (5), not 6",
+    ),
+    (
+        "transformer",
+        f"{LEARNED} model.n_positions=5 {NO_MEMORY}",
+        '[eval] mem_len must be 0 with position = "learned" and train.mem_len = 0, not 7',
+    ),
+    (
+        "transformer",
+        f"{LEARNED} model.n_positions=6 model.window=7 {NO_MEMORY} eval.mem_len=0",
+        "window must be at most model.n_positions (6) without memory: no segment is longer, not 7",
+    ),
+    (
+        "transformer",
+        f"model.memory_source=layer_output {NO_MEMORY}",
+        """memory_source must be "layer_input" with train.mem_len = 0, not 'layer_output'""",
+    ),
+    (
+        "transformer",
+        f"model.position=sinusoid {NO_MEMORY}",
+        '[eval] mem_len must be 0 with position = "sinusoid" and train.mem_len = 0, not 7',
+    ),
+    *[
+        (arch, f"model.{change}", f"{message.format(arch=arch)}")
+        for arch in ("compressive", "rmt")
+        for change, message in (
+            ("window=4", 'window must be left out with arch = "{arch}", not 4'),
+            (
+                "position=sinusoid",
+                """position must be an encoding of distances, or none, with arch = "{arch}", not 'sinusoid'""",
+            ),
+            ("auxiliary_losses=true", 'auxiliary_losses must be false with arch = "{arch}", not True'),
+        )
+    ],
+    (
+        "compressive",
+        "model.memory_source=layer_output",
+        """memory_source must be "layer_input" with arch = "compressive", not 'layer_output'""",
+    ),
+    ("compressive", "model.compression_rate=1", "compression_rate must be 2 or more, not 1"),
+    ("compressive", "model.compressed_len=0", "compressed_len must be greater than 0, not 0"),
+    ("compressive", NO_MEMORY, 'mem_len must be greater than 0 with model.arch = "compressive", not 0'),
+    ("compressive", "train.seg_len=7", "seg_len must be a multiple of model.compression_rate (2), not 7"),
+    (
+        "compressive",
+        "eval.same_length=m",
+        """same_length must be "off" with model.arch = "compressive": queries see all of its memory, not 'm'""",
+    ),
+    ("compressive", "eval.compressed_len=0", "[eval] compressed_len must be greater than 0, not 0"),
+    (
+        "rmt",
+        "model.memory_source=layer_output",
+        f"""memory_source must be "layer_input" with arch = "rmt": {STATE}, not 'layer_output'""",
+    ),
+    ("rmt", "model.memory_start=zeros", f"""memory_start must be "empty" with arch = "rmt": {STATE}, not 'zeros'"""),
+    ("rmt", "model.n_memory_tokens=0", "n_memory_tokens must be greater than 0, not 0"),
+    (
+        "rmt",
+        "train.seg_len=7",
+        "seg_len must be a multiple of model.segment_len (3): gradients pass through that many segments, not 7",
+    ),
+    ("rmt", "train.mem_len=7", f'mem_len must be 0 with arch = "rmt": {STATE}, not 7'),
+    ("rmt", "eval.mem_len=7", f'[eval] mem_len must be 0 with arch = "rmt": {STATE}, not 7'),
+    ("rmt", "eval.same_length=m", f"""same_length must be "off" with arch = "rmt": {STATE}, not 'm'"""),
+    ("rmt", "eval.max_distance=4", 'max_distance must be left out, or "none", with position = "relative", not 4'),
+    *[
+        (
+            "transformer",
+            f"{change} eval.max_distance=3",
+            f'max_distance must be left out, or "none", with {shown}, not 3',
+        )
+        for change, shown in (
+            ("model.position=sinusoid", 'position = "sinusoid"'),
+            (f"{LEARNED} model.n_positions=11", 'position = "learned"'),
+            ("model.position=rotary model.d_head=4", 'position = "rotary"'),
+            ("model.position=alibi", 'position = "alibi"'),
+            ("model.position=none", 'position = "none"'),
+        )
+    ],
+]
+"""Architecture, changes, and the error, which begins with a changed section unless it names another."""
 
 
-@pytest.mark.parametrize("changed", [{"cutoffs": (2,)}, {"auxiliary_losses": True}], ids=str)
-def test_a_cuda_graph_is_refused_if_operations_differ_between_steps(changed):
-    if "auxiliary_losses" in changed:
-        changed |= {"position": "learned", "n_positions": 99}
-    train = build("train", cuda_graph=True, mem_len=0)
+@pytest.mark.parametrize("arch", BASES)
+def test_the_settings_to_which_the_others_are_changes_are_valid(arch):
+    assert resolve(arch).model.arch == arch
+
+
+@pytest.mark.parametrize(("arch", "changes", "message"), REJECTED, ids=str)
+def test_settings_that_do_not_suit_each_other_are_rejected(arch, changes, message):
+    changes = changes.split()
+    sections = {change.partition(".")[0] for change in changes}
     with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build("model", **changed), train, build("eval", mem_len=0))
-    assert str(caught.value) == (
-        "[train] cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose operations differ "
-        "between steps, not True"
-    )
+        resolve(arch, *changes)
+    expected = [message] if message.startswith("[") else [f"[{section}] {message}" for section in sections]
+    assert str(caught.value).removeprefix("here: ") in expected
 
 
 @pytest.mark.parametrize(
@@ -422,7 +520,7 @@ def test_no_size_exceeds_the_largest_count(section, key):
     assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
 
 
-def test_layers_and_bands_that_would_take_forever_to_build_are_refused():
+def test_layers_and_bands_that_would_take_forever_to_build_are_rejected():
     assert build("model", n_layers=1000).n_layers == 1000
     with pytest.raises(RecipeError) as caught:
         build("model", n_layers=1_000_000_000)
@@ -437,236 +535,15 @@ def test_seeds_and_parameter_counts_may_exceed_the_largest_count():
     assert build("published", parameters=2**40).parameters == 2**40
 
 
-def test_recompute_needs_the_default_attention():
-    with pytest.raises(RecipeError) as caught:
-        build("train", attention="sdpa", recompute=True)
-    assert str(caught.value) == '[train] recompute must be false unless attention = "auto", not True'
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "expected"),
-    [
-        ("train", "mem_len", 5, "0"),
-        ("train", "valid_seg_len", 3, "left out"),
-        ("eval", "mem_len", 5, "0"),
-        ("eval", "max_distance", 5, "left out"),
-        ("eval", "same_length", "off", "left out"),
-    ],
-)
-def test_memory_settings_are_refused_for_recurrent_models(section, key, value, expected):
-    none = {"mem_len": 0}
-    more = {"train": dict(none), "eval": dict(none)}
-    more[section][key] = value
-    parts = {name: build(name, **more[name]) for name in more}
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build_rnn("qrnn"), **parts)
-    assert (
-        str(caught.value)
-        == f'[{section}] {key} must be {expected} with arch = "qrnn": its state is its memory, not {value!r}'
-    )
-    Settings(build("corpus"), build("model"), **parts)
-    Settings(build("corpus"), build_rnn("lstm"), train=build("train", **none), eval=build("eval", **none))
-
-
-@pytest.mark.parametrize(
-    ("model", "train", "evaluation", "message"),
-    [
-        (
-            {"position": "learned", "n_positions": 4},
-            {},
-            {},
-            "[train] seg_len must be at most model.n_positions (4), not 5",
-        ),
-        (
-            {"position": "learned", "n_positions": 6},
-            {"valid_seg_len": 7},
-            {},
-            "[train] valid_seg_len must be at most model.n_positions (6), not 7",
-        ),
-        (
-            {"position": "learned", "n_positions": 5},
-            {"mem_len": 0},
-            {"mem_len": 0, "seg_len": 6},
-            "[eval] seg_len must be at most model.n_positions (5), not 6",
-        ),
-        (
-            {"position": "learned", "n_positions": 5},
-            {"mem_len": 0},
-            {},
-            '[eval] mem_len must be 0 with position = "learned" and train.mem_len = 0, not 7',
-        ),
-        (
-            {"position": "learned", "n_positions": 6, "window": 7},
-            {"mem_len": 0},
-            {"mem_len": 0},
-            "[model] window must be at most model.n_positions (6) without memory: no segment is longer, not 7",
-        ),
-        (
-            {"memory_source": "layer_output"},
-            {"mem_len": 0},
-            {},
-            """[model] memory_source must be "layer_input" with train.mem_len = 0, not 'layer_output'""",
-        ),
-        (
-            {"position": "sinusoid"},
-            {"mem_len": 0},
-            {},
-            '[eval] mem_len must be 0 with position = "sinusoid" and train.mem_len = 0, not 7',
-        ),
-    ],
-)
-def test_memory_and_lengths_must_suit_absolute_positions(model, train, evaluation, message):
-    parts = {"train": build("train", **train), "eval": build("eval", **evaluation)}
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), build("model", **model), **parts)
-    assert str(caught.value) == message
-    Settings(build("corpus"), build("model"), **parts)  # distances mean the same everywhere
-
-
-def build_compressive(**changed):
-    own = {"arch": "compressive", "compressed_len": 5, "compression_rate": 2}
-    return CompressiveSettings(**{**SECTIONS["model"][1], **own, **changed})
-
-
-@pytest.mark.parametrize(
-    ("model", "train", "evaluation", "message"),
-    [
-        ({"window": 4}, {}, {}, '[model] window must be left out with arch = "compressive", not 4'),
-        (
-            {"memory_source": "layer_output"},
-            {},
-            {},
-            """[model] memory_source must be "layer_input" with arch = "compressive", not 'layer_output'""",
-        ),
-        (
-            {"position": "sinusoid"},
-            {},
-            {},
-            """[model] position must be an encoding of distances, or none, with arch = "compressive", not 'sinusoid'""",
-        ),
-        (
-            {"auxiliary_losses": True},
-            {},
-            {},
-            '[model] auxiliary_losses must be false with arch = "compressive", not True',
-        ),
-        ({"compression_rate": 1}, {}, {}, "[model] compression_rate must be 2 or more, not 1"),
-        ({"compressed_len": 0}, {}, {}, "[model] compressed_len must be greater than 0, not 0"),
-        (
-            {},
-            {"mem_len": 0},
-            {},
-            '[train] mem_len must be greater than 0 with model.arch = "compressive", not 0',
-        ),
-        ({}, {"seg_len": 7}, {}, "[train] seg_len must be a multiple of model.compression_rate (2), not 7"),
-        (
-            {},
-            {},
-            {"same_length": "m"},
-            """[eval] same_length must be "off" with model.arch = "compressive": queries see all of its memory, """
-            """not 'm'""",
-        ),
-        ({}, {}, {"compressed_len": 0}, "[eval] compressed_len must be greater than 0, not 0"),
-    ],
-)
-def test_a_compressed_memory_refuses_what_it_cannot_support(model, train, evaluation, message):
-    with pytest.raises(RecipeError) as caught:
-        Settings(
-            build("corpus"),
-            build_compressive(**model),
-            train=build("train", **{"seg_len": 6, **train}),
-            eval=build("eval", **{"same_length": "off", **evaluation}),
-        )
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("model", "train", "evaluation", "message"),
-    [
-        ({"window": 4}, {}, {}, '[model] window must be left out with arch = "rmt", not 4'),
-        (
-            {"memory_source": "layer_output"},
-            {},
-            {},
-            """[model] memory_source must be "layer_input" with arch = "rmt": its state is its memory, """
-            """not 'layer_output'""",
-        ),
-        (
-            {"memory_start": "zeros"},
-            {},
-            {},
-            """[model] memory_start must be "empty" with arch = "rmt": its state is its memory, not 'zeros'""",
-        ),
-        (
-            {"position": "sinusoid"},
-            {},
-            {},
-            """[model] position must be an encoding of distances, or none, with arch = "rmt", not 'sinusoid'""",
-        ),
-        ({"auxiliary_losses": True}, {}, {}, '[model] auxiliary_losses must be false with arch = "rmt", not True'),
-        ({"n_memory_tokens": 0}, {}, {}, "[model] n_memory_tokens must be greater than 0, not 0"),
-        (
-            {},
-            {"seg_len": 7},
-            {},
-            "[train] seg_len must be a multiple of model.segment_len (3): gradients pass through that many segments, "
-            "not 7",
-        ),
-        ({}, {"mem_len": 7}, {}, '[train] mem_len must be 0 with arch = "rmt": its state is its memory, not 7'),
-        ({}, {}, {"mem_len": 7}, '[eval] mem_len must be 0 with arch = "rmt": its state is its memory, not 7'),
-        (
-            {},
-            {},
-            {"same_length": "m"},
-            """[eval] same_length must be "off" with arch = "rmt": its state is its memory, not 'm'""",
-        ),
-        (
-            {},
-            {},
-            {"max_distance": 4},
-            '[eval] max_distance must be left out, or "none", with position = "relative", not 4',
-        ),
-        (
-            {"attention_dropout": 0.1},
-            {"attention": "flex"},
-            {},
-            '[model] attention_dropout must be 0 with train.attention = "flex", not 0.1',
-        ),
-    ],
-)
-def test_memory_tokens_refuse_what_they_cannot_support(model, train, evaluation, message):
-    own = {"arch": "rmt", "segment_len": 3}
-    with pytest.raises(RecipeError) as caught:
-        Settings(
-            build("corpus"),
-            RmtSettings(**{**SECTIONS["model"][1], **own, **model}),
-            train=build("train", **{"seg_len": 6, "mem_len": 0, **train}),
-            eval=build("eval", **{"mem_len": 0, "same_length": "off", **evaluation}),
-        )
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("arch", ["transformer", "lstm"])
-def test_other_models_have_no_compressed_memory(arch):
-    model, mem_len = (build("model"), 7) if arch == "transformer" else (build_rnn(arch), 0)
-    parts = {"train": build("train", mem_len=mem_len), "eval": build("eval", mem_len=mem_len, compressed_len=3)}
-    with pytest.raises(RecipeError) as caught:
-        Settings(build("corpus"), model, **parts)
-    assert str(caught.value) == '[eval] compressed_len must be left out unless model.arch = "compressive", not 3'
-
-
 def test_distances_of_a_compressed_memory_count_its_slots():
-    parts = {"train": build("train", seg_len=6, mem_len=7), "eval": build("eval", same_length="off", compressed_len=9)}
-    settings = Settings(build("corpus"), build_compressive(), **parts)
-    assert settings.evaluation_settings().max_distance == 6 + 7 + 5
+    assert resolve("compressive", "eval.compressed_len=9").evaluation_settings().max_distance == 6 + 7 + 5
 
 
-def test_a_window_fits_learned_positions_or_a_memory():
-    learned = {"position": "learned", "n_positions": 6}
-    for window, mem_len in ((6, 0), (2, 0), (7, 7)):  # with memory, a query may see more keys than positions
-        parts = build("train", mem_len=mem_len), build("eval", mem_len=mem_len)
-        settings = Settings(build("corpus"), build("model", **learned, window=window), *parts)
-        assert settings.model.attention_window == window
+@pytest.mark.parametrize(("window", "mem_len"), [(6, 0), (2, 0), (7, 7)])
+def test_a_window_fits_learned_positions_or_a_memory(window, mem_len):
+    """With memory, a query may see more keys than positions."""
+    changes = f"{LEARNED} model.n_positions=6 model.window={window} train.mem_len={mem_len} eval.mem_len={mem_len}"
+    assert resolve("transformer", *changes.split()).model.attention_window == window
 
 
 def test_a_window_limits_the_memory_that_is_kept():
@@ -676,37 +553,14 @@ def test_a_window_limits_the_memory_that_is_kept():
 
 
 def test_max_distance_defaults_to_the_trained_length_in_evaluation():
-    parts = build("corpus"), build("model"), build("train", seg_len=5, mem_len=7)
-    open_ended, limited = (Settings(*parts, build("eval", max_distance=limit)) for limit in (None, 3))
+    open_ended, limited = (resolve("transformer", f"eval.max_distance={limit}") for limit in ("none", 3))
     assert open_ended.evaluation_settings() == dataclasses.replace(open_ended.eval, max_distance=5 + 7)
     assert limited.evaluation_settings(mem_len=11) == dataclasses.replace(limited.eval, mem_len=11)
-    state = Settings(build("corpus"), build_rnn("lstm"), build("train", mem_len=0), build("eval", mem_len=0))
+    state = resolve("lstm")
     assert state.evaluation_settings(batch_size=1) == dataclasses.replace(state.eval, batch_size=1)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"position": "sinusoid"},
-        {"position": "learned", "n_positions": 11},
-        {"position": "rotary", "d_head": 4},
-        {"position": "alibi"},
-        {"position": "none"},
-    ],
-    ids=lambda model: model["position"],
-)
-def test_positions_without_learned_distances_have_no_max_distance(model):
-    position = model["position"]
-    parts = build("corpus"), build("model", **model), build("train")
-    assert Settings(*parts, build("eval")).evaluation_settings().max_distance is None
-    with pytest.raises(RecipeError) as caught:
-        Settings(*parts, build("eval", max_distance=3))
-    assert str(caught.value) == (
-        f'[eval] max_distance must be left out, or "none", with position = "{position}", not 3'
-    )
-    shaw = build("model", position="shaw", n_positions=11)
-    limited = Settings(build("corpus"), shaw, build("train"), build("eval", max_distance=3))
-    assert limited.evaluation_settings().max_distance == 3
+    assert resolve("transformer", "model.position=alibi").evaluation_settings().max_distance is None
+    shaw = resolve("transformer", "model.position=shaw", "model.n_positions=11", "eval.max_distance=3")
+    assert shaw.evaluation_settings().max_distance == 3
 
 
 @pytest.mark.parametrize(
