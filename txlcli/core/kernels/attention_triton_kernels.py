@@ -30,18 +30,9 @@ def _rows_of(
 
 @triton.jit
 def _store_rows(
-    base,
-    values,
-    stride_batch,
-    stride_head,
-    stride_row,
-    batch,
-    head,
-    rows,
-    count,
-    WIDTH: tl.constexpr,
+    base, values, stride_batch, stride_head, stride_row, batch, head, rows, count, WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
-):
+):  # fmt: skip
     """Store rows (x, PADDED) to a tensor (B, H, count, WIDTH)."""
     columns = tl.arange(0, PADDED)
     start = base + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
@@ -257,18 +248,9 @@ def backward_of_queries_kernel(
             tl.store(position_rows + place, cast, mask=seen)
         grad_query = tl.dot(cast, key, grad_query, input_precision=PRECISION)
     _store_rows(
-        grad_query_base,
-        grad_query,
-        grad_query_b,
-        grad_query_h,
-        grad_query_l,
-        batch,
-        head,
-        queries,
-        seg_len,
-        WIDTH,
+        grad_query_base, grad_query, grad_query_b, grad_query_h, grad_query_l, batch, head, queries, seg_len, WIDTH,
         PADDED,
-    )
+    )  # fmt: skip
     if POSITIONS:
         for first_column in range(0, pitch, KEYS):  # distances beyond the first key, and padding, have no gradient
             column = first_column + tl.arange(0, KEYS)[None, :]

@@ -178,17 +178,10 @@ def score_lanes(
     on_tokens: Callable[[int], None] | None = None,
     on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> tuple[Tensor, float]:
-    """Score some of the lanes; see `score`. Return their losses (b, length) on the host, and the seconds it took.
+    """Score the lanes with these numbers, given the whole stream; the other arguments are those of `score`.
 
-    Args:
-        model: as for `score`.
-        inputs: as for `score`, of all lanes.
-        targets: as for `score`, of all lanes.
-        settings: as for `score`.
-        numbers: lanes to score, from 0.
-        precision: as for `score`.
-        on_tokens: called with the number of tokens scored so far, if the other lanes are read as fast.
-        on_segment: as for `score`, of these lanes.
+    Returns their losses (b, length) on the host, and the seconds it took. `on_tokens` receives the number of tokens
+    scored so far if the other lanes are read as fast.
     """
     lanes = Lanes.of(len(targets), settings)
     losses = torch.empty(len(numbers), lanes.length, device=model.device)
@@ -213,17 +206,9 @@ def score_total(
     on_tokens: Callable[[int], None] | None = None,
     new_reader: NewReader | None = None,
 ) -> Total:
-    """Score as `score` does, and keep the sum of all losses only.
+    """Score as `score_lanes` does, all lanes by default, and keep the sum of all losses only.
 
-    Args:
-        model: as for `score`.
-        inputs: as for `score`.
-        targets: as for `score`.
-        settings: as for `score`.
-        precision: as for `score`.
-        numbers: lanes to score, from 0; all by default.
-        on_tokens: as for `score_lanes`.
-        new_reader: makes another reader of the model.
+    `new_reader` makes another reader of the model.
     """
     lanes = Lanes.of(len(targets), settings)
     numbers = range(lanes.number) if numbers is None else numbers
@@ -250,9 +235,7 @@ def _segments(
     *,
     new_reader: NewReader | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield each segment: its place in the lanes, last hidden states (B, l, d), targets and losses (B, l).
-
-    `numbers` reads these lanes only.
+    """Yield each segment of some lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
