@@ -8,7 +8,8 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.extensions import registered_slopes
 from txlcli.config.encodings import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
@@ -16,6 +17,7 @@ from txlcli.core.model.attention import distance_encoding
 from txlcli.core.model.encodings import ShawEncoding, T5Encoding, alibi_slopes
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.reading.decoder import key_limit
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
@@ -28,9 +30,16 @@ CHANGES = {
     "alibi": {"position": "alibi"},
     "t5": {"position": "t5"},
     "none": {"position": "none"},
+    "slopes": {"position": "slopes"},  # registered from outside the package
 }
-WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "shaw", "rotary", "alibi", "t5", "none"]
+WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
 BY_ORACLE = ["rotary", "alibi", "t5", "none"]
+
+
+@pytest.fixture(autouse=True)
+def slopes():
+    with registered_slopes():
+        yield
 
 
 def test_every_encoding_has_a_class_and_traits():
@@ -212,18 +221,19 @@ def test_memory_keeps_the_layer_inputs_and_is_never_changed(position):
 
 
 @pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("max_distance", [None, 3])
 @pytest.mark.parametrize(
-    ("seg_len", "mem_len", "same_length"), [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off")]
+    ("seg_len", "mem_len", "same_length"),
+    [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off"), (1, M, "off"), (1, M, "m")],
 )
-def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length):
-    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 23)
-    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
-    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
-    expected, _ = read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit)
-    decoder = make_decoder(model, batch_size=B, mem_len=mem_len, seg_len=seg_len, same_length=same_length)
-    with torch.no_grad():
-        given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
-    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length, max_distance):
+    model, tokens, limits = small_model(**CHANGES[position]), draw_tokens(B, 23), {"max_distance": max_distance}
+    limit = key_limit(same_length, mem_len)
+    expected, _ = read_segments(model, tokens, cut(23, seg_len), mem_len=mem_len, key_limit=limit, **limits)
+    options = {"batch_size": B, "mem_len": mem_len, "seg_len": seg_len, "same_length": same_length, **limits}
+    for replay_steps in (False, True) if seg_len == 1 else (False,):
+        decoder = make_decoder(model, **options, replay_steps=replay_steps)
+        torch.testing.assert_close(decoded(model, tokens, decoder, [seg_len]), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("position", CHANGES)

@@ -51,39 +51,6 @@ def test_the_score_falls_with_distance_by_the_slope_of_the_head():
             torch.testing.assert_close(given[head, i, : min(11, M + i + 1)], weights[:11], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
-def test_segments_with_memory_equal_one_long_window(backend):
-    model, tokens = slopes_model(), draw_tokens(B, 29)
-    model.set_attention_backend(backend)
-    with torch.no_grad():
-        whole, _ = read_segments(model, tokens, [29], mem_len=0)
-        parts, _ = read_segments(model, tokens, [5, 5, 1, 11, 7], mem_len=29)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("replay_steps", [False, True])
-@pytest.mark.parametrize("seg_len", [1, L])
-@pytest.mark.parametrize("max_distance", [None, 3])
-@pytest.mark.parametrize("same_length", ["off", "m"])
-def test_the_decoder_equals_the_model(seg_len, max_distance, same_length, replay_steps):
-    model, tokens = slopes_model(), draw_tokens(B, 23)
-    lengths = [part.shape[1] for part in tokens.split(seg_len, dim=1)]
-    limit = {"off": None, "m": M}[same_length]
-    expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=limit, max_distance=max_distance)
-    decoder = make_decoder(
-        model,
-        batch_size=B,
-        mem_len=M,
-        seg_len=seg_len,
-        same_length=same_length,
-        max_distance=max_distance,
-        replay_steps=replay_steps,
-    )
-    with torch.no_grad():
-        given = torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
-    torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
 def test_a_training_step_with_memory_gives_every_head_its_gradient(backend, recompute):
