@@ -9,6 +9,7 @@ the kernels that take the most time; rows of the peer compare with Hugging Face'
 import functools
 import gc
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -97,21 +98,21 @@ def training(name, changes, device, toy):
     """Time optimizer steps."""
     timed = bench(name, changes, device, toy=toy)
     yield facts(timed, name)
-    yield timed.training()
+    yield asdict(timed.training())
 
 
 def evaluation(name, changes, batch_size, device, toy):
     """Time segments with a full memory."""
     timed = bench(name, changes, device, toy=toy)
     yield facts(timed, name)
-    yield timed.evaluation(batch_size)
+    yield asdict(timed.evaluation(batch_size))
 
 
 def single_tokens(name, changes, device, toy):
     """Time one token at a time with a full memory."""
     timed = bench(name, changes, device, toy=toy)
     yield facts(timed, name)
-    yield timed.single_tokens()
+    yield asdict(timed.single_tokens())
 
 
 def profile(name, changes, device, toy, shown=30):
@@ -122,7 +123,7 @@ def profile(name, changes, device, toy, shown=30):
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CUDA if device == "cuda" else activity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
-        steps = timed.training()
+        steps = asdict(timed.training())
     found, order = profiler.key_averages(), "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     if device == "cuda":
         kernels = [event for event in found if event.device_type == torch.autograd.DeviceType.CUDA]
