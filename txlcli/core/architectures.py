@@ -1,14 +1,12 @@
 """Registration of an architecture from outside the package."""
 
-from collections.abc import Callable
-
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.core.measures import cost
 from txlcli.core.measures.cost import LayerProducts
 from txlcli.core.model import registry as models
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading import registry as readers
-from txlcli.core.reading.reader import Reader, StateReader
+from txlcli.core.reading.reader import NewReader, StateReader
 
 
 def register_architecture(
@@ -17,7 +15,7 @@ def register_architecture(
     settings: type[ModelSettings],
     model: type[LanguageModel],
     products: type[LayerProducts],
-    make_reader: Callable[..., Reader] = StateReader,
+    make_reader: NewReader = StateReader,
 ) -> None:
     """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
 
@@ -26,8 +24,7 @@ def register_architecture(
         settings: class of the [model] section.
         model: made from these settings and the vocabulary size.
         products: formulas of its operations, for `--dry-run` and `txl speed`.
-        make_reader: called as (model, evaluation settings, batch_size=, precision=), for windows of the text also with
-            in_windows=True. By default the memory is what `model.forward` returns; for subclasses of TransformerXL give
+        make_reader: by default the memory is what `model.forward` returns; for subclasses of TransformerXL give
             `core.reading.decoder.Decoder`.
 
     Raises:

@@ -8,6 +8,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 
 import copy
 from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -101,17 +102,35 @@ class Reader(ABC):
             return self.model.losses(hidden, targets)
 
 
+class NewReader(Protocol):
+    """A class or function that makes the reader of a model."""
+
+    def __call__(
+        self,
+        model: Any,  # of the class that the reader reads
+        settings: EvalSettings,
+        *,
+        batch_size: int,
+        precision: str = "fp32",
+        in_windows: bool = False,
+        by_tokens: bool = False,
+    ) -> Reader:
+        """Return a reader.
+
+        Args:
+            model: in any mode.
+            settings: M, and the longest segment that will be read.
+            batch_size: B, in place of the one in the settings.
+            precision: of matrix products.
+            in_windows: each text is a window, with nothing before it.
+            by_tokens: see `Reader`.
+        """
+
+
 class StateReader(Reader):
     """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
-    QRNN, which covers everything read before, or what another model keeps of the last M tokens.
-
-    Args:
-        model: its weights must not change while the reader is used.
-        settings: M, and the longest segment that will be read.
-        batch_size: B, in place of the one in the settings.
-        precision: of matrix products.
-        in_windows: each text is a window, with nothing before it.
-    """
+    QRNN, which covers everything read before, or what another model keeps of the last M tokens. See `NewReader` for the
+    arguments."""
 
     def __init__(
         self,
@@ -121,8 +140,9 @@ class StateReader(Reader):
         batch_size: int,
         precision: str = "fp32",
         in_windows: bool = False,
+        by_tokens: bool = False,
     ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision)
+        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
         self._batch_size, self._mem_len = batch_size, settings.mem_len
         self._first_len = 0 if in_windows else settings.mem_len
         self.reset()

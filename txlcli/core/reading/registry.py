@@ -1,23 +1,21 @@
 """The reader of each model, and evaluation settings cut to what a text can fill."""
 
 import dataclasses
-from collections.abc import Callable
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reader, StateReader
+from txlcli.core.reading.reader import NewReader, Reader, StateReader
 
-READERS: dict[str, Callable[..., Reader]] = {
+READERS: dict[str, NewReader] = {
     "transformer": Decoder,
     "compressive": CompressiveReader,
     "rmt": StateReader,
     "lstm": StateReader,
     "qrnn": StateReader,
 }
-"""Class or function that makes the reader of a model, for each value of `model.arch`; called as `make_reader` is, and
-with `in_windows=True` for windows."""
+"""What makes the reader of a model, for each value of `model.arch`."""
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 

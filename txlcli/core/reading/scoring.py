@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,8 +25,13 @@ BLOCK_TOKENS = 1 << 18
 """Tokens that are converted and sent to the device together."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
-NewReader = Callable[..., Reader]
-"""Makes a reader from evaluation settings and `batch_size`."""
+
+
+class ReaderOfBatches(Protocol):
+    """A function that makes another reader of a model."""
+
+    def __call__(self, settings: EvalSettings, *, batch_size: int) -> Reader:
+        """Return a reader of B lanes."""
 
 
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
@@ -204,7 +210,7 @@ def score_total(
     precision: str = "fp32",
     numbers: range | None = None,
     on_tokens: Callable[[int], None] | None = None,
-    new_reader: NewReader | None = None,
+    new_reader: ReaderOfBatches | None = None,
 ) -> Total:
     """Score as `score_lanes` does, all lanes by default, and keep the sum of all losses only.
 
@@ -233,7 +239,7 @@ def _segments(
     precision: str,
     numbers: range | None = None,
     *,
-    new_reader: NewReader | None = None,
+    new_reader: ReaderOfBatches | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment of some lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
