@@ -1,4 +1,4 @@
-"""The commands with LSTM and QRNN models; options without meaning for a recurrent state are refused."""
+"""The commands with LSTM and QRNN models; options without meaning for a recurrent state are rejected."""
 
 import json
 import shutil
@@ -13,16 +13,13 @@ from tests.commands.test_speed import THROUGHPUT_KEYS
 from tests.samples import sampled
 
 ARCHS = ("lstm", "qrnn")
-ATTENTION_KEYS = ("n_heads = 3\n", "d_head = 5\n", "d_inner = 11\n")
 
 
-def recipe_of(arch):
-    text = RECIPE.replace("n_layers = 2", f'arch = "{arch}"\nn_layers = 2\nd_hidden = 11').replace(
-        "mem_len = 5", "mem_len = 0"
-    )
-    for line in ATTENTION_KEYS:
-        text = text.replace(line, "")
-    return text
+def recipe_of(arch, *keys, mem_len=0):
+    """The recipe of the novel for a model without attention."""
+    lines = (line for line in RECIPE.splitlines() if not line.startswith(("n_heads", "d_head", "d_inner")))
+    model = "\n".join([f'arch = "{arch}"', "n_layers = 2", *keys])
+    return "\n".join(lines).replace("n_layers = 2", model).replace("mem_len = 5", f"mem_len = {mem_len}")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +28,7 @@ def trained(tmp_path_factory):
     write_texts(directory)
     done("prepare", directory / "novel", "--data-dir", directory / "data")
     for arch in ARCHS:
-        (directory / f"{arch}.toml").write_text(recipe_of(arch))
+        (directory / f"{arch}.toml").write_text(recipe_of(arch, "d_hidden = 11"))
         done("train", directory / f"{arch}.toml", "--data-dir", directory / "data", "--runs-dir", directory / "runs")
     return directory
 
@@ -180,7 +177,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(case[0][2:]) for case in REFUSED])
-def test_options_without_meaning_for_a_recurrent_state_are_refused(here, arch, arguments, message):
+def test_options_without_meaning_for_a_recurrent_state_are_rejected(here, arch, arguments, message):
     assert message.format(arch=arch) in refusal(*(word.format(arch=arch) for word in arguments))
 
 

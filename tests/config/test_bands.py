@@ -45,7 +45,7 @@ def test_without_cutoffs_the_vocabulary_is_one_band():
 
 
 @pytest.mark.parametrize("vocab_size", [7, 11])
-def test_a_cutoff_beyond_the_vocabulary_is_refused(vocab_size):
+def test_a_cutoff_beyond_the_vocabulary_is_rejected(vocab_size):
     with pytest.raises(RecipeError) as caught:
         make_bands(vocab_size)
     assert str(caught.value) == (

@@ -10,7 +10,7 @@ from txlcli.errors import RecipeError
 SHAPE = {"n_layers": 2, "d_model": 6, "n_heads": 3, "d_head": 5, "d_inner": 7}
 
 
-def refuse_one_layer(settings):
+def reject_one_layer(settings):
     if settings.n_layers == 1:
         raise RecipeError("[model] n_layers must be 2 or more with rings, not 1")
 
@@ -29,7 +29,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
         match="position must be one of relative, shaw, sinusoid, learned, rotary, alibi, t5, none, not 'rings'",
     ):
         section("model", {**SHAPE, "position": "rings"})
-    register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=refuse_one_layer))
+    register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer))
     settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
     assert settings.longest_window == 11
     assert settings.absolute_positions
@@ -40,7 +40,7 @@ def test_a_registered_encoding_is_accepted_as_position(register):
 
 
 def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked(register):
-    register("rings", EncodingTraits(learned_vectors=True, has_biases=True, check=refuse_one_layer))
+    register("rings", EncodingTraits(learned_vectors=True, has_biases=True, check=reject_one_layer))
     with pytest.raises(RecipeError, match="n_layers must be 2 or more with rings"):
         TransformerSettings(**SHAPE | {"n_layers": 1}, position="rings", n_positions=3)
     with pytest.raises(RecipeError, match="n_positions must be"):
@@ -75,13 +75,13 @@ def test_only_relative_encodings_score_distances(position, scored):
     assert limits_distance([position]) is False  # a damaged file may hold anything
 
 
-def test_rotary_refuses_an_odd_head_width():
+def test_rotary_rejects_an_odd_head_width():
     with pytest.raises(RecipeError, match='\\[model\\] d_head must be even with position = "rotary", not 5'):
         TransformerSettings(**SHAPE, position="rotary")
     assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
 
 
 @pytest.mark.parametrize("value", [3, True, ["relative"]])
-def test_a_position_that_is_not_text_is_refused(value):
+def test_a_position_that_is_not_text_is_rejected(value):
     with pytest.raises(RecipeError, match="position must be a word, not"):
         section("model", {**SHAPE, "position": value})

@@ -37,6 +37,6 @@ def test_a_name_is_registered_once(register):
 
 
 @pytest.mark.parametrize("value", [3, False, ["adam"]])
-def test_an_optimizer_that_is_not_text_is_refused(value):
+def test_an_optimizer_that_is_not_text_is_rejected(value):
     with pytest.raises(RecipeError, match="optimizer must be a word, not"):
         section("train", {**SIZES, "optimizer": value})

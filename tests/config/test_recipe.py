@@ -89,7 +89,7 @@ def test_a_directory_is_not_a_recipe(tmp_path, monkeypatch):
     assert recipe.load("enwik8").corpus.store == "enwik8"
 
 
-def test_an_unknown_recipe_is_refused_with_a_suggestion():
+def test_an_unknown_recipe_is_rejected_with_a_suggestion():
     with pytest.raises(UnknownNameError) as caught:
         recipe.load("recipes/enwik.toml")
     assert str(caught.value).startswith(
@@ -273,7 +273,7 @@ def test_a_byte_order_mark_is_ignored(tiny):
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.n_layers=3"]])
-def test_a_key_in_place_of_a_section_is_refused(tmp_path, overrides):
+def test_a_key_in_place_of_a_section_is_rejected(tmp_path, overrides):
     path = tmp_path / "flat.toml"
     path.write_text('model = 3\n[corpus]\nstore = "tiny"\n')
     assert refusal(str(path), *overrides).endswith(": [model] must be a section of keys")
@@ -292,7 +292,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_deep_nesting_and_endless_numbers_are_refused_at_once(tmp_path, name):
+def test_deep_nesting_and_endless_numbers_are_rejected_at_once(tmp_path, name):
     text, reason = ENDLESS[name]
     path = tmp_path / "mine.toml"
     path.write_text(TINY.replace("[corpus]\n", f"{text}\n[corpus]\n"))
@@ -310,7 +310,7 @@ def test_deep_nesting_and_endless_numbers_are_refused_at_once(tmp_path, name):
         (f"0x{DIGITS}", "a number does not fit 64 bits"),
     ],
 )
-def test_deep_nesting_and_endless_numbers_in_set_are_refused_at_once(tiny, value, reason):
+def test_deep_nesting_and_endless_numbers_in_set_are_rejected_at_once(tiny, value, reason):
     path = tiny()
     started = time.monotonic()
     assert refusal(path, f"train.lr={value}") == f"--set train.lr: {reason}; give a plain value"

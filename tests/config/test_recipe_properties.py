@@ -1,4 +1,4 @@
-"""Recipes of any values: what is accepted is kept exactly, and everything else is refused in one line."""
+"""Recipes of any values: what is accepted is kept exactly, and everything else is rejected in one line."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def outcome(texts):
 
 
 @given(changes=CHANGES)
-def test_accepted_settings_are_kept_and_others_are_refused_in_one_line(changes):
+def test_accepted_settings_are_kept_and_others_are_rejected_in_one_line(changes):
     texts = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
     settings, refusal = outcome(texts)
     if settings is None:

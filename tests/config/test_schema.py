@@ -50,7 +50,7 @@ def test_the_schema_accepts_every_packaged_recipe_which_names_it(name):
 
 
 @pytest.mark.parametrize(("section", "key", "value"), WRONG)
-def test_the_schema_and_the_program_refuse_the_same_values(section, key, value):
+def test_the_schema_and_the_program_reject_the_same_values(section, key, value):
     table = changed(section, key, value)
     assert len(errors(table)) == 1
     with pytest.raises(RecipeError, match=key):

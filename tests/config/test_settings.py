@@ -248,7 +248,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(("section", "changed", "message"), OUT_OF_RANGE, ids=str)
-def test_a_value_out_of_range_is_refused(section, changed, message):
+def test_a_value_out_of_range_is_rejected(section, changed, message):
     with pytest.raises(RecipeError) as caught:
         build(section, **changed)
     assert str(caught.value) == f"[{section}] {message}"

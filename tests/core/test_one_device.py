@@ -1,7 +1,7 @@
 """A training step and the reading of a segment stay on the model's device and never wait for its numbers.
 
 The meta device stands for an accelerator: it knows shapes and no numbers, so that whoever asks for one fails, and an
-operation on tensors of two devices is refused here. Number formats and random numbers it cannot show;
+operation on tensors of two devices is rejected here. Number formats and random numbers it cannot show;
 test_fake_cuda.py shows more of them where there is a compiler.
 """
 

@@ -29,7 +29,7 @@ ERRORS = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
 
 
 def start(device, *changes, dtype=torch.float32):
-    """Return a training of a small model on tokens whose frequencies it can learn."""
+    """Return a training run of a small model on tokens whose frequencies it can learn."""
     settings = recipe.load("stdlib", [*SIZES, *changes])
     ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)

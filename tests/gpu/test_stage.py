@@ -89,7 +89,7 @@ def test_rows_beyond_the_time_of_the_stage_are_not_run(tmp_path):
     assert stage.end() == 0
 
 
-def test_a_name_that_no_row_has_is_refused(tmp_path, capsys):
+def test_a_name_that_no_row_has_is_rejected(tmp_path, capsys):
     stage = Stage("test", facts={}, json_file=tmp_path / "results.json", minutes=1, only="evil")
     stage.run(MACHINE, number, value=1)
     assert stage.run("good", number, value=1) is None

@@ -142,7 +142,7 @@ def profile(name, changes, device, toy, shown=30):
     }
 
 
-def beside_peer(name, comparison, device, toy):
+def with_peer(name, comparison, device, toy):
     """Compare a row with the peer, in one precision of the peer."""
     try:
         importlib.import_module("tests.benchmarks.rows")
@@ -156,7 +156,7 @@ def compare_with_peer(stage, device, *, toy):
         for name in TOY_ROWS_OF_PEER if toy else ROWS_OF_PEER:
             stage.run(
                 f"peer {name}, {comparison.peer}",
-                beside_peer,
+                with_peer,
                 at_most_s=MAX_SECONDS,
                 name=name,
                 comparison=comparison,

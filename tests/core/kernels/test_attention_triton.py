@@ -202,7 +202,7 @@ def test_no_position_score_of_a_key_that_is_not_seen_counts(terms, monkeypatch):
         assert difference < 2e-5, name  # not NaN
 
 
-def test_a_second_backward_pass_is_refused():
+def test_a_second_backward_pass_is_rejected():
     tensors = cast(arguments(RELATIVE, seg_len=4, key_len=9, reach=9, width=16))
     total = call(attention_triton.attend, **tensors, reach=9).sum()
     total.backward(retain_graph=True)

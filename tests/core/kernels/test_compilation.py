@@ -83,7 +83,7 @@ def test_kernels_of_triton_run_on_gpus_since_ampere(d_head, triton, capability):
         (machine(), 129, "attention triton has heads of at most 128 units, not 129; take --attention auto"),
     ],
 )
-def test_what_the_kernels_of_triton_do_not_support_is_refused(found, d_head, message):
+def test_what_the_kernels_of_triton_do_not_support_is_rejected(found, d_head, message):
     with pytest.raises(UsageError) as caught:
         check_attention("triton", CUDA, d_head=d_head, toolchain=found)
     assert str(caught.value) == message
@@ -117,7 +117,7 @@ def test_a_cpu_has_no_compute_capability():
     ],
     ids=["width", "dtype", "lanes"],
 )
-def test_a_shape_that_the_kernels_of_triton_do_not_support_is_refused(shape, dtype, message):
+def test_a_shape_that_the_kernels_of_triton_do_not_support_is_rejected(shape, dtype, message):
     with pytest.raises(UsageError) as caught:
         check_shape(torch.empty(shape, dtype=dtype, device="meta"))
     assert str(caught.value) == message

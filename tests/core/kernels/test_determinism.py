@@ -1,4 +1,4 @@
-"""Deterministic kernels: the settings of PyTorch inside a block, and what is refused. No GPU is needed."""
+"""Deterministic kernels: the settings of PyTorch inside a block, and what is rejected. No GPU is needed."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_the_workspaces_that_the_user_has_fixed_are_kept():
         assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
 
-def test_an_operation_without_a_deterministic_kernel_is_refused_in_one_line():
+def test_an_operation_without_a_deterministic_kernel_is_rejected_in_one_line():
     with pytest.raises(UsageError) as caught, deterministic_kernels(CUDA, enabled=True, environ={}):
         torch.zeros(5).put_(torch.tensor([1]), torch.ones(1))  # has none on a CPU either
     assert str(caught.value) == (
@@ -63,7 +63,7 @@ def test_an_operation_without_a_deterministic_kernel_is_refused_in_one_line():
     assert caught.value.exit_code == 2
 
 
-def test_workspaces_of_another_size_are_refused_on_cuda_only():
+def test_workspaces_of_another_size_are_rejected_on_cuda_only():
     environ = {"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}
     check_deterministic(CPU, processes=2, environ=environ)
     with pytest.raises(UsageError) as caught:
@@ -74,7 +74,7 @@ def test_workspaces_of_another_size_are_refused_on_cuda_only():
     )
 
 
-def test_several_gpus_are_refused():
+def test_several_gpus_are_rejected():
     with pytest.raises(UsageError) as caught:
         check_deterministic(CUDA, processes=2, environ={})
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""Devices and precisions: which are selected, which are refused."""
+"""Devices and precisions: which are selected, which are rejected."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_auto_is_the_cpu_without_cuda():
 
 
 @without_cuda
-def test_cuda_is_refused_if_it_is_not_available():
+def test_cuda_is_rejected_if_it_is_not_available():
     with pytest.raises(UsageError, match=r"^--device cuda: PyTorch finds no CUDA device here; use --device cpu$"):
         pick_device("cuda")
 
@@ -74,10 +74,10 @@ def test_tf32_needs_cuda():
         check_precision("tf32", CPU)
 
 
-@pytest.mark.parametrize(("capability", "refused"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
-def test_tf32_needs_a_recent_gpu(monkeypatch, capability, refused):
+@pytest.mark.parametrize(("capability", "rejected"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
+def test_tf32_needs_a_recent_gpu(monkeypatch, capability, rejected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    if not refused:
+    if not rejected:
         return check_precision("tf32", CUDA)
     message = r"^precision tf32 needs a GPU of compute capability 8\.0 or higher, not 7\.5; use fp32 or fp16$"
     with pytest.raises(UsageError, match=message):
@@ -130,7 +130,7 @@ def test_cuda_multiplies_fp16():
     assert product_dtype(CUDA, "fp16") == torch.float16
 
 
-def test_more_than_a_cpu_has_free_is_refused(tmp_path):
+def test_more_than_a_cpu_has_free_is_rejected(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable:    3145728 kB\n", encoding="ascii")
     check_free_memory(3 << 30, CPU, meminfo=meminfo)
@@ -140,7 +140,7 @@ def test_more_than_a_cpu_has_free_is_refused(tmp_path):
     assert is_out_of_memory(caught.value)
 
 
-def test_nothing_is_refused_where_the_free_memory_is_unknown(tmp_path):
+def test_nothing_is_rejected_where_the_free_memory_is_unknown(tmp_path):
     check_free_memory(1 << 60, CPU, meminfo=tmp_path / "no such file")
 
 

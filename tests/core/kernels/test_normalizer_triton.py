@@ -99,7 +99,7 @@ def test_many_logits_are_computed_again_instead_of_kept():
         assert saved.count((6, 50)) == count
 
 
-def test_a_second_backward_pass_through_the_same_logits_is_refused():
+def test_a_second_backward_pass_through_the_same_logits_is_rejected():
     tensors, chosen = random_inputs(6, 50)
     cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
     total = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows())[0].sum()

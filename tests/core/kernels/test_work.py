@@ -42,7 +42,7 @@ SCORES = H * L * K  # of one lane
 
 
 def training(*, min_queries=L, **changed):
-    """Return a training whose memory, gradients and optimizer state exist already."""
+    """Return a training run whose memory, gradients and optimizer state exist already."""
     settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **changed)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)

@@ -275,7 +275,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, arch, precisio
 
 @pytest.mark.parametrize("change", [lambda state: state[:, :0], lambda state: state.half()], ids=["length", "dtype"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_saved_state_of_another_size_or_dtype_is_refused(tmp_path, arch, change):
+def test_a_saved_state_of_another_size_or_dtype_is_rejected(tmp_path, arch, change):
     run(rnn_training(tmp_path, arch), until=2)
     saved = checkpoint.load(tmp_path / "last.safetensors")
     for part in range(2):

@@ -103,7 +103,7 @@ def test_tokens_come_one_by_one_and_without_end():
 
 
 @pytest.mark.parametrize("options", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
-def test_probabilities_that_are_not_numbers_are_refused(options):
+def test_probabilities_that_are_not_numbers_are_rejected(options):
     assert sample(torch.full((3,), torch.nan), torch.arange(3), options, torch.Generator()).tolist() == [NO_TOKEN]
     model = small_model()
     with torch.no_grad():

@@ -99,7 +99,7 @@ def test_a_window_longer_than_the_text_reads_it_once():
     np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, 100), rtol=1e-5)
 
 
-def test_positions_that_were_not_learned_are_refused():
+def test_positions_that_were_not_learned_are_rejected():
     model = small_model(position="learned", n_positions=N)
     with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
         make_window_reader(model, N + 1, windows=1, precision="fp32")
