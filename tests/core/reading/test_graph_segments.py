@@ -8,7 +8,7 @@ import torch
 
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
-from txlcli.core.reading.graph_segments import MAX_PHASES
+from txlcli.core.reading.graphs import MAX_PHASES
 
 B, L = 2, 5
 POSITIONS = {

@@ -20,7 +20,7 @@ import copy
 import math
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class PaddedScoreBuffer:
         fill: value of columns that no product writes, such as distances n and more: -inf for scores, 0 for gradients.
     """
 
-    request: tuple[Any, ...] = ()
-    """Arguments of `Workspace.acquire`; the buffer can be reused for an equal request only."""
+    request: "Request | None" = None
+    """The buffer can be reused for an equal request only."""
 
     def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
         rows, seg_len, key_len, reach, position_keys, unseen = shape
@@ -109,8 +109,8 @@ class DenseScoreBuffer:
         shape: of the scores.
     """
 
-    request: tuple[Any, ...] = ()
-    """Arguments of `Workspace.acquire`; the buffer can be reused for an equal request only."""
+    request: "Request | None" = None
+    """The buffer can be reused for an equal request only."""
 
     def __init__(self, like: Tensor, shape: ScoreShape) -> None:
         rows, seg_len, key_len, reach, position_keys, _ = shape
@@ -159,6 +159,9 @@ class DenseScoreBuffer:
 
 
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
+Purpose = Literal["scores", "gradients"]
+Request = tuple[Purpose, ScoreShape, torch.dtype, torch.device]
+"""What `Workspace.acquire` is asked for."""
 
 
 def _is_dense(like: Tensor, shape: ScoreShape) -> bool:
@@ -189,7 +192,7 @@ class Workspace:
     """
 
     def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
-        self._idle: dict[str, ScoreBuffer] = {}  # the last released buffer of each purpose
+        self._idle: dict[Purpose, ScoreBuffer] = {}  # the last released buffer of each purpose
         self.cache_bytes = cache_bytes
         """Largest size of the scores that are computed together on a CPU."""
         self.min_queries = min_queries
@@ -210,10 +213,10 @@ class Workspace:
         fitting = max(self.cache_bytes // row_bytes, self.min_queries)
         return math.ceil(seg_len / max(1, seg_len // fitting)) if self.cache_bytes // row_bytes < seg_len else seg_len
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Workspace":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Workspace":
         return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
-    def acquire(self, purpose: Literal["scores", "gradients"], like: Tensor, shape: ScoreShape) -> ScoreBuffer:
+    def acquire(self, purpose: Purpose, like: Tensor, shape: ScoreShape) -> ScoreBuffer:
         """Return a buffer that has no other user until it is released.
 
         Args:
@@ -221,7 +224,7 @@ class Workspace:
             like: gives dtype and device.
             shape: of the scores.
         """
-        request = (purpose, shape, like.dtype, like.device)
+        request: Request = (purpose, shape, like.dtype, like.device)
         idle = self._idle.pop(purpose, None)
         if idle is not None and idle.request == request:
             return idle
@@ -238,5 +241,5 @@ class Workspace:
 
     def release(self, buffer: ScoreBuffer) -> None:
         """Make a buffer available to the next request."""
-        if buffer.by_distance.device.type == "cpu":
+        if buffer.by_distance.device.type == "cpu" and buffer.request is not None:
             self._idle[buffer.request[0]] = buffer

@@ -81,16 +81,7 @@ def _last(old: Tensor, new: Tensor, count: int) -> Tensor:
 
 
 class CompressiveReader(Reader):
-    """Feeds segments of up to L tokens through a model with a compressive memory.
-
-    Args:
-        model: its weights must not change while the reader is used.
-        settings: L, M, C and the limit on distances.
-        batch_size: B, in place of the one in the settings.
-        precision: of matrix products.
-        in_windows: each text is a window of up to M tokens, with nothing before it.
-        by_tokens: see `Reader`.
-    """
+    """Feeds segments of up to L tokens through a model with a compressive memory; see `NewReader` for the arguments."""
 
     model: CompressiveTransformer
 

@@ -24,8 +24,7 @@ from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
-from txlcli.core.reading.graph_segments import MAX_PHASES, SegmentGraphs
-from txlcli.core.reading.graph_step import GraphStep
+from txlcli.core.reading.graphs import MAX_PHASES, GraphStep, SegmentGraphs
 from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
 from txlcli.core.reading.reader import Reader
 
@@ -52,15 +51,10 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
+    Absolute positions count in segments, or in windows of up to M tokens. See `NewReader` for the other arguments.
+
     Args:
-        model: its weights must not change while the decoder is used, which copies some now and reads others later.
-        settings: M, the longest segment that will be read, and the limits on distance.
-        batch_size: B, in place of the one in the settings.
-        precision: of matrix products and of the buffer.
         memory_start: the memory before the first token; the model's own by default.
-        in_windows: each text is a window of up to M tokens with nothing before it, and absolute positions count in it;
-            by default they count in segments.
-        by_tokens: see `Reader`.
         replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
             CUDA, where launching kernels takes longer than running them.
         replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.

@@ -118,10 +118,10 @@ class NewReader(Protocol):
         """Return a reader.
 
         Args:
-            model: in any mode.
-            settings: M, and the longest segment that will be read.
+            model: in any mode; its weights must not change while the reader is used.
+            settings: M, the longest segment that will be read, and the limits on distance.
             batch_size: B, in place of the one in the settings.
-            precision: of matrix products.
+            precision: of matrix products, and of the keys and values that are kept.
             in_windows: each text is a window, with nothing before it.
             by_tokens: see `Reader`.
         """

@@ -1,10 +1,10 @@
-"""Reading one token of each sequence as a CUDA graph: recorded once and replayed.
+"""Reading by CUDA graphs, which repeat the same kernels on the same memory: single tokens, and whole segments.
 
-A graph repeats the same kernels on the same memory, so the token's slot in the buffers and how far it sees are numbers
-on the device. It computes the same function as the decoder without a graph: it scores up to a quarter more keys, and
-avoids the launch overhead of single kernels.
+For a token, its slot in the buffers and how far it sees are numbers on the device. It scores up to a quarter more keys
+than the decoder without a graph. A segment finds the keys of the past in one of a few places of the sliding buffer, its
+phases, once the memory is full: the slack of the buffer is a multiple of the segment, so that they recur.
 
-Axes: B batch, C capacity of the buffers, d model width.
+Axes: B batch, L segment, C capacity of the buffers, d model width.
 """
 
 import dataclasses
@@ -18,6 +18,9 @@ from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph
 from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer, keep_outputs
+
+MAX_PHASES = 16
+"""Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 
 
 class GraphStep:
@@ -106,3 +109,46 @@ def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
         position_bias=cast(terms.position_bias),
         distance_bias=cast(terms.distance_bias),
     )
+
+
+class SegmentGraphs:
+    """Reads segments of L tokens after a full memory, by one graph for each phase.
+
+    Args:
+        layers: returns the output (B, L, d) of the last layer for embeddings (B, L, d), positions in the segment (L,)
+            and positions in the stream (L,); it writes keys and values at the end of the buffer's range.
+        embedded: embeddings of a segment, only for their shape, dtype and device.
+        capture_graph: makes a CUDA graph.
+    """
+
+    def __init__(
+        self, layers: Callable[[Tensor, Tensor, Tensor], Tensor], embedded: Tensor, capture_graph: CaptureGraph
+    ) -> None:
+        self._layers, self._capture_graph = layers, capture_graph
+        self._embedded = torch.zeros_like(embedded)
+        self._positions, self._stream = (
+            torch.zeros(embedded.shape[1], dtype=torch.long, device=embedded.device) for _ in range(2)
+        )
+        self._seen: set[int] = set()
+        self._replays: dict[int, Callable[[], Tensor]] = {}
+
+    def read(self, embedded: Tensor, positions: Tensor, stream: Tensor, *, phase: int) -> Tensor:
+        """Return the last layer's output (B, L, d).
+
+        Args:
+            embedded: (B, L, d).
+            positions: (L,) in the segment.
+            stream: (L,) since the text began.
+            phase: first slot of the memory in the buffer. A phase is captured when it occurs for the second time.
+        """
+        if phase not in self._seen:
+            self._seen.add(phase)
+            return self._layers(embedded, positions, stream)
+        for own, given in ((self._embedded, embedded), (self._positions, positions), (self._stream, stream)):
+            own.copy_(given)
+        if phase not in self._replays:
+            self._replays[phase] = self._capture_graph(self._run, embedded.device)
+        return self._replays[phase]().clone()
+
+    def _run(self) -> Tensor:
+        return self._layers(self._embedded, self._positions, self._stream)
