@@ -72,154 +72,74 @@ def test_every_default_is_valid(section):
 
 
 PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
+POSITIVE, NOT_NEGATIVE, RATE = "greater than 0", "0 or more", "at least 0 and less than 1"
+SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
+RATES = ("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout")
+COUNTS = ("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len")
+NATURAL = ("mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "average_patience")
+NAN, INF, TIED = float("nan"), float("inf"), (True, False)
+LIMITS = [  # section, keys, values, what each must be
+    ("corpus", ("store",), ("", "data/enwik8.h5", ".."), PLAIN),
+    ("model", (*SIZES, "norm_eps", "init_std", "proj_init_std"), (0, -2), POSITIVE),
+    ("model", ("d_model",), (15,), "even (half sines, half cosines)"),
+    ("model", RATES, (-0.1, 1.0, NAN), RATE),
+    ("model", ("cutoffs",), ((5, 5), (7, 5), (0, 5), (-5,)), "ids above 0, each larger than the one before"),
+    ("model", ("tie_projections",), (TIED,), "as many as bands (1)"),
+    ("model", ("window",), (-1, 0, 1), "2 or more"),
+    ("model", ("gating",), ("gru",), '"residual" unless norm = "pre" or "pre_released"'),
+    ("model", ("gate_bias",), (3.0,), 'left out unless gating = "gru"'),
+    ("model", ("init",), ("TF",), "one of pytorch, tf"),
+    ("train", (*COUNTS, "valid_batch_size", "valid_tokens"), (0, -1), POSITIVE),
+    ("train", NATURAL, (-1,), NOT_NEGATIVE),
+    ("train", ("weight_decay",), (NAN,), NOT_NEGATIVE),
+    ("train", ("lr",), (NAN,), POSITIVE),
+    ("train", ("lr",), (INF,), "a finite number"),
+    ("train", ("seed",), (-1, 2**63), f"from 0 to {2**63 - 1}"),
+    ("train", ("schedule",), ("xyz",), "one of cosine, inverse_sqrt, constant, plateau"),
+    ("train", ("min_lr_ratio",), (-0.1, 1.1), "from 0 to 1"),
+    ("train", ("plateau_factor",), (0.0, 1.0), "between 0 and 1"),
+    ("train", ("accumulate",), (4,), "a divisor of batch_size (6)"),
+    ("train", ("momentum",), (0.9,), '0 unless optimizer = "muon" or "sgd"'),
+    ("train", ("valid_seg_len",), (13,), "at most seg_len + mem_len (12)"),
+    ("eval", ("seg_len", "batch_size", "max_distance"), (0, -1), POSITIVE),
+    ("eval", ("mem_len",), (-1,), NOT_NEGATIVE),
+    ("eval", ("same_length",), ("n",), "one of m, m_plus_one, off"),
+    ("log", ("every",), (0,), POSITIVE),
+    ("published", ("vocab_size",), (-1,), POSITIVE),
+]
+SUGGESTED = [  # section, key, a wrong word, all words, the one that was meant
+    ("model", "norm", "Pre", "post, pre, pre_released", "pre"),
+    ("model", "memory_start", "zero", "empty, zeros", "zeros"),
+    ("train", "optimizer", "adma", "adam, adamw, lamb, muon, sgd", "adam"),
+    ("train", "precision", "float16", "fp32, tf32, bf16, fp16", "fp16"),
+    ("train", "cosine_from", "warm_up", "start, warmup", "warmup"),
+    ("train", "average", "ema", "none, asgd, exponential", "exponential"),
+]
+UNUSED = [  # a choice of [train], and a key with a value that it would ignore, the default, choices that use the key
+    ("schedule", "constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
+    ("schedule", "constant", "cosine_from", "warmup", '"start"', '"cosine"'),
+    ("schedule", "cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
+    ("schedule", "inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
+    ("average", "none", "average_patience", 3, 5, '"asgd"'),
+    ("average", "exponential", "average_patience", 0, 5, '"asgd"'),
+    ("average", "none", "average_decay", 0.99, 0.999, '"exponential"'),
+    ("average", "asgd", "average_decay", 0.99, 0.999, '"exponential"'),
+]
+SMALL_ENOUGH = "div_val must be small enough to leave band"
 OUT_OF_RANGE = [
-    ("corpus", {"store": ""}, f"store must be {PLAIN}, not ''"),
-    ("corpus", {"store": "data/enwik8.h5"}, f"store must be {PLAIN}, not 'data/enwik8.h5'"),
-    ("corpus", {"store": ".."}, f"store must be {PLAIN}, not '..'"),
-    ("train", {"lr": float("inf")}, "lr must be a finite number, not inf"),
-    ("train", {"weight_decay": float("nan")}, "weight_decay must be 0 or more, not nan"),
-    ("train", {"seed": 2**63}, f"seed must be from 0 to {2**63 - 1}, not {2**63}"),
-    ("published", {"vocab_size": -1}, "vocab_size must be greater than 0, not -1"),
     *[
-        ("model", {key: value}, f"{key} must be greater than 0, not {value}")
-        for key in (
-            "n_layers",
-            "d_model",
-            "n_heads",
-            "d_head",
-            "d_inner",
-            "d_embed",
-            "div_val",
-            "norm_eps",
-            "init_std",
-            "proj_init_std",
-        )
-        for value in (0, -2)
-    ],
-    ("model", {"d_model": 15}, "d_model must be even (half sines, half cosines), not 15"),
-    *[
-        ("model", {key: value}, f"{key} must be at least 0 and less than 1, not {value}")
-        for key in (
-            "dropout",
-            "embedding_dropout",
-            "inner_dropout",
-            "output_dropout",
-            "word_dropout",
-            "attention_dropout",
-        )
-        for value in (-0.1, 1.0, float("nan"))
-    ],
-    ("model", {"norm": "Pre"}, "norm must be one of post, pre, pre_released, not 'Pre'; did you mean \"pre\"?"),
-    ("model", {"init": "TF"}, "init must be one of pytorch, tf, not 'TF'"),
-    (
-        "model",
-        {"memory_start": "zero"},
-        "memory_start must be one of empty, zeros, not 'zero'; did you mean \"zeros\"?",
-    ),
-    *[
-        ("model", {"cutoffs": cutoffs}, f"cutoffs must be ids above 0, each larger than the one before, not {shown}")
-        for cutoffs, shown in [((5, 5), "[5, 5]"), ((7, 5), "[7, 5]"), ((0, 5), "[0, 5]"), ((-5,), "[-5]")]
-    ],
-    ("model", {"tie_projections": (True, False)}, "tie_projections must be as many as bands (1), not [True, False]"),
-    (
-        "model",
-        {"cutoffs": (5, 7), "tie_projections": (True, False)},
-        "tie_projections must be as many as bands (3), not [True, False]",
-    ),
-    # 14 // 4^2 and 7 // 8 are 0.
-    (
-        "model",
-        {"cutoffs": (5, 7), "div_val": 4},
-        "div_val must be small enough to leave band 3 a width, not 4",
-    ),
-    (
-        "model",
-        {"cutoffs": (5,), "div_val": 8, "d_embed": 7},
-        "div_val must be small enough to leave band 2 a width, not 8",
-    ),
-    *[
-        ("train", {key: value}, f"{key} must be greater than 0, not {value}")
-        for key in (
-            "seg_len",
-            "batch_size",
-            "max_steps",
-            "accumulate",
-            "lr",
-            "clip",
-            "valid_every",
-            "valid_seg_len",
-            "valid_batch_size",
-            "valid_tokens",
-        )
-        for value in (0, -1)
+        (section, {key: value}, f"{key} must be {expected}, not {list(value) if isinstance(value, tuple) else value!r}")
+        for section, keys, values, expected in LIMITS
+        for key in keys
+        for value in values
     ],
     *[
-        ("train", {key: -1}, f"{key} must be 0 or more, not -1")
-        for key in (
-            "mem_len",
-            "momentum",
-            "weight_decay",
-            "warmup_steps",
-            "plateau_patience",
-            "average_patience",
-        )
+        (section, {key: word}, f'{key} must be one of {words}, not {word!r}; did you mean "{meant}"?')
+        for section, key, word, words, meant in SUGGESTED
     ],
-    *[("model", {"window": value}, f"window must be 2 or more, not {value}") for value in (-1, 0, 1)],
-    ("model", {"gating": "gru"}, """gating must be "residual" unless norm = "pre" or "pre_released", not 'gru'"""),
-    ("model", {"gate_bias": 3.0}, 'gate_bias must be left out unless gating = "gru", not 3.0'),
-    ("model", {"gating": "gru", "norm": "pre", "gate_bias": -1.0}, "gate_bias must be 0 or more, not -1.0"),
-    ("train", {"seed": -1}, f"seed must be from 0 to {2**63 - 1}, not -1"),
-    ("train", {"lr": float("nan")}, "lr must be greater than 0, not nan"),
-    (
-        "train",
-        {"optimizer": "adma"},
-        "optimizer must be one of adam, adamw, lamb, muon, sgd, not 'adma'; did you mean \"adam\"?",
-    ),
-    (
-        "train",
-        {"schedule": "xyz"},
-        "schedule must be one of cosine, inverse_sqrt, constant, plateau, not 'xyz'",
-    ),
-    (
-        "train",
-        {"precision": "float16"},
-        "precision must be one of fp32, tf32, bf16, fp16, not 'float16'; did you mean \"fp16\"?",
-    ),
-    (
-        "train",
-        {"cosine_from": "warm_up"},
-        "cosine_from must be one of start, warmup, not 'warm_up'; did you mean \"warmup\"?",
-    ),
     *[
-        (
-            "train",
-            {"schedule": schedule, key: value},
-            f"{key} must be {usual} unless schedule = {words}, not {value!r}",
-        )
-        for schedule, key, value, usual, words in (
-            ("constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
-            ("constant", "cosine_from", "warmup", '"start"', '"cosine"'),
-            ("cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
-            ("inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
-        )
-    ],
-    (
-        "train",
-        {"average": "ema"},
-        "average must be one of none, asgd, exponential, not 'ema'; did you mean \"exponential\"?",
-    ),
-    *[
-        (
-            "train",
-            {"average": average, key: value},
-            f'{key} must be {usual} unless average = "{word}", not {value!r}',
-        )
-        for average, key, value, usual, word in (
-            ("none", "average_patience", 3, 5, "asgd"),
-            ("exponential", "average_patience", 0, 5, "asgd"),
-            ("none", "average_decay", 0.99, 0.999, "exponential"),
-            ("asgd", "average_decay", 0.99, 0.999, "exponential"),
-        )
+        ("train", {choice: word, key: value}, f"{key} must be {default} unless {choice} = {users}, not {value!r}")
+        for choice, word, key, value, default, users in UNUSED
     ],
     *[
         (
@@ -227,23 +147,17 @@ OUT_OF_RANGE = [
             {"average": "exponential", "average_decay": value},
             f"average_decay must be between 0 and 1, not {value}",
         )
-        for value in (0.0, 1.0, float("nan"))
+        for value in (0.0, 1.0, NAN)
     ],
-    ("train", {"min_lr_ratio": -0.1}, "min_lr_ratio must be from 0 to 1, not -0.1"),
-    ("train", {"min_lr_ratio": 1.1}, "min_lr_ratio must be from 0 to 1, not 1.1"),
-    ("train", {"plateau_factor": 0.0}, "plateau_factor must be between 0 and 1, not 0.0"),
-    ("train", {"plateau_factor": 1.0}, "plateau_factor must be between 0 and 1, not 1.0"),
-    ("train", {"accumulate": 4}, "accumulate must be a divisor of batch_size (6), not 4"),
-    ("train", {"momentum": 0.9}, 'momentum must be 0 unless optimizer = "muon" or "sgd", not 0.9'),
-    ("train", {"valid_seg_len": 13}, "valid_seg_len must be at most seg_len + mem_len (12), not 13"),
-    *[
-        ("eval", {key: value}, f"{key} must be greater than 0, not {value}")
-        for key in ("seg_len", "batch_size", "max_distance")
-        for value in (0, -1)
-    ],
-    ("eval", {"mem_len": -1}, "mem_len must be 0 or more, not -1"),
-    ("eval", {"same_length": "n"}, "same_length must be one of m, m_plus_one, off, not 'n'"),
-    ("log", {"every": 0}, "every must be greater than 0, not 0"),
+    ("model", {"gating": "gru", "norm": "pre", "gate_bias": -1.0}, "gate_bias must be 0 or more, not -1.0"),
+    (
+        "model",
+        {"cutoffs": (5, 7), "tie_projections": TIED},
+        "tie_projections must be as many as bands (3), not [True, False]",
+    ),
+    # 14 // 4^2 and 7 // 8 are 0.
+    ("model", {"cutoffs": (5, 7), "div_val": 4}, f"{SMALL_ENOUGH} 3 a width, not 4"),
+    ("model", {"cutoffs": (5,), "div_val": 8, "d_embed": 7}, f"{SMALL_ENOUGH} 2 a width, not 8"),
 ]
 
 
