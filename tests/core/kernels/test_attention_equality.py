@@ -71,20 +71,20 @@ TERMS = {
 }
 
 
-def arguments(names, *, seg_len, key_len, reach, batch_size=B, dtype=torch.float64):
-    """Tensors of `attend` by name, each with a gradient; only the named terms of the score."""
+def arguments(names, *, seg_len, key_len, reach, batch_size=B, width=D, position_keys=None):
+    """Arguments of `call` by name, in float64, each with a gradient; only the named terms of the score."""
     shapes = {
-        "query": (batch_size, H, seg_len, D),
-        "key": (batch_size, H, key_len, D),
-        "value": (batch_size, H, key_len, D),
-        "content_bias": (H, D),
-        "position_bias": (H, D),
-        "position_key": (H, reach, D),
+        "query": (batch_size, H, seg_len, width),
+        "key": (batch_size, H, key_len, width),
+        "value": (batch_size, H, key_len, width),
+        "content_bias": (H, width),
+        "position_bias": (H, width),
+        "position_key": (H, position_keys or reach, width),
         "distance_bias": (H, reach),
     }
     wanted = ("query", "key", "value", *names)
     return {
-        name: draw(*shape, seed=seed, dtype=dtype).requires_grad_()
+        name: draw(*shape, seed=seed).requires_grad_()
         for seed, (name, shape) in enumerate(shapes.items())
         if name in wanted
     }

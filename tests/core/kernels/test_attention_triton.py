@@ -5,12 +5,14 @@ Run with TRITON_INTERPRET=1, which Triton reads when it is imported; several til
 
 import math
 import os
+from functools import partial
 
 import pytest
 import torch
 
-from tests.core.attention_cases import call, draw
+from tests.core.attention_cases import call
 from tests.core.builders import draw_tokens, make_decoder, small_model
+from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import with_gradients
 from tests.core.kernels.triton_cases import LARGE, RELATIVE, SMALL, TERMS
 from tests.samples import sampled
@@ -23,25 +25,7 @@ triton = pytest.importorskip("triton", reason="Triton's interpreter runs the ker
 from txlcli.core.kernels import attention_triton, triton_launch  # noqa: E402 - after the environment is known
 
 B, H = 2, 3
-
-
-def arguments(names, *, seg_len, key_len, reach, width, position_keys=None):
-    """Tensors of `attend` by name, in float64, each with a gradient; only the named terms of the score."""
-    shapes = {
-        "query": (B, H, seg_len, width),
-        "key": (B, H, key_len, width),
-        "value": (B, H, key_len, width),
-        "content_bias": (H, width),
-        "position_bias": (H, width),
-        "position_key": (H, position_keys or reach, width),
-        "distance_bias": (H, reach),
-    }
-    wanted = ("query", "key", "value", *names)
-    return {
-        name: draw(*shape, seed=seed).requires_grad_()
-        for seed, (name, shape) in enumerate(shapes.items())
-        if name in wanted
-    }
+arguments = partial(equality.arguments, batch_size=B)
 
 
 def cast(tensors, dtype=torch.float32):
