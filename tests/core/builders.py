@@ -14,6 +14,17 @@ from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.reading.decoder import Decoder
 
 V = 19
+POSITIONS = {
+    "relative": {"tie_biases": False},
+    "shaw": {"position": "shaw", "n_positions": 6},
+    "sinusoid": {"position": "sinusoid"},
+    "learned": {"position": "learned", "n_positions": 5},
+    "rotary": {"position": "rotary", "d_head": 12},
+    "alibi": {"position": "alibi"},
+    "t5": {"position": "t5"},
+    "none": {"position": "none"},
+}
+"""Settings of a small model with each encoding."""
 
 
 def model_settings(**changed):
@@ -76,12 +87,17 @@ def cut(total, seg_len):
     return [min(seg_len, total - first) for first in range(0, total, seg_len)]
 
 
-@torch.no_grad()
-def decoded(model, tokens, reader, lengths):
-    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
+def read_parts(reader, tokens, lengths):
+    """Last hidden states (B, T, d) of a text read in parts of these lengths, over and over."""
     parts, at, turns = [], 0, itertools.cycle(lengths)
     while at < tokens.shape[1]:
         part = tokens[:, at : at + next(turns)]
-        parts.append(model.log_probs(reader.read(part)))
+        parts.append(reader.read(part.to(reader.device)))
         at += part.shape[1]
     return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def decoded(model, tokens, reader, lengths):
+    """Log-probabilities (B, T, V) of a text read in parts of these lengths, over and over."""
+    return model.log_probs(read_parts(reader, tokens, lengths))

@@ -13,8 +13,9 @@ import sys
 import pytest
 import torch
 
+from tests.core import builders
 from tests.core.attention_cases import attend, draw, draw_inputs
-from tests.core.builders import draw_tokens, make_decoder, small_model
+from tests.core.builders import draw_tokens, make_decoder, read_parts, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import DTYPES, autocast, float32_products
 from txlcli.core.kernels.normalizer import SpareGradient, normalize
@@ -179,39 +180,24 @@ def test_normalizers_and_their_gradients_are_those_of_float64(backend, precision
     assert max(errors) < largest, errors
 
 
-POSITIONS = {
-    "relative": {"tie_biases": False},
-    "shaw": {"position": "shaw", "n_positions": 6},
-    "learned": {"position": "learned", "n_positions": 64},
-    "rotary": {"position": "rotary", "d_head": 12},
-    "alibi": {"position": "alibi"},
-    "t5": {"position": "t5"},
-    "none": {"position": "none"},
-}
+POSITIONS = {**builders.POSITIONS, "learned": {"position": "learned", "n_positions": 64}}
 OF_READING = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.15}
 """Largest relative error of hidden states in each precision."""
-
-
-def read(decoder, tokens, lengths):
-    """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    found, at, turn = [], 0, 0
-    while at < tokens.shape[1]:
-        part = tokens[:, at : at + lengths[turn % len(lengths)]]
-        found.append(decoder.read(part.to(decoder.device)))
-        at, turn = at + part.shape[1], turn + 1
-    return torch.cat(found, dim=1)
 
 
 @pytest.mark.parametrize("precision", OF_READING)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("lengths", [(16,), (16, 16, 16, 3, 1)], ids=str)
 def test_segments_by_graphs_are_those_without_and_those_of_float64(position, precision, lengths):
-    model, tokens = small_model(**POSITIONS[position]), draw_tokens(B, 640)
+    model, tokens = (
+        small_model(**POSITIONS[position]),
+        draw_tokens(B, 640),
+    )
     how = {"batch_size": B, "seg_len": 16, "mem_len": 100, "same_length": "m"}
-    expected = read(make_decoder(model, **how), tokens, lengths)
+    expected = read_parts(make_decoder(model, **how), tokens, lengths)
     on_device = copy.deepcopy(model).float().to(CUDA)
     by_graphs, eager = (
-        read(make_decoder(on_device, precision=precision, replay_segments=replay, **how), tokens, lengths)
+        read_parts(make_decoder(on_device, precision=precision, replay_segments=replay, **how), tokens, lengths)
         for replay in (True, False)
     )
     assert relative_error(by_graphs, eager) < 0.1 * OF_READING[precision]
@@ -226,15 +212,15 @@ def test_single_tokens_across_two_slides_of_the_buffer_are_those_of_float64(posi
     how = {"batch_size": batch_size, "seg_len": 1, "mem_len": 40, "same_length": "m"}
     reference = make_decoder(model, **how)
     tokens = draw_tokens(batch_size, reference.capacity + 2 * reference.housekeeping_interval + 1)
-    expected = read(reference, tokens, (1,))
-    found = read(make_decoder(copy.deepcopy(model).float().to(CUDA), precision=precision, **how), tokens, (1,))
+    expected = read_parts(reference, tokens, (1,))
+    found = read_parts(make_decoder(copy.deepcopy(model).float().to(CUDA), precision=precision, **how), tokens, (1,))
     assert relative_error(found, expected) < OF_READING[precision]
 
 
 def test_reading_and_recorded_segments_do_not_wait_for_the_device():
     model, tokens = small_model(dtype=torch.float32).to(CUDA), draw_tokens(B, 16 * 40).to(CUDA)
     decoder = make_decoder(model, batch_size=B, seg_len=16, mem_len=100, precision="bf16", replay_segments=True)
-    read(decoder, tokens, (16,))
+    read_parts(decoder, tokens, (16,))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

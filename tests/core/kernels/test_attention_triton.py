@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.core.attention_cases import call
-from tests.core.builders import draw_tokens, make_decoder, small_model
+from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import with_gradients
 from tests.core.kernels.triton_cases import LARGE, RELATIVE, SMALL, TERMS
@@ -192,17 +192,6 @@ def test_a_second_backward_pass_is_rejected():
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="the first backward pass has overwritten the position scores"):
         total.backward()
-
-
-POSITIONS = {
-    "relative": {"tie_biases": False},
-    "shaw": {"position": "shaw", "n_positions": 6},
-    "sinusoid": {"position": "sinusoid"},
-    "rotary": {"position": "rotary", "d_head": 12},
-    "alibi": {"position": "alibi"},
-    "t5": {"position": "t5"},
-    "none": {"position": "none"},
-}
 
 
 def read_and_train(backend, changes):

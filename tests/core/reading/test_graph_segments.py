@@ -7,20 +7,10 @@ import pytest
 import torch
 
 from tests.core import tape
-from tests.core.builders import V, draw_tokens, make_decoder, small_model
+from tests.core.builders import POSITIONS, V, draw_tokens, make_decoder, read_parts, small_model
 from txlcli.core.reading.graphs import MAX_PHASES
 
 B, L = 2, 5
-POSITIONS = {
-    "relative": {"tie_biases": False},
-    "shaw": {"position": "shaw", "n_positions": 6},
-    "sinusoid": {"position": "sinusoid"},
-    "learned": {"position": "learned", "n_positions": L},
-    "rotary": {"position": "rotary", "d_head": 12},
-    "alibi": {"position": "alibi"},
-    "t5": {"position": "t5"},
-    "none": {"position": "none"},
-}
 
 
 class Captures:
@@ -40,22 +30,12 @@ class Captures:
         return counted
 
 
-def read(decoder, tokens, lengths):
-    """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    found, at, turn = [], 0, 0
-    while at < tokens.shape[1]:
-        part = tokens[:, at : at + lengths[turn % len(lengths)]]
-        found.append(decoder.read(part))
-        at, turn = at + part.shape[1], turn + 1
-    return torch.cat(found, dim=1)
-
-
 def both_ways(model, count, lengths=(L,), **how):
     """Last hidden states with graphs and without, and what was captured."""
     captures, tokens = Captures(), draw_tokens(B, count)
     decoder = make_decoder(model, batch_size=B, seg_len=L, replay_segments=True, capture_graph=captures, **how)
-    expected = read(make_decoder(model, batch_size=B, seg_len=L, **how), tokens, lengths)
-    return read(decoder, tokens, lengths), expected, captures
+    expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, **how), tokens, lengths)
+    return read_parts(decoder, tokens, lengths), expected, captures
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -91,17 +71,17 @@ def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
     decoder = make_decoder(
         model, batch_size=B, seg_len=L, mem_len=13, replay_steps=True, replay_segments=True, capture_graph=captures
     )
-    expected = read(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
-    torch.testing.assert_close(read(decoder, tokens, lengths), expected, rtol=0, atol=1e-10)
+    expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
+    torch.testing.assert_close(read_parts(decoder, tokens, lengths), expected, rtol=0, atol=1e-10)
     assert captures.captured > 1
 
 
 def test_after_a_reset_graphs_wait_for_a_full_memory():
     model, captures, tokens = small_model(), Captures(), draw_tokens(B, 20 * L)
     decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, replay_segments=True, capture_graph=captures)
-    first = read(decoder, tokens, (L,))
+    first = read_parts(decoder, tokens, (L,))
     decoder.reset()
-    torch.testing.assert_close(read(decoder, tokens, (L,)), first, rtol=0, atol=1e-10)
+    torch.testing.assert_close(read_parts(decoder, tokens, (L,)), first, rtol=0, atol=1e-10)
     assert captures.captured == 1
 
 
@@ -125,7 +105,7 @@ def test_observed_layers_are_read_without_graphs():
         small_model(), batch_size=B, seg_len=L, mem_len=7, replay_segments=True, capture_graph=captures
     )
     decoder.observed = True
-    read(decoder, draw_tokens(B, 20 * L), (L,))
+    read_parts(decoder, draw_tokens(B, 20 * L), (L,))
     assert captures.captured == 0
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from tests.core.builders import V, draw_tokens, make_decoder, small_model
+from tests.core.builders import POSITIONS, V, draw_tokens, make_decoder, read_parts, small_model
 from tests.samples import sampled
 from txlcli.core.kernels import cuda_graph
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
@@ -19,27 +19,11 @@ from txlcli.errors import UsageError
 
 B, L, M, T = 2, 5, 7, 53
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-POSITIONS = {
-    "relative": {"tie_biases": False},
-    "shaw": {"position": "shaw", "n_positions": 6},
-    "sinusoid": {"position": "sinusoid"},
-    "learned": {"position": "learned", "n_positions": L},
-    "rotary": {"position": "rotary", "d_head": 12},
-    "alibi": {"position": "alibi"},
-    "t5": {"position": "t5"},
-    "none": {"position": "none"},
-}
 
 
 def read(model, tokens, *, lengths, **options):
     """Last hidden states (B, T, d) of a stream read in parts of these lengths, over and over."""
-    decoder = make_decoder(model, batch_size=len(tokens), seg_len=L, **options)
-    found, at = [], 0
-    while at < tokens.shape[1]:
-        for length in lengths:
-            found.append(decoder.read(tokens[:, at : at + length]))
-            at += length
-    return torch.cat(found, dim=1)
+    return read_parts(make_decoder(model, batch_size=len(tokens), seg_len=L, **options), tokens, lengths)
 
 
 OPTIONS = [
