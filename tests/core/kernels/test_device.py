@@ -53,9 +53,10 @@ def test_auto_is_cuda_if_it_is_available():
     assert describe(CUDA)
 
 
-def test_fp16_needs_cuda():
-    with pytest.raises(UsageError, match=r"^precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU$"):
-        check_precision("fp16", CPU)
+@pytest.mark.parametrize(("precision", "others"), [("fp16", "bf16 or fp32"), ("tf32", "fp32 or bf16")])
+def test_some_precisions_need_cuda(precision, others):
+    with pytest.raises(UsageError, match=f"^precision {precision} needs a CUDA device; use {others} on the CPU$"):
+        check_precision(precision, CPU)
     check_precision("fp16", CUDA)
 
 
@@ -67,11 +68,6 @@ def test_the_cpu_multiplies_fp32_and_bf16(precision):
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_matrix_products_use_the_requested_precision(precision, dtype):
     assert product_dtype(CPU, precision) == dtype
-
-
-def test_tf32_needs_cuda():
-    with pytest.raises(UsageError, match=r"^precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU$"):
-        check_precision("tf32", CPU)
 
 
 @pytest.mark.parametrize(("capability", "rejected"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])

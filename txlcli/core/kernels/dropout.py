@@ -14,7 +14,7 @@ STEPS = 1 << 16
 
 
 def keep_mask(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
-    """Draw a uint8 mask from PyTorch's generator: 0 with probability `rate`, else 1."""
+    """Sample a uint8 mask from PyTorch's generator: 0 with probability `rate`, else 1."""
     if device.type == "cpu":
         return _keep_mask_on_cpu(shape, rate)
     return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - rate)
