@@ -24,7 +24,7 @@ from txlcli.core.model import encodings
 from txlcli.core.model import registry as models
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.encodings import Encoding, register_encoding
-from txlcli.core.model.transformer_xl import update_memory
+from txlcli.core.model.layer import update_memory
 from txlcli.core.reading import registry as readers
 from txlcli.core.reading.reader import StateReader
 from txlcli.core.training import optimizer

@@ -13,8 +13,9 @@ from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model.attention import HeadNorm
+from txlcli.core.model.layer import GrowingMemory
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.model.transformer_xl import GrowingMemory, TransformerXL
+from txlcli.core.model.transformer_xl import TransformerXL
 
 B, L, M = 2, 5, 7
 PARTS = {

@@ -5,7 +5,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.transformer_xl import GrowingMemory
+from txlcli.core.model.layer import GrowingMemory
 from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import V, draw_tokens, read_segments, small_model
-from txlcli.core.model.transformer_xl import update_memory
+from txlcli.core.model.layer import update_memory
 
 B, L, M, WIDTH = 2, 5, 7, 3
 

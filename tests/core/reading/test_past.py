@@ -9,7 +9,7 @@ import torch
 from tests.core.builders import small_model
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
-from txlcli.core.model.transformer_xl import GrowingMemory, update_memory
+from txlcli.core.model.layer import GrowingMemory, update_memory
 from txlcli.core.reading.past import BufferRange, FixedSlots, SlidingBuffer
 
 B, L, M, H, D, C, WIDTH = 2, 3, 7, 3, 11, 13, 14

@@ -18,9 +18,10 @@ from txlcli.config.settings import LossPart
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.base import Memory
+from txlcli.core.model.layer import GrowingMemory, Layer, update_memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.transformer_xl import GrowingMemory, Layer, TransformerXL, update_memory
+from txlcli.core.model.transformer_xl import TransformerXL
 
 
 class Compression(nn.Module):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import RmtSettings
 from txlcli.core.model.base import Memory
-from txlcli.core.model.transformer_xl import GrowingMemory, TransformerXL, rotated
+from txlcli.core.model.layer import GrowingMemory, rotated
+from txlcli.core.model.transformer_xl import TransformerXL
 
 
 class RecurrentMemoryTransformer(TransformerXL):

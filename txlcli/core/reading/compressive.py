@@ -16,7 +16,8 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import Rotation
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.compressive import CompressiveLayer, CompressiveTransformer, leaving_count
-from txlcli.core.model.transformer_xl import Past, last_output, rotated
+from txlcli.core.model.layer import Past, rotated
+from txlcli.core.model.transformer_xl import last_output
 from txlcli.core.reading.reader import Reader
 
 

@@ -23,7 +23,8 @@ from txlcli.config.settings import EvalSettings, SameLength
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
-from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
+from txlcli.core.model.layer import rotated
+from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.graphs import MAX_PHASES, GraphStep, SegmentGraphs
 from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
 from txlcli.core.reading.reader import Reader

@@ -16,7 +16,8 @@ from torch import Tensor
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph
-from txlcli.core.model.transformer_xl import TransformerXL, last_output, rotated
+from txlcli.core.model.layer import rotated
+from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.past import FixedSlots, SlidingBuffer, keep_outputs
 
 MAX_PHASES = 16

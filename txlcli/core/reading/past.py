@@ -1,7 +1,7 @@
 """Keys and values kept as they were projected, for reading with weights that do not change.
 
 `SlidingBuffer` keeps the last positions of a text; `FixedSlots` writes single tokens into the same buffer in a way that
-a CUDA graph can repeat. The memory that training carries is `core.model.transformer_xl.GrowingMemory`.
+a CUDA graph can repeat. The memory that training carries is `core.model.layer.GrowingMemory`.
 
 Axes: B batch, C capacity of the buffer, H heads, L segment, D head width, d model width, N layers.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.device import row_multiple
-from txlcli.core.model.transformer_xl import Past
+from txlcli.core.model.layer import Past
 
 MOVED_AT_ONCE = 256
 """Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
