@@ -13,7 +13,7 @@ TxlError                    the request failed                           exit co
 │   └── BusyError           another process writes a run, a report, an export or a file of losses
 ├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
 ├── DisagreementError       the processes of a command have different settings, releases or files
-├── ReportedError           another process than rank 0 has failed, and rank 0 reports it
+├── ReportedError           a process has failed, and another one reports why
 └── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
 
 A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
@@ -106,7 +106,11 @@ class DisagreementError(TxlError):
 
 
 class ReportedError(TxlError):
-    """This process, of another rank than 0, has failed; rank 0 knows why and reports it."""
+    """This process has failed, and another one reports why: rank 0, or the launcher of a lost process."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error

@@ -166,8 +166,7 @@ def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, 
     wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
     processes[1].send_signal(number)
     _, stderr = ended(processes[0], 128 + number)
-    ended(processes[1], 0)
-    assert stderr[-2] == "another process was told to stop; stopping after this step; saving"
+    ended(processes[1], 128 + number)
     assert stderr[-1].startswith("error: stopped; saved runs/tiny/last.safetensors at step ")
     done("train", "--resume", "tiny", "--set", "train.max_steps=1_000_001", "--max-minutes", "0.001")
 
@@ -182,31 +181,16 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     wait_for(lambda: not processes_in(here))
     killed = "error: process 0 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
     assert (killed in stderr) == (rank == 0)
-    assert stderr[-1].startswith("saved runs/tiny/last.safetensors at step ") == (rank is None)
-
-
-@on_linux
-def test_a_process_that_dies_costs_no_step(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2)
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    assert not Path("runs/tiny/last.safetensors").exists()
-    os.kill(processes_in(here)[1], signal.SIGKILL)
-    _, stderr = ended(process, 1)
-    wait_for(lambda: not processes_in(here))
-    step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
-    assert step >= reports("runs/tiny")[-1]["step"]
-    saved = (
-        f"error: the process of rank 1 has ended or does not answer; saved step {step:,} with the memory of 1 of the 3"
-    )
-    assert sum(line.startswith(saved) for line in stderr) == 1
-    done("train", "--resume", "tiny", "--max-steps", step + 2)
+    stopped = "error: stopped; saved runs/tiny/last.safetensors at step "
+    assert any(line.startswith(stopped) for line in stderr) == (rank is None)
 
 
 @on_linux
 @pytest.mark.parametrize(
-    "parallel", [pytest.param("zero", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.slow)]
+    "parallel",
+    ["ddp", pytest.param("zero", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.slow)],
 )
-def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint(here, parallel):
+def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
     arguments = ["train", "tiny.toml", "--processes", 2, "--set", f"train.parallel={parallel}", *NOTHING_RANDOM]
     ended(start(*arguments, *ENDLESS, "--max-steps", 3), 0)
     first = (here / "runs/tiny/last.safetensors").read_bytes()
@@ -214,27 +198,39 @@ def test_a_process_that_dies_with_a_part_of_the_state_leaves_the_last_checkpoint
     wait_for(lambda: reports("runs/tiny")[-1]["step"] > 3)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
-    lost = (
-        "error: the process of rank 1 has ended or does not answer; steps since step 3 are lost, because the other "
-        "processes held a part of the state; resume from runs/tiny/last.safetensors with --resume"
-    )
-    assert stderr.count(lost) == 1
+    wait_for(lambda: not processes_in(here))
+    lost = "error: process 1 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
+    assert [line for line in stderr if line.startswith("error: ")] == [lost]
     assert (here / "runs/tiny/last.safetensors").read_bytes() == first
 
 
 @pytest.mark.slow
 @on_linux
-def test_a_process_that_hangs_is_named_and_given_up(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.rank_timeout=12")
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    hanging = processes_in(here)[1]
-    os.kill(hanging, signal.SIGSTOP)
+def test_a_process_that_dies_costs_the_steps_since_the_last_save(here):
+    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.save_minutes=0.02")
     wait_for((here / "runs/tiny/last.safetensors").exists)
-    os.kill(hanging, signal.SIGKILL)
-    _, stderr = ended(process, 1)
-    named = "no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s"
-    assert stderr.count(named) == 1
-    assert any("error: the process of rank 1 has ended or does not answer; saved step " in line for line in stderr)
+    saved = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
+    wait_for(lambda: reports("runs/tiny")[-1]["step"] > saved + 1000)
+    os.kill(processes_in(here)[0], signal.SIGKILL)
+    ended(process, 1)
+    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > saved
+
+
+@pytest.mark.slow
+@on_linux
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_process_that_hangs_is_named_and_given_up(here, free_port, stopped):
+    arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, "--set", "train.rank_timeout=3"]
+    processes = start_ranks(arguments, arguments, port=free_port)
+    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
+    os.kill(processes[stopped].pid, signal.SIGSTOP)
+    _, stderr = ended(processes[1 - stopped], 1)
+    processes[stopped].kill()
+    processes[stopped].communicate()
+    assert [line for line in stderr if line.startswith("error: ")] == [
+        f"error: the process of rank {stopped} has ended or does not answer; resume from the last checkpoint with "
+        "--resume, if there is one"
+    ]
 
 
 def start_validations(*settings):
@@ -243,26 +239,6 @@ def start_validations(*settings):
     done("prepare", "novel", "--tokenizer", "byte", "--name", "long")
     changes = ["corpus.store=long", "train.max_steps=1_000_000", "train.average=exponential", *settings]
     return start("train", "tiny.toml", "--device", "cpu", "--processes", 2, *(w for c in changes for w in ("--set", c)))
-
-
-@pytest.mark.slow
-@on_linux
-def test_a_process_that_hangs_in_a_validation_is_named_and_given_up(here):
-    process = start_validations("train.valid_every=1", "train.rank_timeout=12")
-    wait_for((here / "runs/tiny/last.safetensors").exists)  # saved before the validation
-    hung_at = time.monotonic()
-    os.kill(processes_in(here)[1], signal.SIGSTOP)
-    named = "no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s\n"
-    while process.stderr.readline() != named:
-        assert process.poll() is None
-    assert time.monotonic() - hung_at < 120
-    _, stderr = ended(process, 1)
-    assert stderr == [
-        "error: the process of rank 1 has ended or does not answer; every step up to 1 was saved before; resume from "
-        "runs/tiny/last.safetensors with --resume"
-    ]
-    wait_for(lambda: not processes_in(here))
-    assert reports("runs/tiny")[-1]["step"] == checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] == 1
 
 
 @pytest.mark.slow
@@ -278,8 +254,7 @@ def test_a_process_without_memory_for_a_validation_ends_the_training(here):
     (error,) = [line for line in stderr if line.startswith("error: ")]
     assert re.fullmatch(
         r"error: rank 1 on \S+: out of memory \(tried to allocate [\d.]+ MiB\) in the validation after step 100; "
-        "use --set train.valid_batch_size=10000; every step up to 100 was saved before; resume from "
-        "runs/tiny/last.safetensors with --resume",
+        "resume with --set train.valid_batch_size=10000",
         error,
     )
     assert not any(line.startswith(("Traceback", "  File ")) for line in stderr)
@@ -317,19 +292,11 @@ def test_lost_processes_are_started_again_and_resume(here, rank):
     wait_for((here / "runs/tiny/last.safetensors").exists)
     os.kill(processes_in(here)[rank], signal.SIGKILL)
     _, stderr = ended(process, 0)
-    again = f"process {rank} was killed by signal 9; starting all processes again from the last checkpoint of runs/tiny"
-    assert [line.startswith(again) for line in stderr].count(True) == 1
+    assert stderr.count("a process was lost; all processes were started again (restart 1)") == 1
     resumed = next(line for line in stderr if line.startswith("resuming runs/tiny at step "))
     assert 30 <= int(resumed.split()[4]) < 90
     assert not Path("runs/tiny-2").exists()
     assert reports("runs/tiny")[-1]["step"] == 90
-
-
-@pytest.mark.slow
-def test_a_wrong_request_is_not_repeated(here):
-    process = start("train", "tiny.toml", "--set", "train.batch_size=1", "--processes", 2, "--restarts", 3)
-    _, stderr = ended(process, 2)
-    assert not any("starting all processes again" in line for line in stderr)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Faults of a training in several processes: what each costs, counted in a table.
+"""Faults of a training run in several processes: what each costs, counted in a table.
 
 python -m tests.faults.ranks [--repeat N] [--json FILE]
 
-Each fault strikes a new training on this machine at a random moment of its first steps. For faults of a torchrun, each
-process has one of its own, as on two machines. Needs Linux.
+Each fault strikes a new training run on this machine at a random moment after its first save; it saves each second. For
+faults of a torchrun, each process has one of its own, as on two machines. Needs Linux.
 """
 
 import contextlib
@@ -30,12 +30,13 @@ from txlcli.core.training import checkpoint
 TRAIN = ["-m", "txlcli", "train", "stdlib", "--name", "r", "--device", "cpu"]
 SMALL = {"model.n_layers": 2, "model.d_model": 32, "model.d_inner": 64, "train.batch_size": 6, "train.seg_len": 16}
 ENDLESS = {"train.mem_len": 16, "train.max_steps": 1_000_000, "train.valid_every": 500_000, "log.every": 5}
+SAVES = {"train.save_minutes": 1 / 60}
 LONGEST_S = 300.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A signal to one process, and the exit code that the training then ends with."""
+    """A signal to one process, and the exit code that the training run then ends with."""
 
     name: str
     number: int
@@ -64,13 +65,11 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one training ended."""
+    """How one training run ended."""
 
     exit_code: int
     steps_lost: int
-    """Steps in the report that the checkpoint lacks; a run without one has lost all of them."""
-    is_exact: bool
-    """True if the checkpoint has the memory of all lanes."""
+    """Steps in the report that the checkpoint lacks."""
     seconds: float
     """From the signal until all processes had ended."""
     orphans: int
@@ -82,7 +81,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 11,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all outcomes to this file.")] = None,
 ) -> None:
-    """Inject faults into trainings of two processes, and count what they cost."""
+    """Inject faults into training runs of two processes, and count what they cost."""
     json_file = json_file and json_file.absolute()
     moments = random.Random(seed)
     outcomes: dict[str, list[Outcome]] = {}
@@ -92,7 +91,7 @@ def main(
         for fault in (fault for fault in FAULTS if only in fault.name):
             outcomes[fault.name] = [_inject(fault, moments.random()) for _ in range(repeat)]
             console.say(f"{fault.name}: {repeat} done")
-    columns = ["fault", "repetitions", "exit codes", "steps lost, most", "exact", "seconds, most", "orphans"]
+    columns = ["fault", "repetitions", "exit codes", "steps lost, most", "seconds, most", "orphans"]
     console.show_table("two processes", columns, [_row(name, of_fault) for name, of_fault in outcomes.items()])
     if json_file:
         results = {name: [asdict(outcome) for outcome in of_fault] for name, of_fault in outcomes.items()}
@@ -113,18 +112,18 @@ def _row(name: str, outcomes: list[Outcome]) -> list[str]:
         str(len(outcomes)),
         ", ".join(map(str, codes)),
         str(max(outcome.steps_lost for outcome in outcomes)),
-        str(sum(outcome.is_exact for outcome in outcomes)),
         f"{max(outcome.seconds for outcome in outcomes):.1f}",
         str(sum(outcome.orphans for outcome in outcomes)),
     ]
 
 
 def _inject(fault: Fault, moment: float) -> Outcome:
-    """Start a training, strike it, and see how it ends."""
+    """Start a training run, strike it, and see how it ends."""
     shutil.rmtree("runs", ignore_errors=True)
     settings = [*_settings(), *(["--set", "train.valid_every=1"] if fault.in_validation else [])]
     started = _start_agents() if fault.agents else [_start([*TRAIN, *settings, "--processes", "2"])]
-    _wait_for(lambda: Path("runs/r/metrics.jsonl").exists())
+    path = Path("runs/r/last.safetensors")
+    _wait_for(path.exists)
     time.sleep(2 * moment)
     rank = int(fault.target.rpartition(" ")[2])
     target = _parent_of(_ranks()[rank]) if fault.target.startswith("agent") else _ranks()[rank]
@@ -140,14 +139,12 @@ def _inject(fault: Fault, moment: float) -> Outcome:
     for orphan in orphans.values():
         os.kill(orphan, signal.SIGKILL)
     reported = [json.loads(line)["step"] for line in Path("runs/r/metrics.jsonl").read_text().splitlines()]
-    path = Path("runs/r/last.safetensors")
-    state = checkpoint.load(path).state if path.exists() else {"step": 0}
-    lost = max(0, reported[-1] - state["step"])
-    return Outcome(max(codes), lost, path.exists() and "memory_lanes" not in state, seconds, len(orphans))
+    lost = max(0, reported[-1] - checkpoint.load(path).state["step"])
+    return Outcome(max(codes), lost, seconds, len(orphans))
 
 
 def _settings() -> Iterator[str]:
-    for name, value in {**SMALL, **ENDLESS}.items():
+    for name, value in {**SMALL, **ENDLESS, **SAVES}.items():
         yield from ("--set", f"{name}={value}")
 
 

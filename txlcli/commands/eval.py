@@ -1,6 +1,5 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,9 +94,7 @@ def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bo
 
 def _start_processes(processes: int, arguments: list[str]) -> int:
     """Run this command line in several processes; return their exit code."""
-    from txlcli.workflows.training import follow
-
-    code = follow.start_processes(processes, arguments, next_step="evaluate again")
+    code = launcher.start_processes(processes, arguments, next_step="evaluate again")
     if code - 128 in signals.WORDS:
         console.complain(signals.WORDS[code - 128])
     return code
@@ -106,12 +103,9 @@ def _start_processes(processes: int, arguments: list[str]) -> int:
 @contextmanager
 def _signals_of_processes() -> Iterator[None]:
     """Let one of several processes end by a signal: silently, except rank 0 if no other process of txl reports it."""
-    if not launcher.is_main():
-        with launcher.handle_signals(signal.SIG_DFL):
-            yield
-        return
     try:
-        yield
+        with launcher.silent_signals():
+            yield
     except (KeyboardInterrupt, signals.Terminated) as ended:
         if launcher.is_own():
             sys.exit(128 + signals.number_of(ended))

@@ -32,7 +32,7 @@ from txlcli.config import own_text, recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import MAX_SEED
 from txlcli.errors import RunError, UsageError
-from txlcli.runs import history, recovery, run_directory
+from txlcli.runs import history, run_directory
 from txlcli.system import launcher
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def train(
     _check_devices(devices, hardware, dry_run=dry_run, processes=processes, device=device, verbose=verbose)
     _check_launcher(processes, restarts, name or resume_run)
     interrupted = None if dry_run else _run_before_restart(recipe_source, name, changes, runs_dir)
-    if interrupted is not None and recipe_source is not None:
-        recipe_source, name, force, seed, changes = None, None, False, None, []
-    resume_run = interrupted or resume_run
+    if interrupted is not None:
+        recipe_source, name, force, seed, changes, resume_run = None, None, False, None, [], interrupted
     _check_verbose(verbose=verbose, dry_run=dry_run)
     if resume_run is not None:
         if recipe_source is not None or name is not None or force or dry_run:
@@ -135,19 +134,19 @@ def train(
     else:
         repeated = name is not None or force or dry_run or launcher.is_started()
         recipe_source, name, changes = _resolve(recipe_source, name, changes, data_dir, runs_dir, repeated=repeated)
-    from txlcli.workflows.training import follow
+    if (processes > 1 or restarts) and not launcher.is_started() and not dry_run:
+        arguments = context.find_root().obj
+        if restarts and resume_run is None and name is None:  # they resume the run of this name
+            name = next(run_directory.free_directories(runs_dir, recipe.read_text(str(recipe_source))[0])).name
+            arguments = [*arguments, "--name", name]
+        sys.exit(launcher.start_processes(processes, arguments, restarts=restarts))
     from txlcli.workflows.training.execution import Limits
     from txlcli.workflows.workspace import Workspace
 
-    if (processes > 1 or restarts) and not launcher.is_started() and not dry_run:
-        sys.exit(
-            _start_processes(context.find_root().obj, processes, restarts, recipe_source, resume_run, name, runs_dir)
-        )
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=console.TerminalReporter())
-    if not launcher.is_main():
-        if not dry_run:
-            follow.follow(resume_run or str(recipe_source), changes, workspace, resumed=resume_run is not None)
-    elif dry_run:
+    if dry_run:
+        if not launcher.is_main():
+            return
         forecast = (
             partial(_forecast, processes=processes, backends=verbose)
             if devices is None
@@ -156,7 +155,8 @@ def train(
         forecast(str(recipe_source), changes, workspace, name, max_steps, force=force, json=json)
     else:
         limits = Limits(max_steps=max_steps, max_minutes=max_minutes)
-        _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
+        with launcher.silent_signals():
+            _train(recipe_source, resume_run, changes, workspace, name, limits, force=force, json=json)
 
 
 def _check_verbose(*, verbose: bool, dry_run: bool) -> None:
@@ -201,43 +201,14 @@ def _check_launcher(processes: int, restarts: int, name: str | None) -> None:
 
 def _run_before_restart(source: str | None, name: str | None, changes: list[str], runs_dir: Path) -> str | None:
     """Return the run that this process resumes, since it was started again after a failure."""
-    if launcher.run_to_resume() is not None:
-        return launcher.run_to_resume()
-    if source is None or name is None or not launcher.is_restarted() or not run_directory.is_run(name, runs_dir):
+    if launcher.restart_count() == 0:
+        return None
+    console.say(f"a process was lost; all processes were started again (restart {launcher.restart_count()})")
+    if source is None or name is None or not run_directory.is_run(name, runs_dir):
         return None
     run = run_directory.find(name, runs_dir)
     made_before = (run.directory / run_directory.LAST).exists() and run.settings == recipe.load(source, changes)
     return str(run.directory) if made_before else None
-
-
-def _start_processes(
-    arguments: list[str],
-    processes: int,
-    restarts: int,
-    recipe_source: str | None,
-    resume_run: str | None,
-    name: str | None,
-    runs_dir: Path,
-) -> int:
-    """Run this command line in several processes; return their exit code."""
-    from txlcli.workflows.training import follow
-
-    if resume_run is not None:
-        return follow.start_processes(
-            processes, arguments, restarts=restarts, resumable=lambda: resume_run, say=console.say
-        )
-    if name is None and restarts:
-        name = next(run_directory.free_directories(runs_dir, recipe.read_text(str(recipe_source))[0])).name
-        arguments = [*arguments, "--name", name]
-    directory = runs_dir / str(name)
-    before = directory.stat().st_ino if directory.exists() else None  # --force replaces it by another directory
-
-    def resumable() -> str | None:
-        recovery.recover(runs_dir, console.say)
-        is_new = directory.exists() and directory.stat().st_ino != before
-        return str(directory) if is_new and (directory / run_directory.LAST).exists() else None
-
-    return follow.start_processes(processes, arguments, restarts=restarts, resumable=resumable, say=console.say)
 
 
 def _train(
@@ -261,7 +232,7 @@ def _train(
     else:
         source = str(recipe_source)
         result = start.train(source, changes, workspace, name=name, force=force, limits=limits, on_report=on_report)
-    if not json:
+    if not json and launcher.is_main():
         view.show_result(result)
 
 

@@ -148,7 +148,9 @@ class TrainSettings(Section):
     """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel); all weights
     and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
     rank_timeout: PositiveFloat = 600.0
-    """Seconds that a step of several processes waits for one that does not answer, before rank 0 saves and ends."""
+    """Seconds that several processes wait for one that does not answer, before all of them end."""
+    save_minutes: PositiveFloat = 5.0
+    """Longest time between two checkpoints: a crash costs the steps since the last one."""
     seed: Seed = 1111
     """Random seed of the initial weights, dropout and the order of sentences."""
     valid_every: PositiveInt = 4000

@@ -1,19 +1,25 @@
-"""Reads the environment of the program that started this process: torchrun, srun, mpirun, or RANK and WORLD_SIZE."""
+"""Several processes of one command: starts them, or reads the environment of torchrun, srun or mpirun, which did."""
 
+import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from txlcli.errors import UsageError
-from txlcli.system import signals
+from txlcli.errors import TrainingError, UsageError
+from txlcli.system import processors, signals
 
+RESUME = "resume from the last checkpoint with --resume, if there is one"
+"""Next step after a process of a training run is lost."""
+SECONDS_TO_SAVE = 600
+"""Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
 STARTED = "TXL_PROCESSES"
-"""Variable that `txl train` and `txl eval` set for the processes that it starts."""
-RESUME = "TXL_RESUME"
-"""Variable with the run that processes resume after `txl train --restarts` has started them again."""
+"""Variable that `txl train` and `txl eval` set for the processes that they start."""
 _PARENT = os.getppid()
 
 
@@ -58,11 +64,7 @@ ALONE = Place()
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Return the place of this process.
-
-    Raises:
-        UsageError: the variables of a launcher are not numbers, or contradict each other.
-    """
+    """Return the place of this process; variables that contradict each other are a UsageError."""
     for launcher in LAUNCHERS:
         if launcher.rank in environment and launcher.world_size in environment:
             world_size, rank = (_number(environment, name) for name in (launcher.world_size, launcher.rank))
@@ -133,11 +135,7 @@ def is_started() -> bool:
 
 
 def check_processes(processes: int) -> None:
-    """Refuse a number of processes that contradicts the program which started this process.
-
-    Raises:
-        UsageError: it has started another number of processes.
-    """
+    """Reject a number of processes that contradicts the program which started this process."""
     started = place()
     if processes not in (1, started.world_size) and started.world_size > 1:
         raise UsageError(
@@ -146,14 +144,9 @@ def check_processes(processes: int) -> None:
         )
 
 
-def run_to_resume() -> str | None:
-    """Return the run that this process resumes after a restart, whatever its command line begins."""
-    return os.environ.get(RESUME)
-
-
-def is_restarted() -> bool:
-    """Return True if torchrun has started this process again after a failure."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def restart_count() -> int:
+    """Return how often torchrun has started this process again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def may_restart() -> bool:
@@ -171,9 +164,6 @@ def rendezvous_url(environment: Mapping[str, str] = os.environ) -> str:
 
     MASTER_ADDR and MASTER_PORT name it; torchrun sets them. Without them, srun and mpirun on one machine use a port
     derived from the process that started all others, and srun names the first of several machines.
-
-    Raises:
-        UsageError: the processes are on several machines, and nothing names the machine of rank 0.
     """
     here = place(environment)
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
@@ -214,3 +204,51 @@ def handle_signals(action: signal.Handlers) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def silent_signals() -> AbstractContextManager[None]:
+    """Let a signal end this process without a message while the block runs, unless it is of rank 0."""
+    return nullcontext() if is_main() else handle_signals(signal.SIG_DFL)
+
+
+def start_processes(processes: int, arguments: Sequence[str], *, restarts: int = 0, next_step: str = RESUME) -> int:
+    """Run a command line of txl in several processes, as torchrun does, and return their exit code.
+
+    Args:
+        processes: their number.
+        arguments: of the command line.
+        restarts: how often to start all processes again after one has failed.
+        next_step: advice after a process was killed, so that it could not report an error itself.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.disable(logging.ERROR)  # the processes report their own errors
+    # Auxiliary classifiers stop taking part in the loss during training, which PyTorch would warn about.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
+    os.environ[STARTED] = str(processes)
+    with tempfile.TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=restarts,
+            shutdown_timeout=SECONDS_TO_SAVE,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
+        except ChildFailedError as error:
+            rank, first = error.get_first_failure()
+            if first.exitcode < 0:
+                raise TrainingError(f"process {rank} was killed by signal {-first.exitcode}; {next_step}") from None
+            return first.exitcode
+        except SignalException as stopped:
+            return 128 + stopped.sigval
+    return 0

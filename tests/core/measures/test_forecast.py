@@ -16,8 +16,8 @@ from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes
 from txlcli.core.measures.live_bytes import LiveBytes
 from txlcli.core.model.registry import make_model
-from txlcli.core.training.data_parallel import SINGLE_PROCESS
-from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.core.training.distributed import SINGLE_PROCESS
+from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.step import ForwardBackward, OptimizerStep
 
 B, L, M = 3, 5, 7
@@ -301,8 +301,8 @@ def peak_of_real_steps(settings, vocab_size, train):
         model = make_model(settings, vocab_size).train()
         model.recompute(train.recompute)
         parallel = DataParallel(model, train, SINGLE_PROCESS)
-        step = OptimizerStep(model, train, parallel)
-        forward_backward = ForwardBackward(model, train, parallel.objective, step, processes=1)
+        step = OptimizerStep(parallel)
+        forward_backward = ForwardBackward(parallel, step)
         parts = train.accumulate
         memories = [model.full_memory(train.batch_size // parts, train.mem_len) for _ in range(parts)]
         for _ in range(3):

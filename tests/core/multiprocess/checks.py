@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from tests.core.builders import V, model_settings
+from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.device_cases import CASES, build, load, start
 from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import join
+from txlcli.core.training.distributed import join
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.validation import ValidSplit
 from txlcli.errors import DisagreementError, StoreError, TrainingError
@@ -22,7 +22,7 @@ MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabular
 def trained(directory, **changed):
     """Train six steps with validations in all processes; return reports and weights."""
     training = _training(directory, **changed)
-    reports = _run(training)
+    reports = run(training)
     return {
         "losses": [report.loss_nats for report in steps_of(reports)],
         "reports": [[report.kind, report.step, report.loss_nats] for report in reports],
@@ -34,12 +34,52 @@ def trained(directory, **changed):
 def stopped_and_resumed(directory, steps, then=None, **changed):
     """Train as `trained` does, with a stop and a resumed run, which may have other settings (`then`)."""
     first = _training(directory, **changed)
-    _run(first, until=steps)
+    run(first, until=steps)
+    distributed.barrier()  # rank 0 has written it
     saved = checkpoint.load(first.last_path)
     second = _training(directory, weights=saved.group("model"), **changed | (then or {}))
     second.restore(saved)
-    reports = _run(second)
+    reports = run(second)
     return {"losses": [report.loss_nats for report in steps_of(reports)], "weights": _flat_weights(second).tolist()}
+
+
+ARCHITECTURES = {
+    "transformer": {"position": "relative"},
+    "absolute": {"position": "learned", "n_positions": 16},
+    "compressive": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2},
+    "mean": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2, "compression": "mean"},
+    "rmt": {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 3},
+    "lstm": {"arch": "lstm"},
+    "qrnn": {"arch": "qrnn"},
+}
+"""Small models of every architecture; the memory of a Compressive Transformer is compressed at the second step."""
+
+
+def lifetime(directory, name, parallel="ddp", world=WORLD):
+    """Train over compressions, validations and saves, and once more with a stop and a resume; return all losses."""
+    shape = ARCHITECTURES[name]
+    make = rnn_settings if name in ("lstm", "qrnn") else model_settings
+    changed = {"max_steps": 4, "valid_every": 2, "parallel": parallel, "average": "exponential"}
+    changed |= {"mem_len": 0} if name in ("rmt", "absolute") else {}
+
+    def training(part, weights=None):
+        model = new_model(make(**shape), V, seed=1, device=CPU)
+        if weights:
+            model.load_state_dict(weights)
+        return new_training(Path(directory) / part, model=model, world=world, **changed)
+
+    whole = run(training("whole"))
+    first = training("stopped")
+    run(first, until=3)
+    if world.size > 1:
+        distributed.barrier()  # rank 0 has written it
+    saved = checkpoint.load(first.last_path)
+    second = training("stopped", saved.group("model"))
+    second.restore(saved)
+    return {
+        "losses": [[report.kind, report.step, report.loss_nats] for report in whole],
+        "resumed": [[report.kind, report.step, report.loss_nats] for report in run(second)],
+    }
 
 
 def validated(directory, **changed):
@@ -50,10 +90,9 @@ def validated(directory, **changed):
     before = _flat_weights(training)
     torch.manual_seed(23)
     of_names = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
-    if training.average.weights or WORLD.is_rank_zero or training.parallel.weights_are_divided:
-        own = {name: training.parallel.own_part(one) for name, one in of_names.items()}
-        training.average.restore({"steps": 1000}, own)
-    reports = [report for report in _run(training) if report.kind == "valid"]
+    own = {name: training.parallel.own_part(one) for name, one in of_names.items()}
+    training.average.restore({"steps": 1000}, own)
+    reports = [report for report in run(training) if report.kind == "valid"]
     return {
         "losses": [report.loss_nats for report in reports],
         "tokens": [report.tokens for report in reports],
@@ -73,18 +112,12 @@ class UnreadableTokens(list):
 def failed_validation(directory, **changed):
     """Let a validation of averaged weights fail; return its error and how much the weights changed, by process."""
     training = _training(directory, average_decay=0.99, **changed)
-    split = training.valid
-    training.valid = ValidSplit(UnreadableTokens(split.inputs), split.targets)
-    if training.average.weights or WORLD.is_rank_zero:
-        own = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
-        training.average.restore({"steps": 1000}, own)
+    split = ValidSplit(UnreadableTokens(training.valid.inputs), training.valid.targets)
+    own = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
+    training.average.restore({"steps": 1000}, own)
     before, error = _flat_weights(training), ""
     try:
-        if WORLD.is_rank_zero:
-            with training.average.swapped_in():
-                training.score_validation(lambda: False, None)
-        else:
-            training.execute_commands()
+        training.score_validation(split, lambda: False, None)
     except StoreError as raised:
         error = str(raised)
     of_all = [None] * WORLD.size
@@ -93,16 +126,13 @@ def failed_validation(directory, **changed):
 
 
 def stopped_in_validation(directory, calls, **changed):
-    """Stop at the given call of `should_stop`; return reports and whether the validation is still due."""
+    """Stop at the given call of `should_stop` in the last process; return reports and if the validation is due."""
     training, left = _training(directory, max_steps=1, valid_every=1, **changed), [calls]
 
     def should_stop():
         left[0] -= 1
-        return left[0] <= 0
+        return left[0] <= 0 and WORLD.rank == WORLD.size - 1
 
-    if not WORLD.is_rank_zero:
-        training.execute_commands()
-        return {}
     reports = list(training.run(report_every=1, should_stop=should_stop))
     return {
         "kinds": [report.kind for report in reports],
@@ -113,14 +143,14 @@ def stopped_in_validation(directory, calls, **changed):
 
 def saved_after(directory, steps, **changed):
     """Save a checkpoint and return the names of its tensors."""
-    _run(_training(directory, **changed), until=steps)
+    run(_training(directory, **changed), until=steps)
     return sorted(checkpoint.load(Path(directory) / "last.safetensors").tensors) if WORLD.is_rank_zero else []
 
 
 def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
-    _run(training, until=1)
+    run(training, until=1)
     optimizer = training.optimizer_step.optimizer
     state = getattr(optimizer, "optim", optimizer).state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
@@ -158,10 +188,9 @@ def masks(directory):
 
 
 def agreement(facts):
-    """Compare one element of `facts` per process; text is an error of that process. Return what each one raises."""
-    own = facts[WORLD.rank]
+    """Compare one element of `facts` per process; return what each one raises."""
     try:
-        WORLD.agree(StoreError(own) if isinstance(own, str) else own)
+        WORLD.agree(facts[WORLD.rank])
         raised = "", 0
     except DisagreementError as error:
         raised = str(error), error.exit_code
@@ -174,7 +203,7 @@ def non_finite_loss(directory, **changed):
     """End all processes, rank 0 with an error; return its message."""
     training = _training(directory, lr=1e30, **changed)
     try:
-        _run(training)
+        run(training)
     except TrainingError as error:
         return str(error)
     return ""
@@ -194,13 +223,6 @@ def new_model_of(*, seed, dropout=0.0, cutoffs=(), **shape):
     """Return the model that these checks train."""
     settings = model_settings(dropout=dropout, attention_dropout=dropout, cutoffs=tuple(cutoffs), **shape)
     return new_model(settings, V, seed=seed, device=CPU)
-
-
-def _run(training, **until):
-    if WORLD.is_rank_zero:
-        return run(training, **until)
-    training.execute_commands()
-    return []
 
 
 def _flat_weights(training):

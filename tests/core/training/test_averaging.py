@@ -208,7 +208,7 @@ def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, p
     training = new_training(tmp_path, precision=precision, saver=saver, **EXPONENTIAL)
     bests = []
     for report in training.run(report_every=1, should_stop=lambda: False):
-        saver.wait()
+        saver.files.wait()
         if isinstance(report, ValidReport) and report.best:
             bests.append(report.step)
             best = checkpoint.load(training.best_path)
@@ -237,15 +237,6 @@ def test_the_average_of_a_run_cannot_change(tmp_path, before, after):
         f'{training.last_path}: trained with train.average = "{before}", which cannot become "{after}" during the '
         "training; start a new run instead"
     )
-
-
-def test_a_checkpoint_of_a_version_without_averages_resumes_without_one(tmp_path):
-    run(new_training(tmp_path), until=2)
-    training = new_training(tmp_path)
-    saved = checkpoint.load(training.last_path)
-    del saved.state["average"]
-    training.restore(saved)
-    assert training.step == 2
 
 
 def test_a_checkpoint_names_the_weights_to_evaluate(tmp_path):

@@ -3,7 +3,6 @@
 Each group of checks runs in processes of its own, on a CPU (`tests/core/multiprocess`).
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,18 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import distributed
+from torch import distributed as torch_distributed
 
 from tests.core.builders import V, model_settings
-from tests.core.multiprocess.checks import CPU, MODELS, new_model_of, training_of_case, validated
+from tests.core.multiprocess.checks import (
+    ARCHITECTURES,
+    CPU,
+    MODELS,
+    lifetime,
+    new_model_of,
+    training_of_case,
+    validated,
+)
 from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
 from tests.samples import sampled
 from txlcli.core.measures.forecast import state_bytes
-from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
-from txlcli.errors import RecipeError, StoreError, TrainingError, UsageError
+from txlcli.core.training import checkpoint, distributed
+from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
+from txlcli.errors import RecipeError, UsageError
 
-if not distributed.is_available():
+if not torch_distributed.is_available():
     pytest.skip("this PyTorch cannot run in several processes", allow_module_level=True)
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +93,6 @@ def sampled_checks(directory):
     yield "models", "updates_of_models", {"cases": models}
     yield "masks", "masks", {"directory": str(directory / "masks")}
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
-    yield "missing", "agreement", {"facts": [{"train.lr": "0.5"}, "data/x.h5: no such store"]}
     yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
     yield "not finite", "non_finite_loss", {"directory": str(directory / "not-finite")}
     yield from comparisons_with_zero(directory, list(ZERO)[::2])
@@ -100,6 +106,13 @@ def sampled_checks(directory):
     yield "models of fsdp", "updates_of_models", {"cases": [name for name in models if name in FSDP_MODELS], **fsdp}
     yield "fsdp not finite", "non_finite_loss", {"directory": str(directory / "fsdp not-finite"), **fsdp}
     yield "fsdp state", "state_bytes", {"directory": str(directory / "fsdp state"), **fsdp}
+    yield from lifetimes(directory, "fsdp", SAMPLED)
+
+
+def lifetimes(directory, parallel, names):
+    for name in names:
+        where = str(directory / f"lifetime {parallel} {name}")
+        yield f"lifetime {parallel} {name}", "lifetime", {"directory": where, "name": name, "parallel": parallel}
 
 
 def other_checks(directory):
@@ -126,6 +139,9 @@ def other_checks(directory):
         "updates_of_models",
         {"cases": [name for name in models if name in FSDP_MODELS], **fsdp},
     )
+    yield from lifetimes(directory, "fsdp", [name for name in ARCHITECTURES if name not in SAMPLED])
+    for parallel in ("ddp", "zero"):
+        yield from lifetimes(directory, parallel, ARCHITECTURES)
 
 
 def comparisons_with_zero(directory, names):
@@ -153,6 +169,8 @@ def two(run_checks, tmp_path_factory):
     return TwoProcesses(run_checks, tmp_path_factory.mktemp("two"))
 
 
+SAMPLED = ("compressive", "rmt")
+"""Architectures that every run of the tests trains with divided weights."""
 UNEVEN = 5
 """Lanes of which one process has three and the other two."""
 ZERO = {
@@ -246,7 +264,7 @@ def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path,
     assert [report.tokens for report in run(whole) if report.kind == "valid"] == found["fewer lanes"]["tokens"]
     assert found["fewer lanes of fsdp"]["losses"] == pytest.approx(found["fewer lanes"]["losses"], rel=0, abs=1e-6)
     assert found["fewer lanes"]["losses"] != pytest.approx(one_validation["losses"], abs=1e-3)
-    assert found["stopped"] == {"kinds": ["train"], "is_due": True, "calls": 3}
+    assert found["stopped"] == {"kinds": ["train"], "is_due": True, "calls": 4}
     assert found["failed"] == [["the valid split cannot be read", 0.0]] * processes
 
 
@@ -337,6 +355,20 @@ def test_the_state_of_a_process_is_the_part_that_is_forecast(two, optimizer):
     assert sum(two[name]) == whole
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SAMPLED else [pytest.mark.slow]) for name in ARCHITECTURES]
+)
+@pytest.mark.parametrize(
+    "parallel", ["fsdp", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("ddp", "zero"))]
+)
+def test_every_architecture_is_compressed_validated_saved_and_resumed_in_every_mode(two, tmp_path, parallel, name):
+    expected = lifetime(tmp_path, name, world=SINGLE_PROCESS)["losses"]
+    found = two[f"lifetime {parallel} {name}"]
+    assert [line[:2] for line in found["losses"]] == [line[:2] for line in expected]
+    assert [line[2] for line in found["losses"]] == pytest.approx([line[2] for line in expected], abs=2e-6)
+    assert found["resumed"] == found["losses"][-len(found["resumed"]) :]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
@@ -410,8 +442,6 @@ def test_more_processes_than_lanes_are_refused(tmp_path):
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
-    from txlcli.core.training import data_parallel
-
     environment = {
         "WORLD_SIZE": "8",
         "RANK": "5",
@@ -422,74 +452,16 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2; use fewer"):
-        data_parallel.join(torch.device("cuda"))
+        distributed.join(torch.device("cuda"))
 
 
 def test_without_a_launcher_there_is_one_process(monkeypatch):
-    from txlcli.core.training import data_parallel
-
     monkeypatch.setenv("WORLD_SIZE", "4")  # some clusters set it for everything
-    assert data_parallel.join(CPU) == SINGLE_PROCESS
+    assert distributed.join(CPU) == SINGLE_PROCESS
 
 
 def test_facts_that_differ_end_all_processes_with_one_error(two):
     error = "train.lr is 0.5 on rank 0 and 0.25 on rank 1 ("
     assert [message.startswith(error) for message in two["differ"]["messages"]] == [True, True]
     assert two["differ"]["exit_codes"] == [2, 2]
-    assert [": no such store" in message for message in two["missing"]["messages"]] == [True, True]
-    assert two["missing"]["exit_codes"] == [1, 1]
     assert two["equal"]["messages"] == ["", ""]
-
-
-def test_the_state_before_a_step_is_saved_if_another_process_ends_within_it(tmp_path):
-    class LostWorld(World):
-        """Two processes, of which the other one ends when the fourth step exchanges gradients."""
-
-        steps_left = 3
-
-        def send_command(self, command, number=0.0): ...
-
-        def gather(self, tensor, lengths):
-            return [tensor]
-
-        def all_reduce(self, tensor):
-            LostWorld.steps_left -= 1
-            if LostWorld.steps_left < 0:
-                raise RuntimeError("Connection closed by peer")
-
-    model = new_model_of(seed=1, dropout=0.3)
-    training = new_training(tmp_path / "lost", model=model, max_steps=6, valid_every=6, world=LostWorld())
-    training.world = LostWorld(size=2)
-    with pytest.raises(TrainingError, match=r"another process has ended; saved step 3 with the memory of 6 of the 6"):
-        run(training)
-
-    whole = new_training(tmp_path / "whole", model=new_model_of(seed=1, dropout=0.3), max_steps=6, valid_every=6)
-    run(whole, until=3)
-    saved = [checkpoint.load(tmp_path / name / "last.safetensors").tensors for name in ("lost", "whole")]
-    assert saved[0].keys() == saved[1].keys()
-    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
-
-
-def test_lanes_that_were_not_saved_begin_with_zeros():
-    saved = {"0.0": torch.full((2, 3, 5), 1.0), "1.0": torch.full((1, 3, 5), 2.0)}
-    memories = [[torch.empty(2, 0, 5)], [torch.empty(2, 0, 5)]]
-    checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=3)
-    assert [memory[0][:, 0, 0].tolist() for memory in memories] == [[1.0, 2.0], [0.0, 0.0]]
-    with pytest.raises(ValueError, match="memory of 3 lanes instead of 4"):
-        checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)], saved_lanes=4)
-    with pytest.raises(ValueError, match="memory of 3 lanes instead of 5"):
-        checkpoint.restore_memories(saved, memories, [range(1, 3), range(3, 5)])
-
-
-@pytest.mark.parametrize("error", [None, StoreError("the disk is full")])
-def test_a_process_that_ends_after_the_last_step_changes_nothing(error):
-    class LostWorld(World):
-        """Two processes, of which the other one has ended."""
-
-        def send_command(self, command, number=0.0):
-            raise RuntimeError("Connection closed by peer")
-
-    expected = contextlib.nullcontext() if error is None else pytest.raises(StoreError, match="the disk is full")
-    with expected, LostWorld(size=2).ending_others(lambda: "saved"):
-        if error is not None:
-            raise error

@@ -12,7 +12,7 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.scoring import Total, score
 from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import SINGLE_PROCESS
+from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.saving import Saver
@@ -616,16 +616,17 @@ def test_checking_the_loss_before_a_save_changes_nothing(tmp_path):
     assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
+ALWAYS = 1e-9
+"""Minutes between saves that have always passed."""
+
+
 class TimedTraining(Training):
     """A training with a clock of its own: an update takes 1 s, a save 100 s, a validation 1000 s."""
 
     def __init__(self, *arguments, **options):
         self.now = 0.0
         self.saved_steps = []
-        super().__init__(*arguments, **options)
-
-    def clock(self):
-        return self.now
+        super().__init__(*arguments, clock=lambda: self.now, **options)
 
     def update(self):
         self.now += 1
@@ -643,18 +644,17 @@ class TimedTraining(Training):
 
 def test_between_rare_validations_it_saves_at_intervals(tmp_path):
     saver = Saver()
-    training = new_training(tmp_path, saver=saver)
-    training.save_interval_s = -1.0  # always past
+    training = new_training(tmp_path, saver=saver, save_minutes=ALWAYS)
     saved = []
     for report in training.run(report_every=1, should_stop=lambda: False):
-        saver.wait()
+        saver.files.wait()
         if isinstance(report, StepReport) and report.step > 1:
             saved.append(checkpoint.load(training.last_path).state["step"])
     assert saved == [1, 2, 3]  # a report comes before the save of its step
 
 
 def test_a_save_begins_a_new_interval(tmp_path):
-    training = new_training(tmp_path, cls=TimedTraining, valid=False, max_steps=80)
+    training = new_training(tmp_path, cls=TimedTraining, valid=False, max_steps=80, save_minutes=10.0)
     for _ in training.run(report_every=1, should_stop=lambda: False, until_step=8):
         training.now += 249  # 250 s for each step, with a save after every 600 s
     assert training.saved_steps == [3, 6, 8]
@@ -662,8 +662,7 @@ def test_a_save_begins_a_new_interval(tmp_path):
 
 @pytest.mark.parametrize("valid_every", [2, 100])
 def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every):
-    training = new_training(tmp_path, cls=TimedTraining, valid_every=valid_every, max_steps=6)
-    training.save_interval_s = -1.0  # saves after every step
+    training = new_training(tmp_path, cls=TimedTraining, valid_every=valid_every, max_steps=6, save_minutes=ALWAYS)
     speeds = [report.tokens_per_s for report in steps_of(run(training))]
     assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
     assert training.now > 100

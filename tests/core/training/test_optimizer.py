@@ -14,7 +14,7 @@ from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
-from txlcli.core.training.data_parallel import SINGLE_PROCESS
+from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import (
     OPTIMIZERS,
@@ -25,7 +25,7 @@ from txlcli.core.training.optimizer import (
     register_optimizer,
     state_bytes,
 )
-from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.step import OptimizerStep
 from txlcli.errors import RecipeError, TrainingError
@@ -154,7 +154,7 @@ def by_optimizer_step(**changed):
     """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
     settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
     model = new_model(model_settings(), V, seed=1, device=CPU).double()
-    optimizer_step = OptimizerStep(model, settings, DataParallel(model, settings, SINGLE_PROCESS))
+    optimizer_step = OptimizerStep(DataParallel(model, settings, SINGLE_PROCESS))
 
     def step():
         optimizer_step.clip()

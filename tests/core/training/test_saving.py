@@ -85,7 +85,7 @@ def test_the_state_of_a_file_is_that_of_its_step(tmp_path):
     saver.write_all(tmp_path / "a.safetensors", {"step": 1, "losses": losses})
     losses.append(2.0)
     write.may_write.set()
-    saver.wait()
+    saver.files.wait()
     assert checkpoint.load(tmp_path / "a.safetensors").state["losses"] == [1.0]
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path)
     reports = training.run(report_every=1, should_stop=lambda: False)
     assert [next(reports).step for _ in range(3)] == [1, 2, 3]
     assert failed.wait(AT_MOST_S)
-    saver.settle()
+    saver.files.settle()
     with pytest.raises(RunError, match="No space left on device"):
         next(reports)
     assert training.step == 3

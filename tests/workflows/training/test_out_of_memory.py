@@ -9,7 +9,7 @@ import torch
 from tests.commands.novel import RECIPE
 from txlcli.config import recipe
 from txlcli.core.measures.forecast import step_bytes
-from txlcli.core.training.data_parallel import of_one_process
+from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import TrainingError
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.out_of_memory import advise, explained, smaller_steps

@@ -8,7 +8,7 @@ from tests.core.builders import V, model_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.forecast import step_bytes
-from txlcli.core.training.data_parallel import of_one_process
+from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import RecipeError
 from txlcli.workflows.training.scaling import (
     BUCKET_BYTES,

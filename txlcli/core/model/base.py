@@ -60,6 +60,11 @@ class LanguageModel(nn.Module, ABC):
         return False
 
     @property
+    def has_layer_losses(self) -> bool:
+        """True if layers add losses of their own, whose gradients need their weights before those of their outputs."""
+        return False
+
+    @property
     def has_recurrent_state(self) -> bool:
         """True if a state of fixed size is all the memory, so that a memory length means nothing."""
         return self.settings.recurrent_state

@@ -166,6 +166,11 @@ class CompressiveTransformer(TransformerXL):
         """True with a convolution, which has no gradient while nothing leaves the memory."""
         return self.settings.compression == "convolution"
 
+    @property
+    def has_layer_losses(self) -> bool:
+        """True with a convolution, which a reconstruction loss trains."""
+        return self.settings.compression == "convolution"
+
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         compressed_len = self.settings.compressed_len if mem_len and self.memory_starts_full else 0
         recent = super().first_memory(batch_size, mem_len)

@@ -13,15 +13,10 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from txlcli.config.settings import TrainSettings
-from txlcli.system.plain_json import value_of
 
 
 class Average:
-    """Weights to evaluate, kept beside the trained ones in their dtype, fp32. This base class keeps no average.
-
-    Args:
-        weights: of the model by name, on its device; the initial value of an average that begins at once.
-    """
+    """Weights to evaluate, kept beside the trained ones in their dtype, fp32. This base class keeps no average."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._parameters = dict(weights)
@@ -80,13 +75,9 @@ class Average:
         return {"steps": self.steps}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the average from a checkpoint; the model has its weights already.
-
-        Raises:
-            ValueError, KeyError: the state or a tensor is missing, or is not that of an average.
-        """
-        self.steps = value_of(state, "steps", int)
-        if self.steps < 0 or (self.active and not weights and self._parameters):
+        """Restore the average from a checkpoint; the model has its weights already."""
+        self.steps = state["steps"]
+        if self.active and not weights:
             raise ValueError(f"{self.steps} steps of the average, and {len(weights)} tensors of it")
         if weights:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
@@ -126,9 +117,7 @@ class AveragedSgd(Average):
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
         super().restore(state, weights)
-        self._losses, self.triggered = value_of(state, "losses", list), value_of(state, "triggered", bool)
-        if not all(isinstance(loss, float) for loss in self._losses):
-            raise ValueError("losses are not numbers")
+        self._losses, self.triggered = state["losses"], state["triggered"]
         if self.triggered and not weights:
             self._begin()
 

@@ -1,12 +1,11 @@
 """Checkpoints: one safetensors file of tensors and plain JSON, never a pickle.
 
 The name of a tensor begins with its group: `model.` (weights), `average.` (their average), `optimizer.`, `memory.`,
-`rng.` (random generators). The JSON is in the file's metadata. The file is written beside its path and renamed, so a
-reader sees either the complete old file or the complete new one.
+`rng.` (random generators). The JSON is in the file's metadata. The file is written next to its path and renamed, so
+a reader sees either the complete old file or the complete new one.
 
-Memories are named `PART.LAYER`, the micro-batches of a step in the order of their lanes; generators `DEVICE.RANK`,
-those of rank 0 `DEVICE`. So a run can resume with another number of processes. If other processes were lost, rank 0
-saves its own memories alone, and the state has the number of their lanes (`memory_lanes`).
+Memories are named `PART.LAYER`, the micro-batches of a step in the order of their lanes; generators `DEVICE.RANK`, on
+rank 0 `DEVICE`. So a run can resume with another number of processes.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
-from txlcli.core.training.data_parallel import World
+from txlcli.core.training.distributed import World
 from txlcli.core.training.tensor_reader import checksum, read_tensors
 from txlcli.errors import RunError, TrainingError, shortened
 from txlcli.system.atomic_files import replacing
@@ -50,7 +49,7 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)
     """Plain data: step, position in the text, best loss."""
     verified: bool = True
-    """False for the file of an earlier version, which has no checksums."""
+    """False for a file without checksums."""
 
     def group(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a group by their names within the group."""
@@ -85,11 +84,7 @@ def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint and replace an older one.
-
-    Raises:
-        RunError: the disk is full or the directory cannot be written; the older checkpoint is not changed.
-    """
+    """Write a checkpoint and replace an older one."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     metadata = write_header(checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()})
     try:
@@ -102,15 +97,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
-    """Read a checkpoint.
-
-    Args:
-        path: of the file.
-        to_evaluate: read only the weights to evaluate; the tensors for training take twice as much memory.
-
-    Raises:
-        RunError: the file is missing, damaged, not a checkpoint of txl, or of a newer format.
-    """
+    """Read a checkpoint."""
     if not check_regular(path).is_file():
         other = next(path.parent.glob("*.safetensors"), None)
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
@@ -133,12 +120,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
 
 
 def _read_header(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """Return the state and the checksums of the tensors; None for a file of an earlier version, which has none.
-
-    Raises:
-        RunError: the file is not a checkpoint of txl, or of a newer format.
-        ValueError: the state is damaged.
-    """
+    """Return the state and the checksums of the tensors, if there are any."""
     try:
         state, checksums = read_header(metadata)
     except LookupError as error:
@@ -156,11 +138,7 @@ def _damaged(path: Path, reason: str) -> RunError:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on.
-
-    Raises:
-        TrainingError: an optimizer of another package keeps something else, so that a resumed run would differ.
-    """
+    """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -175,12 +153,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`.
-
-    Raises:
-        ValueError: one is missing, or has another shape or dtype; fused kernels would read and write beyond its end.
-        KeyError: there is no such parameter.
-    """
+    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`."""
     parameters, allocated = dict(model.named_parameters()), optimizer_tensors(model, optimizer)
     missing = sorted(allocated.keys() - tensors.keys())
     if missing:
@@ -195,11 +168,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def check_like(name: str, tensor: Tensor, expected: Tensor) -> None:
-    """Check that a tensor has the shape and dtype of another.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that a tensor has the shape and dtype of another."""
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         raise ValueError(
             f"{name} is {tensor.dtype} of the shape {tuple(tensor.shape)}, not {expected.dtype} of "
@@ -208,11 +177,7 @@ def check_like(name: str, tensor: Tensor, expected: Tensor) -> None:
 
 
 def _check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors that of a new model.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors that of a new model."""
     weights = {name for name in tensors if expected[name].is_floating_point()}
     dtypes = {tensors[name].dtype for name in weights}
     common = torch.float64 if dtypes & WEIGHT_DTYPES == {torch.float64} else torch.float32
@@ -225,11 +190,7 @@ def _check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 def build_model(
     settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path, *, group: str = "model"
 ) -> LanguageModel:
-    """Build a model with the checkpoint's weights, or with another group of tensors of the same names.
-
-    Raises:
-        RunError: tensors are missing, unexpected, or of another shape or dtype.
-    """
+    """Build a model with the checkpoint's weights, or with another group of tensors of the same names."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     tensors, expected = checkpoint.group(group), model.state_dict()
@@ -261,33 +222,13 @@ def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[ra
     return gathered
 
 
-def memory_tensors(memories: Sequence[Memory]) -> dict[str, Tensor]:
-    """Return the memories of the micro-batches of this process by name."""
-    return {
-        f"{number}.{layer}": tensor for number, memory in enumerate(memories) for layer, tensor in enumerate(memory)
-    }
-
-
-def restore_memories(
-    tensors: dict[str, Tensor],
-    memories: Sequence[Memory],
-    parts: Sequence[range],
-    *,
-    saved_lanes: int | None = None,
-    vocab_size: int | None = None,
-) -> None:
+def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
     """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently.
 
     Args:
         tensors: memories by name.
         memories: of the micro-batches of this process; receive the saved ones.
         parts: lanes of `memories`.
-        saved_lanes: number of lanes, from lane 0, if not all were saved; the others begin with zeros.
-        vocab_size: V, which ids in a memory must be below; None if it is not known.
-
-    Raises:
-        ValueError: fewer lanes were saved than these parts need, or a layer is missing, of another shape or dtype, or
-            has ids beyond the vocabulary.
     """
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
@@ -297,13 +238,6 @@ def restore_memories(
     for layer, of_parts in layers.items():
         of_all_lanes = torch.cat(of_parts)
         _check_memory(layer, of_all_lanes, memories)
-        if vocab_size is not None and not of_all_lanes.is_floating_point():
-            _check_ids(layer, of_all_lanes, vocab_size)
-        if saved_lanes is not None:
-            if len(of_all_lanes) != saved_lanes:
-                raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {saved_lanes}")
-            missing = max(0, parts[-1].stop - saved_lanes)
-            of_all_lanes = torch.cat([of_all_lanes, of_all_lanes.new_zeros(missing, *of_all_lanes.shape[1:])])
         if len(of_all_lanes) < parts[-1].stop:
             raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {parts[-1].stop}")
         for memory, part in zip(memories, parts, strict=True):
@@ -314,9 +248,6 @@ def _check_memory(layer: int, saved: Tensor, memories: Sequence[Memory]) -> None
     """Check a saved memory of a layer, (B, M, ...): its lanes and the precision may differ, and M if it begins with 0.
 
     The state of a recurrent layer, (B, W), has the precision of the weights.
-
-    Raises:
-        ValueError: something else differs.
     """
     for memory in memories:
         empty = memory[layer]
@@ -325,28 +256,6 @@ def _check_memory(layer: int, saved: Tensor, memories: Sequence[Memory]) -> None
         fixed = 1 if empty.shape[1] else 2  # first axis whose length may not differ
         if saved.dtype not in dtypes or saved.dim() != empty.dim() or saved.shape[fixed:] != empty.shape[fixed:]:
             raise ValueError(f"memory of layer {layer} is {saved.dtype} of the shape {tuple(saved.shape)}")
-
-
-def _check_ids(layer: int, ids: Tensor, vocab_size: int) -> None:
-    """Check the ids of a memory of tokens.
-
-    Raises:
-        ValueError: one is not in the vocabulary.
-    """
-    for number in (ids.min(), ids.max()) if ids.numel() else ():
-        if not 0 <= number < vocab_size:
-            raise ValueError(f"memory of layer {layer} has the id {int(number)}, but the vocabulary has {vocab_size}")
-
-
-def generators(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of the random generators that a training on `device` uses, those of this process as rank 0."""
-    return {_generator_name(one, 0): generator_state(one) for one in _generator_devices(device)}
-
-
-def set_generators(states: dict[str, Tensor], device: torch.device) -> None:
-    """Set the random generators of this process to the states that `generators` returned."""
-    for one in _generator_devices(device):
-        set_generator_state(states[_generator_name(one, 0)], one)
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:

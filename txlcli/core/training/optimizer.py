@@ -63,12 +63,7 @@ def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """Make the optimizer that train.optimizer names.
-
-    Raises:
-        RecipeError: the optimizer cannot train this model, a registered factory leaves out a parameter, or the step
-            needs a closure.
-    """
+    """Make the optimizer that train.optimizer names."""
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
         _check_groups(optimizer, model)
@@ -102,11 +97,7 @@ def _check_step(optimizer: Optimizer) -> None:
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
-    """Refuse what `make_optimizer` refuses, without allocating the model.
-
-    Raises:
-        RecipeError: see `make_optimizer`.
-    """
+    """Refuse what `make_optimizer` refuses, without allocating the model."""
     with tensors_without_data():
         make_optimizer(make_model(model, vocab_size), settings)
 
@@ -238,9 +229,6 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
     Both have the same learning rate and decoupled weight decay: the update of a matrix is scaled to the root mean
     square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
-
-    Raises:
-        RecipeError: the layers have no matrices, or the momentum is not below 1.
     """
     if settings.momentum >= 1:
         raise RecipeError(f'[train] momentum must be below 1 with optimizer = "muon", not {settings.momentum:g}')
@@ -277,10 +265,6 @@ OPTIMIZERS = {
 
 
 def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:
-    """Add an optimizer, so that train.optimizer accepts its name.
-
-    Raises:
-        ValueError: the name is taken.
-    """
+    """Add an optimizer, so that train.optimizer accepts its name."""
     optimizers.register_optimizer(name, traits)
     OPTIMIZERS[name] = entry

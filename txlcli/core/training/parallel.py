@@ -1,11 +1,120 @@
-"""The modes of train.parallel: how the processes of a training share weights, gradients and optimizer state."""
+"""The modes of train.parallel: how processes share weights, gradients and optimizer state.
+
+`DataParallel` is the mode "ddp", the interface of the other modes, and the training of a single process.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from txlcli.config.settings import TrainSettings
-from txlcli.core.model.base import LanguageModel
-from txlcli.core.training.data_parallel import World
-from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.config.settings import EvalSettings, LossPart, TrainSettings
+from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader
+from txlcli.core.training import checkpoint
+from txlcli.core.training.distributed import World
+from txlcli.core.training.optimizer import make_optimizer
+
+Objective = tuple[Tensor, Tensor, Memory]
+"""What `LanguageModel.objective` returns."""
+
+
+class DataParallel:
+    """Weights and optimizer state that each process holds, and the exchange of gradients between them."""
+
+    weights_are_divided: ClassVar[bool] = False
+    """True if each process holds a part of each weight, and of its average."""
+
+    def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
+        self.model, self.settings, self.world = model, settings, world
+        self._wrap(model.device)
+
+    def _wrap(self, device: torch.device) -> None:
+        """Give all processes the weights of rank 0, and let backward passes average their gradients."""
+        self._module: nn.Module | None = None
+        if self.world.size > 1:
+            self._module = DistributedDataParallel(
+                CalledModule(self.model),
+                process_group=self.world.steps,
+                gradient_as_bucket_view=True,  # averaged gradients need no copy out of the buckets
+                find_unused_parameters=self.model.has_idle_weights,
+            )
+
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
+    ) -> Objective:
+        """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
+
+        def call() -> Objective:
+            return self.model.objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
+
+        if self._module is None:
+            return call()
+        result: Objective = self._module(call)
+        return result
+
+    def no_sync(self) -> AbstractContextManager[object]:
+        """Within this block, add gradients to those of this process without averaging them yet."""
+        return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Call `LanguageModel.forward` without gradients; `LanguageModel.losses` can be called until the next step."""
+        result: tuple[Tensor, Memory] = self.model(tokens, memory, mem_len=mem_len)
+        return result
+
+    def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
+        """Return a reader of the model in training; all processes must read as many segments."""
+        return make_reader(self.model, settings, batch_size=batch_size, precision=self.settings.precision)
+
+    def make_optimizer(self) -> Optimizer:
+        """Make the optimizer of this process."""
+        return make_optimizer(self.model, self.settings)
+
+    def total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of all gradients together (0-d), once they are averaged."""
+        return nn.utils.get_total_norm(gradients)
+
+    def first_memory(self, batch_size: int) -> Memory:
+        """Return the memory of a micro-batch before the first token."""
+        return self.model.first_memory(batch_size, self.settings.mem_len)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """Return what this process holds of each weight, by name; changes in place change the weight."""
+        return dict(self.model.named_parameters())
+
+    def own_part(self, whole: Tensor) -> Tensor:
+        """Return what this process holds of a tensor with the shape of a weight, on its device."""
+        return whole.to(self.model.device)
+
+    def gather_weights(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole weights, or their average, by name on rank 0; all processes must call this."""
+        return own if self.world.is_rank_zero else {}
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
+        return checkpoint.optimizer_tensors(self.model, optimizer) if self.world.is_rank_zero else {}
+
+    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+        """Restore the state of this process from the state of the whole optimizer."""
+        checkpoint.restore_optimizer(self.model, optimizer, tensors)
+
+
+class CalledModule(nn.Module):
+    """A module whose forward pass calls a function of a model: the hooks of a wrapper run before and after it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Call the function."""
+        return call()
 
 
 def device_of_new_weights(settings: TrainSettings, device: torch.device) -> torch.device:
@@ -14,22 +123,12 @@ def device_of_new_weights(settings: TrainSettings, device: torch.device) -> torc
 
 
 def make_parallel(model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> DataParallel:
-    """Return the mode that train.parallel names; a single process holds everything.
-
-    Args:
-        model: on `device_of_new_weights`.
-        settings: the recipe's [train] section.
-        world: the processes.
-        device: to train on.
-    """
-    if world.size == 1:
-        return DataParallel(model, settings, world)
-    # The imports take a second.
-    if settings.parallel == "zero":
+    """Return the mode that train.parallel names; a single process holds everything."""
+    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
         from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
 
         return ZeroParallel(model, settings, world)
-    if settings.parallel == "fsdp":
+    if world.size > 1 and settings.parallel == "fsdp":
         from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
 
         return FullyShardedParallel(model, settings, world, device)

@@ -8,10 +8,7 @@ gradients that are added up, norms and root stay fp32: a norm's gain is close to
 gradients of all its tokens.
 """
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,59 +17,65 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.device import autocast
+from txlcli.config.settings import EvalSettings, LossPart, TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.data_parallel import Command, World
-from txlcli.core.training.parallel_ddp import DataParallel, Objective
+from txlcli.core.training.distributed import World
+from txlcli.core.training.parallel import CalledModule, DataParallel, Objective
 
 
 class FullyShardedParallel(DataParallel):
     """Weights, gradients, optimizer state and averages are divided over the processes.
 
-    Args:
-        model: with its weights in host memory, which leaves no second copy on the device.
-        settings: the recipe's [train] section.
-        world: the processes.
-        device: to train on.
+    Gradients of each micro-batch are divided at once (`no_sync` does nothing): whole ones would take the memory that is
+    to be saved.
     """
 
-    state_is_divided: ClassVar[bool] = True
     weights_are_divided: ClassVar[bool] = True
 
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> None:
+        self._device = device
         super().__init__(model, settings, world)
-        assert world.steps is not None
-        for parameter in model.parameters():
-            distributed.broadcast(parameter.data, src=0, group=world.hosts)
-        mesh = DeviceMesh.from_group(world.steps, device.type)
-        for layer in getattr(model, "layers", ()):
-            _shard_layer(layer, mesh, bf16=settings.precision == "bf16")
-        self._root = _Root(model)
+
+    def _wrap(self, device: torch.device) -> None:
+        assert self.world.steps is not None
+        for parameter in self.model.parameters():
+            distributed.broadcast(parameter.data, src=0, group=self.world.hosts)
+        mesh = DeviceMesh.from_group(self.world.steps, self._device.type)
+        for layer in getattr(self.model, "layers", ()):
+            _shard_layer(
+                layer, mesh, bf16=self.settings.precision == "bf16", keeps_gathered=self.model.has_layer_losses
+            )
+        self._root = self._module = CalledModule(self.model)
         fully_shard(self._root, mesh=mesh)
 
-    @functools.cached_property
-    def objective(self) -> "ShardedObjective":
-        """The function that a step minimizes, whose backward pass divides the averaged gradients."""
-        return ShardedObjective(self._root, self.settings, self.world)
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
+    ) -> Objective:
+        """Call `LanguageModel.objective` for these lanes; its backward pass divides averaged gradients."""
+        self._drop_gathered()
+        return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Call the model in all processes, each with its own tokens of the same number."""
+        self._drop_gathered()
+        result: tuple[Tensor, Memory] = self._root(lambda: self.model(tokens, memory, mem_len=mem_len))
+        return result
+
+    def _drop_gathered(self) -> None:
+        """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
         return _ShardedReader(self, settings, batch_size=batch_size)
 
-    @contextmanager
-    def weights_of_rank_0(self, *, differ: bool) -> Iterator[None]:
-        """Do nothing: every process has exchanged its part of the weights and their average by itself."""
-        yield
-
     def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of the parts of all weights that this process holds.
-
-        Raises:
-            RecipeError: see `optimizer.make_optimizer`.
-        """
+        """Make the optimizer of the parts of all weights that this process holds."""
         optimizer = super().make_optimizer()
         if isinstance(optimizer, torch.optim.SGD):  # PyTorch has no fused SGD for divided tensors
             for group in optimizer.param_groups:
@@ -94,8 +97,7 @@ class FullyShardedParallel(DataParallel):
 
     def _weights(self) -> dict[str, Tensor]:
         """Return the divided weights; a forward pass for reading has left those of the root gathered."""
-        assert isinstance(self._root, FSDPModule)
-        self._root.reshard()
+        self._drop_gathered()
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
@@ -119,10 +121,10 @@ class FullyShardedParallel(DataParallel):
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
         gathered = {}
-        self._weights()
+        self._drop_gathered()
         for name, tensor in checkpoint.optimizer_tensors(self.model, optimizer).items():
             whole = self._gather(_local(tensor), tensor.shape) if isinstance(tensor, DTensor) else tensor.clone()
-            if whole is not None:
+            if whole is not None and self.world.is_rank_zero:
                 gathered[name] = whole
         return gathered
 
@@ -148,74 +150,11 @@ class FullyShardedParallel(DataParallel):
         )
 
 
-class ShardedObjective(Objective):
-    """`LanguageModel.objective` for the lanes of one process; the backward pass divides averaged gradients.
-
-    Args:
-        root: its forward pass gathers the weights.
-        settings: the recipe's [train] section.
-        world: the processes.
-    """
-
-    def __init__(self, root: "_Root", settings: TrainSettings, world: World) -> None:
-        self._model, self._root, self._settings, self._world = root.model, root, settings, world
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Call `LanguageModel.objective` with the same arguments."""
-        self._forget_gathered()
-        result: tuple[Tensor, Tensor, list[Tensor]] = self._root(self._model.objective, *args, **kwargs)
-        return result
-
-    def no_sync(self) -> AbstractContextManager[object]:
-        """Divide the gradients of each micro-batch: whole ones would take the memory that is to be saved."""
-        return nullcontext()
-
-    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Call the model, in rank 0 alone; embedding and softmax can then be used until the next call."""
-        self._world.send_command(Command.read)
-        return self.read_together(tokens, memory, mem_len=mem_len)
-
-    def help_reading(self) -> None:
-        """Send the weights of this process to those that read a segment: by reading a token."""
-        model, device = self._model, self._model.device
-        was_training = model.training
-        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        model.eval()
-        try:
-            with autocast(device, self._settings.precision):
-                self.read_together(token, _first_memory(model, 1, 0), mem_len=0)
-        finally:
-            model.train(was_training)
-
-    @torch.no_grad()
-    def read_together(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
-        """Call the model in all processes, each with its own tokens."""
-        self._forget_gathered()
-        result: tuple[Tensor, Memory] = self._root(self._model, tokens, memory, mem_len=mem_len)
-        return result
-
-    def _forget_gathered(self) -> None:
-        """Drop the weights of the root that an earlier forward pass has gathered: they may have changed since."""
-        assert isinstance(self._root, FSDPModule)
-        self._root.reshard()
-
-
-class _Root(nn.Module):
-    """A module whose forward pass calls any function of a model, with the weights of the root gathered."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-
 class _ShardedReader(StateReader):
     """Reads with the model itself, since the weights of a layer are there only while it computes."""
 
     def __init__(self, parallel: FullyShardedParallel, settings: EvalSettings, *, batch_size: int) -> None:
-        self._objective = parallel.objective
+        self._parallel = parallel
         super().__init__(parallel.model, settings, batch_size=batch_size, precision=parallel.settings.precision)
 
     def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
@@ -228,7 +167,7 @@ class _ShardedReader(StateReader):
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
         with self._autocast:
-            hidden, self.state = self._objective.read_together(tokens, self.state, mem_len=self._mem_len)
+            hidden, self.state = self._parallel.read(tokens, self.state, mem_len=self._mem_len)
         return hidden
 
 
@@ -238,15 +177,18 @@ def _first_memory(model: LanguageModel, batch_size: int, mem_len: int) -> Memory
     return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in memory]
 
 
-def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool) -> None:
-    """Divide the weights of a layer; with `bf16`, send its matrices in bf16, unless a kernel reads them in fp32."""
+def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool, keeps_gathered: bool) -> None:
+    """Divide the weights of a layer; with `bf16`, send its matrices in bf16, unless a kernel reads them in fp32.
+
+    `keeps_gathered` leaves them whole until the backward pass, which FSDP prepares only for the outputs of a layer.
+    """
     policy, modules = MixedPrecisionPolicy(), list(layer.modules())
     if bf16 and not any(isinstance(module, nn.RNNBase) for module in modules):
         for module in modules:
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                fully_shard(module, mesh=mesh)
+                fully_shard(module, mesh=mesh, reshard_after_forward=not keeps_gathered)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_gathered)
 
 
 def _local(tensor: Tensor) -> Tensor:

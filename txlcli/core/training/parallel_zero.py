@@ -4,8 +4,9 @@ PyTorch's ZeroRedundancyOptimizer divides whole tensors, so that optimizers that
 """
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
@@ -16,7 +17,7 @@ from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
-from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import RecipeError
 
 FLOAT_BYTES = 4
@@ -26,15 +27,8 @@ FLOAT_BYTES = 4
 class ZeroParallel(DataParallel):
     """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
 
-    state_is_divided: ClassVar[bool] = True
-
     def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of all weights, which keeps the state of those of this process.
-
-        Raises:
-            RecipeError: see `optimizer.make_optimizer`; or the factory of an optimizer of another package does not
-                return all its groups for a part of the model.
-        """
+        """Make the optimizer of all weights, which keeps the state of those of this process."""
         parameters = dict(self.model.named_parameters())
         groups = _groups_by_name(self.model.settings, self.model.vocab_size, self.settings)
         return ZeroRedundancyOptimizer(
@@ -58,7 +52,16 @@ class ZeroParallel(DataParallel):
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        return self.world.collect(checkpoint.optimizer_tensors(self.model, self._local(optimizer)))
+        own = checkpoint.optimizer_tensors(self.model, self._local(optimizer))
+        of_ranks = self.world.gather_objects({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
+        gathered = {}
+        for rank, forms in enumerate(of_ranks):
+            for name, (shape, dtype) in forms.items():
+                lengths = [shape.numel() if other == rank else 0 for other in range(self.world.size)]
+                parts = self.world.gather(own[name].flatten() if name in own else torch.empty(0, dtype=dtype), lengths)
+                if parts:
+                    gathered[name] = parts[rank].view(shape)
+        return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         """Restore the state of the weights of this process."""

@@ -24,18 +24,15 @@ WriteCheckpoint = Callable[[Path, Checkpoint], None]
 
 
 class Saver:
-    """Writes the checkpoints of a training.
+    """Writes the checkpoints of a training run.
 
     Without enough free memory for a copy, files are written from the tensors themselves, and the step waits for them.
-
-    Args:
-        write: writes one file.
-        meminfo: tells how much memory is free, as Linux's /proc/meminfo.
     """
 
     def __init__(self, write: WriteCheckpoint = checkpoint.save, *, meminfo: Path = MEMINFO) -> None:
         self._write, self._meminfo = write, meminfo
-        self._writer = BackgroundWriter()
+        self.files = BackgroundWriter()
+        """The files that are being written."""
         self._buffers: dict[str, Tensor] = {}
         self._snapshot: dict[str, Tensor] = {}
         self.step: int | None = None
@@ -46,28 +43,17 @@ class Saver:
         """Wait at the end of the block until all files are written, and free the memory of the snapshot."""
         try:
             yield
-            self.wait()
+            self.files.wait()
         finally:
-            self.settle()
-            self.step, self._snapshot, self._buffers = None, {}, {}
-
-    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate the memory of a snapshot in the background: a system may take seconds to clear new memory."""
-        shapes = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-
-        def allocate() -> None:
-            with contextlib.suppress(MemoryError):
-                self._allocate(shapes, clear=True)
-
-        self._writer.start(allocate)
+            self.files.settle()
+            self._drop()
 
     def forget(self) -> None:
-        """Free the memory of the snapshot, once its files are written.
+        """Free the memory of the snapshot, once its files are written."""
+        self.files.wait()
+        self._drop()
 
-        Raises:
-            RunError: one of these files could not be written.
-        """
-        self.wait()
+    def _drop(self) -> None:
         self.step, self._snapshot, self._buffers = None, {}, {}
 
     def take(self, tensors: Mapping[str, Tensor], *, step: int, copied: bool = False) -> None:
@@ -77,91 +63,51 @@ class Saver:
             tensors: to save.
             step: number of the step.
             copied: True if the tensors are in host memory and do not change; they are kept as they are.
-
-        Raises:
-            RunError: one of these files could not be written.
         """
-        self.wait()
-        self._snapshot = {}
+        self.files.wait()
+        self.step, self._snapshot = step, {}
         if copied:
             self._snapshot = self._buffers = dict(tensors)
-            self.step = step
             return
         try:
             self._allocate(tensors)
         except MemoryError:
             self._buffers = {}
             self._snapshot = {name: tensor.detach() for name, tensor in tensors.items()}
-        else:
-            for name, tensor in tensors.items():
-                self._buffers[name].copy_(tensor.detach())
-            self._snapshot = {name: self._buffers[name] for name in tensors}
-        self.step = step
+            return
+        for name, tensor in tensors.items():
+            self._snapshot[name] = self._buffers[name].copy_(tensor.detach())
 
     def write_all(self, path: Path, state: dict[str, Any]) -> None:
         """Write all tensors of the snapshot, and the present state, to a file."""
         self._start(path, self._snapshot, state)
 
     def write_weights(self, path: Path, state: dict[str, Any]) -> None:
-        """Write the weights to evaluate, those of the average if there is one, and the present state to a file."""
+        """Write the weights to evaluate, the average if there is one, and the present state to a file."""
         snapshot = Checkpoint(self._snapshot)
         weights = snapshot.group(snapshot.weights_to_evaluate)
         self._start(path, checkpoint.grouped("model", weights), state)
 
-    def wait(self) -> None:
-        """Wait until all files are written.
-
-        Raises:
-            RunError: a file cannot be written.
-        """
-        self._writer.wait()
-
-    def settle(self) -> None:
-        """Wait until all files are written; leave an error to the next call."""
-        self._writer.settle()
-
-    def raise_error(self) -> None:
-        """Raise the RunError of a file that could not be written, without waiting."""
-        self._writer.raise_error()
-
     def _start(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         saved = Checkpoint(dict(tensors), copy.deepcopy(state))
-        self._writer.start(lambda: self._write(path, saved))
+        self.files.start(lambda: self._write(path, saved))
         if not self._buffers:
-            self.wait()
+            self.files.wait()
 
-    def _allocate(self, tensors: Mapping[str, Tensor], *, clear: bool = False) -> None:
-        """Make a buffer for each tensor; buffers of the same shape and dtype are kept.
-
-        Args:
-            tensors: shapes and dtypes by name.
-            clear: write to new buffers, so that the system provides their memory now.
-
-        Raises:
-            MemoryError: the host has less free memory.
-        """
+    def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make a buffer in host memory for each tensor, or raise a MemoryError; buffers that fit are kept."""
         new = [name for name, tensor in tensors.items() if not _fits(self._buffers.get(name), tensor)]
         for name in new:
             self._buffers.pop(name, None)
         check_free_memory(sum(tensors[name].nbytes for name in new), torch.device("cpu"), meminfo=self._meminfo)
         for name in new:
-            buffer = _empty(tensors[name])
-            self._buffers[name] = buffer.zero_() if clear else buffer
+            try:
+                self._buffers[name] = torch.empty(tensors[name].shape, dtype=tensors[name].dtype)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise MemoryError(str(error)) from error
 
 
 def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
     return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
-
-
-def _empty(like: Tensor) -> Tensor:
-    """Return a contiguous tensor in host memory.
-
-    Raises:
-        MemoryError: the process may not have so much memory.
-    """
-    try:
-        return torch.empty(like.shape, dtype=like.dtype)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise MemoryError(str(error)) from error

@@ -45,9 +45,6 @@ class TrainingSegments:
         roll: begin every epoch at random tokens of the lanes; not with `sentence_starts`.
         seed: of these orders and tokens.
         sentences_at_once: number of sentences whose lengths are computed together.
-
-    Raises:
-        TrainingError: the split is too short to give every lane one prediction.
     """
 
     def __init__(
@@ -90,12 +87,7 @@ class TrainingSegments:
         return StreamPosition(position.epoch + 1, 0)
 
     def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
-        """Return the tokens at a position, (B, L + 1): all but the last are inputs, all but the first are targets.
-
-        Args:
-            position: in the stream.
-            lanes: read only these; all that may be read by default.
-        """
+        """Return the tokens at a position, (B, L + 1): all but the last are inputs, all but the first are targets."""
         first = position.segment * self._seg_len
         length = min(self._seg_len, self.lane_len - first)
         lanes = self._own if lanes is None else lanes
@@ -124,16 +116,7 @@ class TrainingSegments:
 
 
 class _SentenceOrder:
-    """Order of the sentences in one epoch, for a part of the reordered stream that can be read from any position.
-
-    Args:
-        starts: of the sentences in the split.
-        total: tokens of the split.
-        epoch: its number.
-        seed: of the order, with the epoch.
-        tokens: the part of the reordered stream that will be read.
-        at_once: number of sentences whose lengths are computed together.
-    """
+    """Order of the sentences in one epoch, for a part of the reordered stream that can be read from any position."""
 
     def __init__(self, starts: Tokens, total: int, epoch: int, seed: int, tokens: range, *, at_once: int) -> None:
         self.epoch, self._starts = epoch, starts

@@ -1,10 +1,10 @@
-"""The state of a training that checkpoints save: kept between two steps, gathered from all processes, restored.
+"""The state of a training run that checkpoints save: kept between two steps, gathered from all processes, restored.
 
 Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,18 @@ from torch import Tensor
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training import checkpoint
-from txlcli.core.training.averaging import Average, make_average
+from txlcli.core.training.averaging import make_average
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, World, micro_batches
+from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import make_parallel
 from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import OptimizerStep
 from txlcli.errors import RecipeError, RunError
-from txlcli.system.plain_json import value_of
 
 
 class TrainingState:
-    """A model, its optimizer, average and memory, and the position in the text.
-
-    Args:
-        model: on its device.
-        settings: the recipe's [train] section.
-        segments: of the training split.
-        directory: holds `last.safetensors` and `best.safetensors`.
-        identity: plain data that checkpoints store to identify their run.
-        world: the processes that share a batch.
-        device: to train on; that of the model by default.
-
-    Raises:
-        RecipeError: the batch is smaller than the number of processes, or the optimizer cannot train this model.
-    """
+    """A model, its optimizer, average and memory, and the position in the text."""
 
     def __init__(
         self,
@@ -55,15 +41,15 @@ class TrainingState:
     ) -> None:
         self.model, self.settings, self.segments = model, settings, segments
         self.directory, self.identity, self.world = directory, identity, world
+        self._all_parts = micro_batches(settings, world.size)
         self.parallel = make_parallel(model, settings, world, device or model.device)
         self.device = model.device
-        self._all_parts = micro_batches(settings, world.size)
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
         self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
         self._prepare_model()
-        self.optimizer_step = OptimizerStep(model, settings, self.parallel)
-        self.average = make_average(self.parallel.own_weights(), settings) if self._averages else Average({})
+        self.optimizer_step = OptimizerStep(self.parallel)
+        self.average = make_average(self.parallel.own_weights(), settings)
         self.plateau = Plateau(settings)
         self.step = 0
         self.position = StreamPosition()
@@ -100,17 +86,12 @@ class TrainingState:
         """Return the learning rate of step number `step`."""
         return scheduled_lr(self.settings, step) * self.plateau.scale
 
-    @property
-    def _averages(self) -> bool:
-        """True if this process has an average, or a part of it."""
-        return self.world.is_rank_zero or self.parallel.weights_are_divided
-
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""
         return [self.parallel.first_memory(len(part)) for part in self._parts]
 
     def gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors of a checkpoint on rank 0, by group and name."""
+        """Return all tensors of a checkpoint on rank 0, by group and name; all processes must call this."""
         return self.gather_weights() | {
             "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
             "rng": checkpoint.gather_generators(self.world, self.device),
@@ -118,7 +99,7 @@ class TrainingState:
         }
 
     def gather_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and their average on rank 0, by group and name."""
+        """Return the weights and their average on rank 0, by group and name; all processes must call this."""
         own = {"model": self.parallel.own_weights(), "average": self.average.weights}
         return {group: self.parallel.gather_weights(tensors) for group, tensors in own.items()}
 
@@ -136,12 +117,7 @@ class TrainingState:
         }
 
     def restore(self, saved: Checkpoint) -> None:
-        """Resume exactly where a checkpoint was written; the model has its weights already.
-
-        Raises:
-            RunError: the file holds only weights to evaluate, not the resume state, or this state is damaged.
-            RecipeError: the run was trained with another train.average.
-        """
+        """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
             raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
         try:
@@ -152,33 +128,19 @@ class TrainingState:
 
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
-        self.step, self.validated = value_of(state, "step", int), value_of(state, "validated", int)
-        position = value_of(state, "place", dict)
-        self.position = StreamPosition(value_of(position, "epoch", int), value_of(position, "segment", int))
-        self.best_nats = math.inf if state["best_nats"] is None else value_of(state, "best_nats", float)
-        segment, per_epoch = self.position.segment, self.segments.per_epoch
-        if not (0 <= self.validated <= self.step and self.position.epoch >= 0 and 0 <= segment < per_epoch):
-            raise ValueError(f"step {self.step}, validated {self.validated}, segment {segment} of {per_epoch}")
+        self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
+        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
         self.optimizer_step.restore(state["scaler"])
         self._restore_average(saved)
         self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
-        saved_lanes = value_of(state, "memory_lanes", int) if "memory_lanes" in state else None
-        checkpoint.restore_memories(
-            saved.group("memory"),
-            self.memories,
-            self._parts,
-            saved_lanes=saved_lanes,
-            vocab_size=self.model.vocab_size,
-        )
+        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
         for memory in self.memories:
             self.model.check_memory(memory)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
-        if not self._averages:
-            return
-        state = saved.state.get("average", {"kind": "none"})  # absent in files of versions without averages
+        state = saved.state["average"]
         if state["kind"] != self.settings.average:
             raise RecipeError(
                 f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
@@ -200,25 +162,3 @@ class TrainingState:
 def by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of all groups by full name."""
     return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """State between two steps, as far as a step changes it before the weights."""
-
-    step: int
-    position: StreamPosition
-    memories: list[Memory]
-    generators: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, training: TrainingState) -> "Boundary":
-        """Return the present state of a training."""
-        memories = [list(memory) for memory in training.memories]
-        return cls(training.step, training.position, memories, checkpoint.generators(training.device))
-
-    def restore(self, training: TrainingState) -> None:
-        """Bring a training back to this state, and drop the gradients of the step that was begun."""
-        training.step, training.position, training.memories = self.step, self.position, self.memories
-        checkpoint.set_generators(self.generators, training.device)
-        training.model.forget_gradients()

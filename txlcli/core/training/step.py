@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training.optimizer import set_learning_rate
-from txlcli.core.training.parallel_ddp import DataParallel, Objective
-from txlcli.system.plain_json import value_of
+from txlcli.core.training.parallel import DataParallel
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
@@ -29,18 +27,13 @@ capture_step: CaptureGraph = functools.partial(
 
 
 class OptimizerStep:
-    """Loss scaling for fp16, gradient clipping and the optimizer's step.
+    """Loss scaling for fp16, gradient clipping and the optimizer's step."""
 
-    Args:
-        model: on its device.
-        settings: the recipe's [train] section.
-        parallel: makes the optimizer.
-    """
-
-    def __init__(self, model: LanguageModel, settings: TrainSettings, parallel: DataParallel) -> None:
-        self._model, self._clip, self._parallel = model, settings.clip, parallel
+    def __init__(self, parallel: DataParallel) -> None:
+        self._model, self._clip, self._parallel = parallel.model, parallel.settings.clip, parallel
         self.optimizer = parallel.make_optimizer()
-        self._scaler = torch.amp.GradScaler(model.device.type, enabled=settings.precision == "fp16")
+        is_fp16 = parallel.settings.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
 
     @property
     def skips_steps(self) -> bool:
@@ -77,44 +70,20 @@ class OptimizerStep:
         return self._scaler.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the loss scale from a checkpoint; without one, it begins as in a new run.
-
-        Raises:
-            ValueError: a number of it is missing, or is not one that a loss scale has.
-        """
+        """Restore the loss scale from a checkpoint; without one, it begins as in a new run."""
         if state and self._scaler.is_enabled():
-            for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"):
-                if value_of(state, name, float) <= 0:
-                    raise ValueError(f"{name} is {state[name]}")
-            value_of(state, "_growth_tracker", int)
             self._scaler.load_state_dict(state)
 
 
 class ForwardBackward:
-    """Forward and backward pass of a micro-batch.
-
-    Args:
-        model: on its device.
-        settings: the recipe's [train] section.
-        objective: of the model.
-        optimizer_step: scales the loss.
-        processes: number of processes that share a batch.
-        capture_graph: makes the CUDA graph if train.cuda_graph is set.
-    """
+    """Forward and backward pass of a micro-batch."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        settings: TrainSettings,
-        objective: Objective,
-        optimizer_step: OptimizerStep,
-        *,
-        processes: int,
-        capture_graph: CaptureGraph = capture_step,
+        self, parallel: DataParallel, optimizer_step: OptimizerStep, *, capture_graph: CaptureGraph = capture_step
     ) -> None:
-        self._model, self._settings, self._objective = model, settings, objective
-        self._optimizer_step, self._processes = optimizer_step, processes
-        self._captured = CapturedForwardBackward(self._run_without_schedule, model, capture_graph)
+        self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
+        self._optimizer_step = optimizer_step
+        self._captured = CapturedForwardBackward(self._run_without_schedule, parallel.model, capture_graph)
 
     def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of a micro-batch and return its mean loss (0-d).
@@ -131,13 +100,16 @@ class ForwardBackward:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """Return the mean loss (0-d) of inputs and targets (B, L) with the current weights; change nothing."""
+        """Return the mean loss (0-d) of inputs and targets (B, L) with the current weights; change nothing.
+
+        All processes must call this with as many tokens.
+        """
         model, settings = self._model, self._settings
         was_training = model.training
         model.eval()
         try:
             with autocast(model.device, settings.precision), model.uncompiled():
-                hidden, _ = self._objective.read(inputs, memory, mem_len=settings.mem_len)
+                hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
                 return model.losses(hidden, targets).mean()
         finally:
             model.train(was_training)
@@ -145,13 +117,13 @@ class ForwardBackward:
     def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         settings = self._settings
         with autocast(self._model.device, settings.precision), self._eager_while_memory_grows(memory):
-            objective, loss, memory[:] = self._objective(
+            objective, loss, memory[:] = self._parallel.objective(
                 inputs, targets, memory, mem_len=settings.mem_len, part=settings.loss_part, progress=progress
             )
         fraction = len(inputs) / settings.batch_size
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
-            self._optimizer_step.backward(objective * (fraction * self._processes))
+            self._optimizer_step.backward(objective * (fraction * self._parallel.world.size))
         return loss.detach()
 
     def _run_without_schedule(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:

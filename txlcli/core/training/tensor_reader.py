@@ -50,13 +50,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
 def read_tensors(
     file: BinaryIO, stored: Mapping[str, StoredTensor], checksums: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """Read tensors, and compare them with their checksums.
-
-    Args:
-        file: an open safetensors file.
-        stored: places of the tensors in it.
-        checksums: of at least these tensors, as `checksum` returns them; None compares nothing.
-    """
+    """Read tensors, and compare them with their checksums."""
     tensors = {name: _allocate(name, place) for name, place in stored.items()}
 
     def read(name: str) -> None:

@@ -1,6 +1,6 @@
-"""Validation during training: each process scores some of the lanes.
+"""Scores a text in all processes: each reads some of the lanes, or some of the windows.
 
-Axes: T tokens.
+Axes: B lanes, T tokens.
 """
 
 import time
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.reading.scoring import Lanes, Preceded, Tokens, Total, score_total
-from txlcli.core.training.data_parallel import World, even_parts
-from txlcli.core.training.parallel_ddp import DataParallel
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.scoring import Lanes, Preceded, Scores, Tokens, Total, score_lanes, score_total
+from txlcli.core.reading.windows import score_windows
+from txlcli.core.training.distributed import World, even_parts
+from txlcli.core.training.parallel import DataParallel
+from txlcli.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -31,27 +34,6 @@ class ValidSplit:
 
 class _Stopped(Exception):  # noqa: N818 - ends a validation early
     pass
-
-
-class _StopFlag:
-    """A request of any process to stop, exchanged while the next segment is read, so that no process waits for it."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._pending: Callable[[], bool] = lambda: False
-
-    def check(self, *, flag: bool) -> None:
-        """Send the flag of this process, and raise _Stopped if a process sent True at the call before."""
-        if self._world.size == 1:
-            self._pending = lambda: flag
-        self.check_last()
-        if self._world.size > 1:
-            self._pending = self._world.begin_any_of(flag)
-
-    def check_last(self) -> None:
-        """Raise _Stopped if a process sent True at the last call of `check`."""
-        if self._pending():
-            raise _Stopped
 
 
 def validation_settings(settings: TrainSettings) -> EvalSettings:
@@ -73,51 +55,104 @@ def validate(
 ) -> Total | None:
     """Score the validation split; return None if stopped before its end. All processes must call this.
 
-    Each process scores a contiguous part of the lanes; one without lanes only takes part in the exchanges. All of them
-    return the same sum.
+    Each process scores a contiguous part of the lanes. All of them return the same sum.
 
     Args:
         parallel: the model in training, and its processes.
         split: to score.
-        should_stop: called between segments; True in one process stops all of them after the next segment.
+        should_stop: called after each segment; True in one process stops all of them.
         on_tokens: called with the number of tokens that all processes have scored so far.
     """
-    world, stop = parallel.world, _StopFlag(parallel.world)
+    settings, world = validation_settings(parallel.settings), parallel.world
+    numbers = even_parts(Lanes.of(len(split.targets), settings).number, world.size)[world.rank]
 
-    def between_segments(tokens: int) -> None:
+    def after_segment(tokens: int) -> None:
         if on_tokens:
             on_tokens(tokens)
-        stop.check(flag=should_stop())
+        if world.any_of(should_stop()):
+            raise _Stopped
 
     started = time.perf_counter()
     try:
-        own = _score_own_lanes(parallel, split, between_segments)
-        stop.check_last()
-    except _Stopped:
-        return None
-    sums = torch.tensor([own.nats, own.tokens], dtype=torch.float64, device=parallel.model.device)
-    world.all_reduce(sums)
-    nats, tokens = sums.tolist()
-    return Total(nats, int(tokens), time.perf_counter() - started)
-
-
-def _score_own_lanes(parallel: DataParallel, split: ValidSplit, between_segments: Callable[[int], None]) -> Total:
-    """Score the lanes of this process; without any, help the others to read each segment."""
-    settings, world = validation_settings(parallel.settings), parallel.world
-    lanes = Lanes.of(len(split.targets), settings)
-    numbers = even_parts(lanes.number, world.size)[world.rank]
-    if numbers:
-        return score_total(
+        own = score_total(
             parallel.model,
             split.inputs,
             split.targets,
             settings,
             precision=parallel.settings.precision,
-            numbers=numbers,
-            on_tokens=between_segments,
+            numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
+            on_tokens=after_segment,
             new_reader=parallel.make_reader,
         )
-    for part in lanes.parts(settings.seg_len):
-        parallel.objective.help_reading()
-        between_segments(min(part.stop * lanes.number, lanes.count))
-    return Total(0.0, 0, 0.0)
+    except _Stopped:
+        return None
+    counts = (own.nats, own.tokens) if numbers else (0.0, 0)
+    sums = torch.tensor(counts, dtype=torch.float64, device=parallel.model.device)
+    world.all_reduce(sums)
+    nats, tokens = sums.tolist()
+    return Total(nats, int(tokens), time.perf_counter() - started)
+
+
+def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:
+    """Reject more processes than lanes."""
+    lanes = Lanes.of(tokens, settings).number
+    if lanes < processes:
+        number = "one lane" if lanes == 1 else f"{lanes} lanes"
+        raise UsageError(
+            f"{processes} processes divide the lanes of the batch, and {tokens:,} tokens with a batch size of "
+            f"{settings.batch_size} are {number}; give --batch-size {processes} or more, or use fewer processes"
+        )
+
+
+def score_in_processes(
+    model: LanguageModel,
+    inputs: Tokens,
+    targets: Tokens,
+    settings: EvalSettings,
+    *,
+    world: World,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> Scores:
+    """Score every target once, as `scoring.score` does, with its lanes divided over the processes.
+
+    All processes return the losses of all lanes, and the seconds of the slowest process.
+    """
+    check_lanes(len(targets), settings, world.size)
+    lanes = Lanes.of(len(targets), settings)
+    parts = even_parts(lanes.number, world.size)
+    own, seconds = score_lanes(
+        model, inputs, targets, settings, parts[world.rank], precision=precision, on_tokens=on_tokens
+    )
+    losses = world.all_gather(own, [len(part) for part in parts])
+    return Scores(lanes.join(losses).numpy(), max(world.gather_objects(seconds)), lanes.number)
+
+
+def score_windows_in_processes(
+    model: LanguageModel,
+    inputs: Tokens,
+    targets: Tokens,
+    *,
+    world: World,
+    attn_len: int,
+    stride: int,
+    windows: int | None,
+    max_distance: int | None,
+    precision: str = "fp32",
+    on_tokens: Callable[[int], None] | None = None,
+) -> Scores:
+    """Score every target once, as `windows.score_windows` does, with the windows divided over the processes."""
+    own = score_windows(
+        model,
+        inputs,
+        targets,
+        attn_len=attn_len,
+        stride=stride,
+        windows=windows,
+        max_distance=max_distance,
+        precision=precision,
+        on_tokens=on_tokens,
+        share=(world.rank, world.size),
+    )
+    of_ranks = world.all_gather(torch.from_numpy(own.losses_nats)[None], [1] * world.size)  # (ranks, T)
+    return Scores(of_ranks.sum(dim=0).numpy(), max(world.gather_objects(own.seconds)), own.lanes)

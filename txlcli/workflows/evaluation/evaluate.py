@@ -13,9 +13,9 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.training import data_parallel
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, World
-from txlcli.core.training.divided_scoring import check_lanes
+from txlcli.core.training import distributed
+from txlcli.core.training.distributed import SINGLE_PROCESS, World
+from txlcli.core.training.validation import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
@@ -100,24 +100,21 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
     An exception after the first row ends the sweep: `EvalResult.ended_by`.
     """
     found = run_directory.find(run_name, workspace.runs_dir)
-    world = data_parallel.join(
-        pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, say=workspace.reporter.say
+    world = distributed.join(
+        pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
     )
-    with world.watching():
-        with world.failing_together():
-            opened = workspace.open_run(run_name)
-        result = evaluate(opened, options, workspace, world)
-        if world.is_rank_zero:
-            _record(result)
-        return result
+    with world.failing_together():
+        result = evaluate(workspace.open_run(run_name), options, workspace, world)
+    if world.is_rank_zero:
+        _record(result)
+    return result
 
 
 def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS) -> EvalResult:
     """Evaluate an open run, in the processes of `world`, without recording the result; see `run`."""
-    with world.failing_together():
-        scoring = _prepare(opened, options, workspace, world)
-        if options.reads_lanes:
-            check_lanes(len(scoring.text.targets), scoring.settings, world.size)
+    scoring = _prepare(opened, options, workspace, world)
+    if options.reads_lanes:
+        check_lanes(len(scoring.text.targets), scoring.settings, world.size)
     if world.size > 1:
         world.agree(_common_facts(scoring, options))
     search = None
@@ -132,7 +129,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     except BaseException as error:  # a sweep can take hours: finished rows are shown and recorded first
         if not rows:
             raise
-        ended_by = error
+        ended_by = world.explained(error)
     lacking = protocols.lacking(opened, options) if options.protocols else None
     return _make_result(scoring, rows, search, lacking, ended_by)
 

@@ -17,7 +17,7 @@ from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.registry import sized_for
 from txlcli.core.reading.scoring import Lanes, Scores, attention_span, attention_span_in
 from txlcli.core.reading.windows import windows_at_once
-from txlcli.core.training.divided_scoring import score_in_processes, score_windows_in_processes
+from txlcli.core.training.validation import score_in_processes, score_windows_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.workflows.evaluation import texts
@@ -99,8 +99,7 @@ def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Ite
         with explained(filled):
             scored = partial(score_in_processes, settings=at_length.settings, world=world)
             scores = scoring.score(scored, title)
-        with world.failing_together():
-            row = make_row(at_length, scores)
+        row = make_row(at_length, scores)
         one_lane, vanilla = world.from_rank_0(partial(_times, at_length)) if timed else (None, None)
         ratio = vanilla / one_lane if one_lane and vanilla else None
         yield dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
@@ -130,8 +129,7 @@ def over_windows(scoring: Scoring, lengths: Sequence[int], *, stride: int, batch
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
         window = opened.model.settings.attention_window or most
         at_length = dataclasses.replace(scoring.settings, mem_len=0, seg_len=length)
-        with world.failing_together():
-            row = make_row(scoring.with_settings(at_length), scores)
+        row = make_row(scoring.with_settings(at_length), scores)
         span = (min(fewest, window), min(most, window))
         yield dataclasses.replace(row, attn_len_min=span[0], attn_len_max=span[1], attn_len=length, stride=stride)
 

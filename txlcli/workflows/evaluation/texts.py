@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import scored_stream
-from txlcli.core.training.data_parallel import SINGLE_PROCESS, World
+from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab

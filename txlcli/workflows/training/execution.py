@@ -1,9 +1,9 @@
-"""Runs a training until its end, a limit or a signal, and saves its state in every case."""
+"""Trains a run until its end, a limit or a signal, and saves its state in every case. All processes do the same."""
 
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 
@@ -14,7 +14,8 @@ from txlcli.config import recipe
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.training.data_parallel import join
+from txlcli.core.training import distributed
+from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
@@ -32,7 +33,7 @@ from txlcli.workflows.workspace import Workspace
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits that may end a training before its recipe does, and what the caller does afterwards."""
+    """Limits that may end a training run before its recipe does, and what the caller does afterwards."""
 
     max_steps: int | None = None
     """Last step to take; the schedule does not change."""
@@ -56,7 +57,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """State of a run when its training stopped."""
+    """State of a run after training has stopped."""
 
     run: Run
     step: int
@@ -67,33 +68,30 @@ class TrainingResult:
     """Command that evaluates a finished run, or resumes an unfinished one."""
 
 
+def join(settings: Settings, device: torch.device) -> World:
+    """Join the processes that train together."""
+    return distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
+
+
 def build_training(
     model: LanguageModel,
     run: Run,
     store: TokenStore,
     splits: tuple[TrainingSegments, ValidSplit | None],
-    reporter: Reporter,
+    world: World,
     *,
     device: torch.device,
-    resumed_from: str = "",
 ) -> Training:
-    """Build the training of a run on rank 0, once all processes agree about it.
+    """Build the training of a run.
 
     Args:
         model: on `parallel.device_of_new_weights`.
         run: the run.
         store: its text.
         splits: of the store.
-        reporter: told about silent processes.
+        world: the processes.
         device: to train on.
-        resumed_from: fingerprint of the checkpoint that the training resumes from.
-
-    Raises:
-        DisagreementError: a process has other settings, another text, checkpoint or release.
     """
-    train = run.settings.train
-    world = join(device, rank_timeout_s=train.rank_timeout, say=reporter.say)
-    world.agree(common_facts(run.settings, store, resumed_from))
     identity = {
         "recipe": run.recipe_name,
         "model": recipe.function_keys(run.settings.model),
@@ -101,11 +99,11 @@ def build_training(
         "train_sha256": store.digest("train"),
         "valid_sha256": store.digest("valid"),
     }
-    return Training(model, train, *splits, run.directory, identity, world, device=device)
+    return Training(model, run.settings.train, *splits, run.directory, identity, world, device=device)
 
 
-def common_facts(settings: Settings, store: TokenStore, resumed_from: str) -> dict[str, str]:
-    """Return what must be the same in all processes of a training, by name."""
+def common_facts(settings: Settings, store: TokenStore, resumed_from: str = "") -> dict[str, str]:
+    """Return what must be the same in all processes of a training run, by name."""
     facts = settings_facts(settings)
     facts["the checkpoint"] = resumed_from or "none"
     for split in ("train", "valid"):
@@ -124,31 +122,31 @@ def settings_facts(settings: Settings) -> dict[str, str]:
 def execute(
     run: Run, training: Training, workspace: Workspace, limits: Limits, on_report: OnReport | None
 ) -> TrainingResult:
-    """Take the steps of a training, and save its state at the end.
+    """Take the steps of a training run, and save its state at the end.
 
-    Raises:
-        TrainingError: memory ran out; the message says which settings would fit.
-        Interrupted: Ctrl-C or SIGTERM stopped it. If it came with the last step, only where the caller continues.
+    A signal that came with the last step is an Interrupted only where the caller continues.
     """
-    reporter, data_dir = workspace.reporter, workspace.data_dir
-    processes = ["--processes", str(training.world.size)] if training.world.size > 1 else []
+    reporter, data_dir, world = workspace.reporter, workspace.data_dir, training.world
+    processes = ["--processes", str(world.size)] if world.size > 1 else []
     next_command = command_line("train", "--resume", str(training.directory), *processes, data_dir=data_dir)
     resume_hint = limits.resume_hint or f'resume with "{next_command}"'
     with (
         _collect_signals(reporter) as caught,
         _explain_second_interrupt(training, caught, resume_hint),
-        out_of_memory.explained(run.settings, run.vocab_size, training.device, training.world.size, training=training),
+        out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         _take_steps(run, training, limits, caught, reporter, on_report)
+        (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.last_path} at step {training.step:,}"
-    if replaced_without_progress(run, training):
-        code = 128 + caught[0] if caught else TxlError.exit_code
+    if world.is_rank_zero and replaced_without_progress(run, training):
+        code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
-    if caught and (limits.caller_continues or not training.has_ended):
+    if stopped_by and (limits.caller_continues or not training.has_ended):
         finished = f"{run.directory} has finished its {last:,} steps"
-        raise Interrupted(f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}", 128 + caught[0])
+        message = f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}"
+        raise Interrupted(message, 128 + stopped_by)
     if training.has_ended:
         next_command = command_line("eval", str(run.directory), data_dir=data_dir)
     else:
@@ -170,27 +168,32 @@ def _take_steps(
     on_report: OnReport | None,
 ) -> None:
     deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
+    failures: list[Exception] = []
 
     def should_stop() -> bool:
-        if training.world.stop_signal and not caught:
-            caught.append(training.world.stop_signal)
-            reporter.say("another process was told to stop; stopping after this step; saving")
-        out_of_time = deadline is not None and time.monotonic() >= deadline
-        return bool(caught) or out_of_time or launcher.is_orphan()
+        if launcher.is_orphan() and not caught:
+            caught.append(signal.SIGTERM)
+        return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
 
-    with training_log.opened(run, after=training.step, reporter=reporter, on_report=on_report) as log:
-        for report in training.run(
-            report_every=run.settings.log.every,
-            should_stop=should_stop,
-            until_step=limits.max_steps,
-            on_valid_tokens=log.show_validation,
-        ):
-            try:
-                log.record(report)
-            except (OSError, TxlError):  # the reader of stdout has left, or the disk is full
-                with suppress(TxlError):
-                    training.save_last()
+    opened = training_log.opened(run, after=training.step, reporter=reporter, on_report=on_report)
+    with opened if training.world.is_rank_zero else nullcontext() as log:
+        try:
+            for report in training.run(
+                report_every=run.settings.log.every,
+                should_stop=should_stop,
+                until_step=limits.max_steps,
+                on_valid_tokens=log.show_validation if log else None,
+            ):
+                try:
+                    if log and not failures:
+                        log.record(report)
+                except (OSError, TxlError) as error:  # the reader of stdout has left, or the disk is full
+                    failures.append(error)
+        except TxlError:
+            if not failures:
                 raise
+        if failures:
+            raise failures[0]  # all processes have saved, if they could
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from txlcli.core.measures.cost import (
 )
 from txlcli.core.measures.forecast import StepBytes, computed_scores, parameters_by_part, snapshot_bytes, step_bytes
 from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s, time_training
-from txlcli.core.training.data_parallel import of_one_process
+from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore

@@ -11,7 +11,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Parallel, Settings, TrainSettings
 from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.forecast import step_bytes
-from txlcli.core.training.data_parallel import of_one_process
+from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
 from txlcli.errors import RecipeError, TrainingError, TxlError
 from txlcli.workflows import out_of_memory
@@ -32,8 +32,6 @@ def explained(
 ) -> Iterator[None]:
     """Raise a TrainingError with settings that would fit if memory runs out in the block.
 
-    Of several processes in training, rank 0 reports the error of another one.
-
     Args:
         settings: of the training run.
         vocab_size: V.
@@ -44,21 +42,12 @@ def explained(
     """
 
     def explain(what: str) -> TxlError:
-        if training is None:
-            return in_a_step(what)
-        return training.world.report_to_rank_0(in_validation(what, training) or in_a_step(what))
-
-    def in_validation(what: str, training: Training) -> TrainingError | None:
         batch_size = settings.train.valid_batch_size
-        if not training.validation_is_due() or training.valid is None or batch_size == 1:
-            return None
-        use = "resume with" if training.world.is_rank_zero else "use"  # rank 0 adds how to resume
-        return TrainingError(
-            f"{what} in the validation after step {training.step:,}; {use} --set "
-            f"train.valid_batch_size={batch_size // 2}"
-        )
-
-    def in_a_step(what: str) -> TrainingError:
+        if training and training.validation_is_due() and training.valid is not None and batch_size > 1:
+            return TrainingError(
+                f"{what} in the validation after step {training.step:,}; resume with --set "
+                f"train.valid_batch_size={batch_size // 2}"
+            )
         advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))
         return TrainingError(f"{what}; {advised}")
 

@@ -1,9 +1,13 @@
 """Resumes the training of a run from its last checkpoint."""
 
 import dataclasses
+from contextlib import nullcontext
+
+import torch
 
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
+from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training
 from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.errors import RecipeError, RunError, UsageError
@@ -38,24 +42,33 @@ def resume(
         workspace: directories, device, reporter.
         limits: when to stop before the end.
         on_report: receives every line of metrics.jsonl.
-
-    Raises:
-        Interrupted: see `execution.execute`.
     """
-    run = run_directory.find(run_name, workspace.runs_dir)
-    with run_directory.locked(run.directory):
-        run, training = _restore(run, changes, limits, workspace)
-        run_directory.delete_replaced(run)  # left where locks do not work
-        remove_drafts(run.directory)
-        return execution.execute(run, training, workspace, limits, on_report)
+    before = run_directory.find(run_name, workspace.runs_dir)
+    with run_directory.locked(before.directory) if launcher.is_main() else nullcontext():
+        run = change_settings(before, changes)
+        trackers.check_packages(run.settings.log)
+        limits.check(run.settings.train.max_steps)
+        device = plan.checked_device(run.settings, workspace.device, processes=launcher.world_size())
+        world = execution.join(run.settings, device)
+        with world.failing_together():
+            training = _restore(run, workspace, world, device)
+            _check_unfinished(run, training, limits.max_steps)
+            _check_valid_batch_size(run, before, validated=training.validated)
+            run = _record_changes(run, before, training.step, workspace.reporter)
+            if world.is_rank_zero:
+                run.drop_metrics_after(training.step, validated=training.validated)
+                run_directory.update(run)
+                run_directory.delete_replaced(run)  # left where locks do not work
+                remove_drafts(run.directory)
+            workspace.reporter.say(
+                f"resuming {run.directory} at step {training.step:,} of {run.settings.train.max_steps:,}, "
+                f"{plan.describe_devices(device, world.size)}"
+            )
+            return execution.execute(run, training, workspace, limits, on_report)
 
 
 def change_settings(run: Run, changes: list[str]) -> Run:
-    """Return the run with changed settings.
-
-    Raises:
-        RecipeError: a setting that the weights, the memory or the position in the text depend on.
-    """
+    """Return the run with changed settings; weights, memory and position in the text depend on none of them."""
     for change in changes:
         section, _, key = change.partition("=")[0].strip().partition(".")
         if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
@@ -66,42 +79,28 @@ def change_settings(run: Run, changes: list[str]) -> Run:
     )
 
 
-def _restore(before: Run, changes: list[str], limits: Limits, workspace: Workspace) -> tuple[Run, Training]:
-    """Restore the training from the last checkpoint; the run is written only after all checks."""
-    run, reporter = change_settings(before, changes), workspace.reporter
+def _restore(run: Run, workspace: Workspace, world: World, device: torch.device) -> Training:
+    """Restore the training from the last checkpoint."""
     settings = run.settings
-    trackers.check_packages(settings.log)
-    limits.check(settings.train.max_steps)
-    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
-    store = workspace.open_store(settings.corpus.store)
+    store = workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
     check_vocabulary(run, store)
     path = run.directory / run_directory.LAST
     saved = checkpoint.load(path)
     check_checkpoint(run, saved, path)
     text.check_same_text(run, saved, store)
+    if world.size > 1:
+        world.agree(execution.common_facts(settings, store, saved.fingerprint()))
     model = checkpoint.build_model(settings.model, run.vocab_size, saved, path)
-    splits = text.read_splits(settings, store, reporter)
-    fingerprint = saved.fingerprint() if launcher.world_size() > 1 else ""
-    with out_of_memory.explained(settings, run.vocab_size, device, launcher.world_size()):
+    splits = text.read_splits(settings, store, workspace.reporter)
+    with out_of_memory.explained(settings, run.vocab_size, device, world.size):
         model = model.to(device_of_new_weights(settings.train, device))
-        training = execution.build_training(
-            model, run, store, splits, reporter, device=device, resumed_from=fingerprint
-        )
+        training = execution.build_training(model, run, store, splits, world, device=device)
         training.restore(saved)
-    _check_unfinished(run, training, limits.max_steps)
-    _check_valid_batch_size(run, before, validated=training.validated)
-    run.drop_metrics_after(training.step, validated=training.validated)
-    run = _record_changes(run, before, training.step, reporter)
-    run_directory.update(run)
-    reporter.say(
-        f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, "
-        f"{plan.describe_devices(device, launcher.world_size())}"
-    )
-    return run, training
+    return training
 
 
 def _check_unfinished(run: Run, training: Training, until_step: int | None) -> None:
-    """Refuse to resume if nothing is left to do; a validation that was interrupted is left to do."""
+    """Reject a resume if nothing is left to do; a validation that was interrupted is left to do."""
     last, due = run.settings.train.max_steps, training.validation_is_due()
     if training.step > last:
         raise RecipeError(f"{run.directory} is already at step {training.step:,}; train.max_steps cannot be {last:,}")
@@ -117,7 +116,7 @@ def _check_unfinished(run: Run, training: Training, until_step: int | None) -> N
 
 
 def _check_valid_batch_size(run: Run, before: Run, *, validated: int) -> None:
-    """Refuse another batch size for validation after the first one; `validated` is the step of the last validation."""
+    """Reject another batch size for validation after the first one; `validated` is the step of the last validation."""
     batch_size = run.settings.train.valid_batch_size
     if validated and batch_size != before.settings.train.valid_batch_size:
         raise RecipeError(

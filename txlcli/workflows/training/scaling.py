@@ -11,7 +11,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_sizes, parameters_by_part, step_bytes
-from txlcli.core.training.data_parallel import of_one_process
+from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
 from txlcli.workflows.out_of_memory import USABLE

@@ -1,4 +1,4 @@
-"""Trains a recipe into a new run."""
+"""Trains a recipe into a new run, in one or several processes."""
 
 import dataclasses
 import re
@@ -7,9 +7,12 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
 
+import torch
+
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import PLAIN_NAME, Settings
+from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.parallel import device_of_new_weights
 from txlcli.data.token_store import TokenStore
@@ -46,20 +49,25 @@ def train(
         force: replace an earlier run of that name.
         limits: when to stop before the end.
         on_report: receives every line of metrics.jsonl.
-
-    Raises:
-        Interrupted: see `execution.execute`.
     """
-    settings = load_settings(recipe_source, changes, limits)
-    directory = new_directory(recipe_source, name, workspace.runs_dir, force=force)
-    store = text.open_or_prepare_store(settings, workspace)
-    run = new_run(recipe_source, settings, directory, store)
-    training = _new_training(run, store, limits, workspace)
-    with claim_run_directory(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
-        training.directory = run.directory
-        run_directory.create(run, store.vocab.to_json(), force=force)
-        with _discard_run_without_checkpoint(run, training):
+    settings, directory, store = load_settings(recipe_source, changes, limits), Path(), None
+    if launcher.is_main():
+        directory = new_directory(recipe_source, name, workspace.runs_dir, force=force)
+        store = text.open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
+    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
+    world = execution.join(settings, device)
+    with world.failing_together():
+        store = store or workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
+        world.agree(execution.common_facts(settings, store))
+        run = new_run(recipe_source, settings, directory, store)
+        training = _new_training(run, store, limits, workspace.reporter, world, device)
+        if not world.is_rank_zero:
             return execution.execute(run, training, workspace, limits, on_report)
+        with claim_run_directory(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
+            training.directory = run.directory
+            run_directory.create(run, store.vocab.to_json(), force=force)
+            with _discard_run_without_checkpoint(run, training):
+                return execution.execute(run, training, workspace, limits, on_report)
 
 
 def load_settings(recipe_source: str, changes: list[str], limits: Limits = NO_LIMITS) -> Settings:
@@ -158,20 +166,21 @@ def new_run(recipe_source: str, settings: Settings, directory: Path, store: Toke
     )
 
 
-def _new_training(run: Run, store: TokenStore, limits: Limits, workspace: Workspace) -> Training:
+def _new_training(
+    run: Run, store: TokenStore, limits: Limits, reporter: Reporter, world: World, device: torch.device
+) -> Training:
     """Build the training of a new run; whatever can fail does so before the run's directory is created."""
-    train, reporter, processes = run.settings.train, workspace.reporter, launcher.world_size()
+    train = run.settings.train
     splits = text.read_splits(run.settings, store, reporter)
-    device = plan.checked_device(run.settings, workspace.device, processes=processes)
-    described = plan.describe_devices(device, processes)
-    planned = plan.plan(run, until_step=limits.max_steps, store=store, devices=described, processes=processes)
+    described = plan.describe_devices(device, world.size)
+    planned = plan.plan(run, until_step=limits.max_steps, store=store, devices=described, processes=world.size)
     reporter.say(f"training {plan.in_words(planned)}")
     if splits[0].lane_len <= train.seg_len:
         reporter.say(
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
             "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    with out_of_memory.explained(run.settings, run.vocab_size, device, processes):
+    with out_of_memory.explained(run.settings, run.vocab_size, device, world.size):
         of_weights = device_of_new_weights(train, device)
         model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=of_weights)
-        return execution.build_training(model, run, store, splits, reporter, device=device)
+        return execution.build_training(model, run, store, splits, world, device=device)

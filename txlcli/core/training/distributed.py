@@ -1,0 +1,267 @@
+"""The processes of a training run or an evaluation: they meet, exchange tensors, agree, and fail together.
+
+Every process runs the same program with its own lanes of the batch. Rank 0 differs only where it writes files and
+messages. The number of processes changes a step by rounding and by dropout masks, which each process generates itself.
+
+Axes: B lanes.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from txlcli.config.settings import TrainSettings
+from txlcli.errors import DisagreementError, RecipeError, ReportedError, TrainingError, TxlError, UsageError
+from txlcli.system import launcher, signals
+from txlcli.system.memory import LESS, is_out_of_memory, requested_size
+
+Result = TypeVar("Result")
+
+JOIN_TIMEOUT = timedelta(minutes=30)
+"""Until all processes have met; rank 0 may have to prepare the text first."""
+SECONDS_TO_EXPLAIN = 5.0
+"""Time for the other processes to say that they are alive, or why they failed."""
+TIMED_OUT = ("Timed out", "timed out")
+LOST_PROCESS = ("Connection", "connection", "Broken pipe", *TIMED_OUT)
+"""Words in PyTorch's errors about a process that has ended or does not answer."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a training run or an evaluation, as one of them sees them; a single process by default."""
+
+    rank: int = 0
+    size: int = 1
+    """Number of processes."""
+    hosts: distributed.ProcessGroup | None = None
+    """Process group for decisions and plain data, which pass between hosts, independent of the GPUs."""
+    steps: distributed.ProcessGroup | None = None
+    """Process group of the same processes for tensors of a step."""
+    store: distributed.Store | None = None
+    """Holds a note of each process that fails."""
+    next_step: str = "start all processes again"
+    """Advice after a process is lost."""
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True for the process that writes files and messages."""
+        return self.rank == 0
+
+    def max_of(self, *numbers: int) -> list[int]:
+        """Return the largest of each number over all processes; all of them must call this."""
+        if self.size == 1:
+            return list(numbers)
+        largest = torch.tensor(numbers, dtype=torch.int64)
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.hosts)
+        return largest.tolist()
+
+    def any_of(self, flag: bool) -> bool:
+        """Return True if the flag of any process is set; all of them must call this."""
+        return bool(self.max_of(flag)[0])
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
+        if self.size > 1:
+            distributed.all_reduce(tensor, group=self.steps)
+
+    def all_gather(self, tensor: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the tensors of all processes, on the host, concatenated along the first axis by rank.
+
+        Args:
+            tensor: of this process, on the host.
+            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
+        """
+        if self.size == 1:
+            return tensor
+        parts = [torch.empty(length, *tensor.shape[1:], dtype=tensor.dtype) for length in lengths]
+        parts[self.rank] = tensor.contiguous()
+        for rank, part in enumerate(parts):
+            distributed.broadcast(part, src=rank, group=self.hosts)
+        return torch.cat(parts)
+
+    def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Return the tensors of all processes by rank on rank 0, and an empty list on the other ranks.
+
+        Args:
+            tensor: of this process.
+            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
+        """
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.detach().cpu().contiguous()
+        if not self.is_rank_zero:
+            if len(tensor):
+                distributed.send(tensor, dst=0, group=self.hosts)
+            return []
+        tensors = [tensor]
+        for rank in range(1, self.size):
+            tensors.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
+            if lengths[rank]:
+                distributed.recv(tensors[rank], src=rank, group=self.hosts)
+        return tensors
+
+    def from_rank_0(self, function: Callable[[], Result]) -> Result:
+        """Call a function in rank 0, while the other processes wait, and return its result in all of them."""
+        results: list[Any] = [function() if self.is_rank_zero else None]
+        if self.size > 1:
+            distributed.broadcast_object_list(results, src=0, group=self.hosts)
+        return results[0]
+
+    def gather_objects(self, value: Result) -> list[Result]:
+        """Return the values of all processes by rank."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(values, value, group=self.hosts)
+        return values
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Raise a DisagreementError in all processes if a fact, given by name, differs; all of them must call this."""
+        of_all = self.gather_objects((socket.gethostname(), dict(facts)))
+        first = of_all[0][1]
+        for rank, (host, own) in enumerate(of_all):
+            for name in first | own:
+                values = [facts.get(name, "absent") for facts in (first, own)]
+                if values[0] != values[1]:
+                    raise DisagreementError(
+                        f"{name} is {values[0]} on rank 0 and {values[1]} on rank {rank} ({host}); start all processes "
+                        "with the same settings, releases and files",
+                        UsageError.exit_code,
+                    )
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """End all processes if one of them fails in this block, with one line of rank 0 that gives the reason."""
+        try:
+            yield
+        except (TxlError, MemoryError, RuntimeError) as error:
+            explained = self.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what this process raises after an error: the reason on rank 0, a ReportedError on the other ranks.
+
+        A process that fails leaves a note. Its end breaks the exchanges of the others, and rank 0 reads the note.
+        """
+        if self.size == 1 or isinstance(error, ReportedError):
+            return error
+        if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
+            error = TrainingError(f"out of memory{requested_size(error)}; {LESS}")
+        if isinstance(error, TxlError):
+            self._exchange_notes((error.exit_code, f"rank {self.rank} on {socket.gethostname()}: {error}"), 0.0)
+            return error if self.is_rank_zero else ReportedError(str(error), error.exit_code)
+        lost = isinstance(error, distributed.DistBackendError) or any(word in str(error) for word in LOST_PROCESS)
+        return self._explained_loss(error) if lost and isinstance(error, RuntimeError) else error
+
+    def _explained_loss(self, error: RuntimeError) -> TxlError:
+        """Return the error for an exchange that another process has broken."""
+        signals.ignore()  # the launcher ends this process, which is about to end by itself
+        seen_by_launcher = launcher.is_own() and not any(word in str(error) for word in TIMED_OUT)
+        notes = self._exchange_notes((0, ""), 0.0 if seen_by_launcher else SECONDS_TO_EXPLAIN)
+        failed = [(code, reason) for code, reason in notes.values() if code]
+        if failed:
+            code, reason = failed[0]
+            return (DisagreementError if self.is_rank_zero else ReportedError)(reason, code)
+        silent = sorted(set(range(self.size)) - notes.keys()) if 0 in notes else [0]
+        names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
+        message = f"{names} has ended or does not answer; {self.next_step}"
+        is_reported = seen_by_launcher or (0 in notes and not self.is_rank_zero)
+        return ReportedError(message, TrainingError.exit_code) if is_reported else TrainingError(message)
+
+    def _exchange_notes(self, own: tuple[int, str], seconds: float) -> dict[int, tuple[int, str]]:
+        """Leave a note, and return the notes by rank: exit code and reason, 0 if another process is the reason.
+
+        Wait some seconds for a note with a reason, or for one of each process.
+        """
+        notes, until, store = {self.rank: own}, time.monotonic() + seconds, self.store
+        assert store is not None
+
+        def exchange() -> None:
+            with suppress(RuntimeError):  # rank 0 may have served the store
+                store.set(f"note/{self.rank}", json.dumps(own))
+                while True:
+                    for rank in set(range(self.size)) - notes.keys():
+                        if store.check([f"note/{rank}"]):
+                            code, reason = json.loads(store.get(f"note/{rank}"))
+                            notes[rank] = code, reason
+                    is_explained = len(notes) == self.size or any(code for code, _ in notes.values())
+                    if is_explained or time.monotonic() >= until:
+                        return
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=exchange, daemon=True)  # the store of a hanging rank 0 does not answer
+        thread.start()
+        thread.join(seconds + SECONDS_TO_EXPLAIN)
+        return dict(notes)
+
+
+SINGLE_PROCESS = World()
+
+
+def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str = World.next_step) -> World:
+    """Join the processes that a launcher started; without one, return a world of this process alone."""
+    if launcher.world_size() == 1:
+        return SINGLE_PROCESS
+    if device.type == "cuda":
+        devices, processes = torch.cuda.device_count(), launcher.local_world_size()
+        if processes > devices:
+            raise UsageError(
+                f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer "
+                "processes"
+            )
+    rank, size, url = launcher.rank(), launcher.world_size(), launcher.rendezvous_url()
+    timeout = timedelta(seconds=rank_timeout_s)
+    with launcher.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+        try:
+            store, _, _ = next(distributed.rendezvous(url, rank, size, timeout=JOIN_TIMEOUT))
+            if launcher.local_world_size() == size:  # torchrun keeps its store when it starts the processes again
+                store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
+            store.set(f"met/{rank}", "")
+            store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            steps = distributed.new_group(backend=backend, timeout=timeout)
+        except (RuntimeError, ValueError, OSError) as error:
+            place = url.removeprefix("tcp://")
+            if url == "env://":
+                place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise TrainingError(
+                f"{size} processes do not meet at {place} ({str(error).splitlines()[0]}); check that all of them were "
+                "started, MASTER_ADDR and MASTER_PORT"
+            ) from error
+    notes = distributed.PrefixStore("txl", store)
+    return World(rank, size, distributed.group.WORLD, steps, notes, next_step)
+
+
+def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
+    """Return the lanes of each micro-batch of a step, ordered by rank; their sizes differ by one at most."""
+    batch_size, count = settings.batch_size, settings.accumulate * processes
+    if count > batch_size:
+        wanted = f"{processes} processes" + (f" x {settings.accumulate} parts" if settings.accumulate > 1 else "")
+        raise RecipeError(f"train.batch_size = {batch_size} is too small for {wanted}; use fewer of them")
+    return even_parts(batch_size, count)
+
+
+def even_parts(batch_size: int, count: int) -> list[range]:
+    """Divide lanes into contiguous parts whose sizes differ by one at most."""
+    edges = [batch_size * number // count for number in range(count + 1)]
+    return [range(first, end) for first, end in pairwise(edges)]
+
+
+def of_one_process(settings: TrainSettings, processes: int) -> TrainSettings:
+    """Return the settings with the largest batch that one of the processes has."""
+    largest = max(len(part) for part in micro_batches(settings, processes))
+    return replace(settings, batch_size=largest * settings.accumulate)
