@@ -180,20 +180,19 @@ def test_a_process_of_a_cluster_that_dies_is_noticed(here, free_port):
     second.communicate()
     _, stderr = ended(first, 1)
     errors = [line for line in stderr if line.startswith("error: ")]
-    assert errors == ["error: another process has ended or does not answer; start all processes again"]
+    assert errors == ["error: the process of rank 1 has ended or does not answer; evaluate again"]
 
 
 @pytest.mark.slow
 @on_linux
 def test_a_process_that_hangs_is_named_and_given_up(here):
     write_endless()
-    done("train", "tiny.toml", "--name", "impatient", "--set", "train.rank_timeout=12")
+    done("train", "tiny.toml", "--name", "impatient", "--set", "train.rank_timeout=3")
     process = start("eval", "impatient", *ENDLESS[2:], "--positions", 20_000, "--processes", 2)
     process.stderr.readline()  # evaluating
     hanging = processes_in(here)[1]
     os.kill(hanging, signal.SIGSTOP)
-    named, error = (process.stderr.readline() for _ in range(2))
+    error = process.stderr.readline()
     os.kill(hanging, signal.SIGKILL)
     ended(process, 1)
-    assert named.startswith("no sign of life from rank 1 for 10 s; waiting for it, at most train.rank_timeout = 12 s")
-    assert error == "error: the process of rank 1 does not answer; start all processes again\n"
+    assert error == "error: the process of rank 1 has ended or does not answer; evaluate again\n"

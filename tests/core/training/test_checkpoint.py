@@ -261,29 +261,6 @@ def test_a_group_read_alone_is_compared_with_its_checksums(path):
         checkpoint.load(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1, "a": ' + "9" * 5000 + "}"], ids=["deep", "long number"])
-def test_metadata_that_no_parser_accepts_is_refused(path, text):
-    save_file({"a": torch.ones(2)}, path, {"txl": text})
-    with pytest.raises(RunError, match="not a checkpoint of txl"):
-        checkpoint.load(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"step": 2.5}, "step is 2.5, not a value of type int"),
-        ({"step": -1}, "step is -1"),
-        ({"step": None}, "step is null, not a value of type int"),
-        ({"train_sha256": [[]]}, "train_sha256 is [[]], not a value of type str"),
-        ({"vocab_fingerprint": 7}, "vocab_fingerprint is 7, not a value of type str"),
-        ({"model": None}, "model is null, not a value of type dict"),
-    ],
-)
-def test_a_state_with_values_of_another_type_is_refused(path, changes, message):
-    checkpoint.save(path, Checkpoint(TENSORS, {**STATE, **changes}))
-    assert refusal(path).startswith(f"damaged checkpoint ({message})")
-
-
 def test_a_checkpoint_in_a_directory_whose_name_is_not_utf_8_is_read(tmp_path):
     directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     directory.mkdir()

@@ -16,7 +16,7 @@ from txlcli.config.settings import TrainSettings
 
 
 class Average:
-    """Weights to evaluate, kept beside the trained ones in their dtype, fp32. This base class keeps no average."""
+    """Weights to evaluate, kept next to the trained ones in their dtype, fp32. This base class keeps no average."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._parameters = dict(weights)
@@ -71,7 +71,7 @@ class Average:
             self._values[name].copy_(trained)
 
     def state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint, beside `weights`."""
+        """Return plain data for a checkpoint, next to `weights`."""
         return {"steps": self.steps}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:

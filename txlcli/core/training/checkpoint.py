@@ -34,7 +34,7 @@ from txlcli.system.tensor_files import read_safetensors_header
 WEIGHT_DTYPES = {torch.float32, torch.float64}
 """Dtypes of weights: a model of tests or of research may have float64."""
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of a memory of numbers: that of the weights, or of the precision in which the run was trained."""
+"""Dtypes of a memory of numbers: the dtype of the weights, or of the precision in which the run was trained."""
 
 MAX_DETAILS = 300
 """Characters of PyTorch's error about weights, which lists every one of them."""
@@ -88,8 +88,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     metadata = write_header(checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()})
     try:
-        with replacing(path) as beside:
-            save_file(tensors, beside, metadata)
+        with replacing(path) as new:
+            save_file(tensors, new, metadata)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{path}: the checkpoint cannot be written ({error}); the previous checkpoint is not changed"
@@ -177,7 +177,7 @@ def check_like(name: str, tensor: Tensor, expected: Tensor) -> None:
 
 
 def _check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors that of a new model."""
+    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors the dtype of a new model."""
     weights = {name for name in tensors if expected[name].is_floating_point()}
     dtypes = {tensors[name].dtype for name in weights}
     common = torch.float64 if dtypes & WEIGHT_DTYPES == {torch.float64} else torch.float32
@@ -281,7 +281,7 @@ def restore_generators(states: dict[str, Tensor], world: World, device: torch.de
 
 
 def _generator_devices(device: torch.device) -> list[torch.device]:
-    """Return the devices whose generators a training on `device` uses: the host's always."""
+    """Return the devices whose generators a training run on `device` uses: the host's always."""
     return [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
 
 

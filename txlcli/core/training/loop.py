@@ -43,7 +43,7 @@ class Training(TrainingState):
         directory: receives `last.safetensors` and `best.safetensors`, from rank 0.
         identity: plain data that checkpoints store to identify their run.
         world: the processes that share a batch.
-        device: to train on; that of the model by default.
+        device: to train on; by default the model's.
         capture_graph: makes the CUDA graph if train.cuda_graph is set.
         saver: writes the checkpoints.
         clock: returns the time in seconds, for saves and speeds.

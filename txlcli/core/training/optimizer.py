@@ -77,7 +77,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
-    """Refuse groups that lack a parameter or their factor of the learning rate, with a ValueError."""
+    """Reject groups that lack a parameter or their factor of the learning rate, with a ValueError."""
     if not all("lr_factor" in group for group in optimizer.param_groups):
         raise ValueError("a group of it has no lr_factor, which parameter_group sets")
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -88,7 +88,7 @@ def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse a step that needs an argument, such as the closure of torch.optim.LBFGS, with a ValueError."""
+    """Reject a step that needs an argument, such as the closure of torch.optim.LBFGS, with a ValueError."""
     parameters = inspect.signature(optimizer.step).parameters.values()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [one.name for one in parameters if one.default is inspect.Parameter.empty and one.kind not in optional]
@@ -97,7 +97,7 @@ def _check_step(optimizer: Optimizer) -> None:
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
-    """Refuse what `make_optimizer` refuses, without allocating the model."""
+    """Reject what `make_optimizer` rejects, without allocating the model."""
     with tensors_without_data():
         make_optimizer(make_model(model, vocab_size), settings)
 

@@ -59,7 +59,7 @@ class DataParallel:
         return result
 
     def no_sync(self) -> AbstractContextManager[object]:
-        """Within this block, add gradients to those of this process without averaging them yet."""
+        """Within this block, add gradients to this process's without averaging them yet."""
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
     @torch.no_grad()

@@ -96,7 +96,7 @@ class FullyShardedParallel(DataParallel):
         return {name: _local(weight) for name, weight in self._weights().items()}
 
     def _weights(self) -> dict[str, Tensor]:
-        """Return the divided weights; a forward pass for reading has left those of the root gathered."""
+        """Return the divided weights; a forward pass for reading has left the root's gathered."""
         self._drop_gathered()
         return dict(self.model.named_parameters())
 

@@ -28,7 +28,7 @@ class ZeroParallel(DataParallel):
     """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
 
     def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of all weights, which keeps the state of those of this process."""
+        """Make the optimizer of all weights, which keeps the state for the weights of this process."""
         parameters = dict(self.model.named_parameters())
         groups = _groups_by_name(self.model.settings, self.model.vocab_size, self.settings)
         return ZeroRedundancyOptimizer(

@@ -66,5 +66,5 @@ class Interval:
 
     def means(self) -> tuple[float, float]:
         """Return the mean loss in nats, and tokens per second."""
-        nats = float(self._nats)  # waits for the device, so that the time is that of finished steps
+        nats = float(self._nats)  # waits for the device, so that only finished steps are timed
         return nats / self.tokens, self.tokens / (self._clock() - self._started)

@@ -46,7 +46,7 @@ class OptimizerStep:
         return self._scaler.is_enabled() and self._scaler.get_scale() < MIN_LOSS_SCALE
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss (0-d) to those of the parameters."""
+        """Add the gradients of a loss (0-d) to the parameters'."""
         self._scaler.scale(loss).backward()
 
     def clip(self) -> Tensor:

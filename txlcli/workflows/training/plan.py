@@ -1,4 +1,4 @@
-"""States what a training will do: its sizes, its text, its device."""
+"""Says what a training run will do: its sizes, its text, its device."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from txlcli.runs.run_directory import Run
 
 
 def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> dict[str, Any]:
-    """Return the sizes of a training on devices that are described in a few words.
+    """Return the sizes of a training run on devices that are described in a few words.
 
     `steps` counts up to `until_step` if that is earlier than the recipe's end.
     """
@@ -45,7 +45,7 @@ def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices:
 
 
 def describe_devices(device: "torch.device", processes: int) -> str:
-    """Describe the devices of a training in a few words."""
+    """Describe the devices of a training run in a few words."""
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
@@ -68,9 +68,6 @@ def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
         settings: of the model.
         vocab_size: number of symbols.
         source: where that number is from, for the error message.
-
-    Raises:
-        RecipeError: the cutoffs do not fit the vocabulary.
     """
     try:
         return registry.count_parameters(settings.model, vocab_size)
@@ -86,12 +83,7 @@ def checked_device(settings: Settings, device: str, *, processes: int) -> "torch
 
 
 def check_device(settings: Settings, device: "torch.device", *, processes: int) -> None:
-    """Refuse settings that a device does not support, before a run is made: precision, attention, graph, determinism.
-
-    Raises:
-        UsageError: it does not, several processes would capture CUDA graphs or have to be deterministic, or one process
-            would have to divide its state.
-    """
+    """Reject settings that a device does not support: precision, attention, graph, determinism."""
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device, d_head=settings.model.head_width)
     if settings.train.deterministic:
@@ -106,11 +98,7 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
 
 
 def check_parallel(train: TrainSettings, processes: int) -> None:
-    """Refuse to divide the state of a training over a single process.
-
-    Raises:
-        UsageError: train.parallel needs several processes.
-    """
+    """Reject to divide the state of a training run over a single process."""
     if train.parallel != "ddp" and processes == 1:
         raise UsageError(
             f'train.parallel = "{train.parallel}" needs at least two processes; start with --processes N or torchrun, '

@@ -80,7 +80,7 @@ def load_settings(recipe_source: str, changes: list[str], limits: Limits = NO_LI
 
 
 def _check_vanilla(settings: Settings, recipe_source: str) -> None:
-    """Refuse memory for a new vanilla model; runs of earlier versions may have it."""
+    """Reject memory for a new vanilla model; runs of earlier versions may have it."""
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
@@ -107,9 +107,6 @@ def claim_run_directory(
     """Lock the directory of a new run while the block runs; no other process writes there.
 
     If another training has taken the directory meanwhile, the run gets the next free one, unless `is_required`.
-
-    Raises:
-        BusyError: another process writes the required directory, or `max_taken` further ones.
     """
     others = islice(
         run_directory.free_directories(run.directory.parent, run.recipe_name), 0 if is_required else max_taken

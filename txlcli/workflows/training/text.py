@@ -1,4 +1,4 @@
-"""Opens the text of a training: its store, the segments of the train split, the valid split."""
+"""Opens the text of a training run: its store, the segments of the train split, the valid split."""
 
 from txlcli import corpora
 from txlcli.config.settings import Settings
@@ -28,12 +28,7 @@ def open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStor
 def read_splits(
     settings: Settings, store: TokenStore, reporter: Reporter
 ) -> tuple[TrainingSegments, ValidSplit | None]:
-    """Read the segments of the train split, and the valid split; None for a store without one.
-
-    Raises:
-        RecipeError: a setting needs what the store does not have.
-        TrainingError: a split is too short.
-    """
+    """Read the segments of the train split, and the valid split; None for a store without one."""
     segments = read_segments(settings, store)
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
@@ -77,7 +72,7 @@ def read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
 
 
 def check_same_text(run: Run, saved: Checkpoint, store: TokenStore) -> None:
-    """Refuse another text than the one that the checkpoint's position, losses and memory belong to."""
+    """Reject another text than the one that the checkpoint's position, losses and memory belong to."""
     train, valid = store.digest("train"), store.digest("valid")
     if saved.state.get("train_sha256", train) != train:
         raise StoreError(

@@ -1,4 +1,4 @@
-"""Writes the reports of a training to metrics.jsonl and to experiment trackers, and shows them."""
+"""Writes the reports of a training run to metrics.jsonl and to experiment trackers, and shows them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ OnReport = Callable[[Line], None]
 
 @contextmanager
 def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | None = None) -> Iterator["TrainingLog"]:
-    """Open the log of a training while the block runs.
+    """Open the log of a training run while the block runs.
 
     Args:
         run: its directory receives the files.
@@ -34,7 +34,7 @@ def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | No
 
 
 class TrainingLog:
-    """Records the reports of a training and shows its progress.
+    """Records the reports of a training run and shows its progress.
 
     Args:
         run: its directory receives metrics.jsonl.
