@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 
 JOIN_TIMEOUT = timedelta(minutes=30)
 """Until all processes have met; rank 0 may have to prepare the text first."""
+NCCL_MARGIN = timedelta(minutes=1)
+"""NCCL ends a process that waits too long without a reason, so that the exchange between hosts must end first."""
 SECONDS_TO_EXPLAIN = 5.0
 """Time for the other processes to say that they are alive, or why they failed."""
 TIMED_OUT = ("Timed out", "timed out")
@@ -232,8 +234,8 @@ def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str 
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
             distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            steps = distributed.new_group(backend=backend, timeout=timeout)
+            backend, longer = ("nccl", NCCL_MARGIN) if device.type == "cuda" else ("gloo", timedelta())
+            steps = distributed.new_group(backend=backend, timeout=timeout + longer)
         except (RuntimeError, ValueError, OSError) as error:
             place = url.removeprefix("tcp://")
             if url == "env://":
