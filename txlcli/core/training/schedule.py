@@ -28,7 +28,7 @@ class Plateau:
     """Reduction of the learning rate when the validation loss stops falling; inactive for other schedules.
 
     torch's ReduceLROnPlateau is not used: it overwrites the learning rates of an optimizer, while this scale multiplies
-    the scheduled rate, is broadcast to the other ranks, and resumes from two numbers.
+    the scheduled rate, and resumes from two numbers.
     """
 
     def __init__(self, settings: TrainSettings) -> None:
