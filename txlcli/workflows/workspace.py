@@ -43,7 +43,4 @@ class Workspace:
 
     def open_run(self, run_name: str | None) -> OpenRun:
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""
-        opened = loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
-        if not opened.checkpoint.verified:
-            self.reporter.say(f"{opened.run.best_or_last} has no checksums: an earlier version of txl wrote it")
-        return opened
+        return loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)

@@ -120,16 +120,3 @@ class CalledModule(nn.Module):
 def device_of_new_weights(settings: TrainSettings, device: torch.device) -> torch.device:
     """Return the device on which the weights are made: the host, if a device is to hold only a part of them."""
     return torch.device("cpu") if settings.parallel == "fsdp" else device
-
-
-def make_parallel(model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> DataParallel:
-    """Return the mode that train.parallel names; a single process holds everything."""
-    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
-        from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
-
-        return ZeroParallel(model, settings, world)
-    if world.size > 1 and settings.parallel == "fsdp":
-        from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
-
-        return FullyShardedParallel(model, settings, world, device)
-    return DataParallel(model, settings, world)

@@ -18,7 +18,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import make_average
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
-from txlcli.core.training.parallel import make_parallel
+from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import OptimizerStep
@@ -162,3 +162,16 @@ class TrainingState:
 def by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of all groups by full name."""
     return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
+
+
+def make_parallel(model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> DataParallel:
+    """Return the mode that train.parallel names; a single process holds everything."""
+    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
+        from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
+
+        return ZeroParallel(model, settings, world)
+    if world.size > 1 and settings.parallel == "fsdp":
+        from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
+
+        return FullyShardedParallel(model, settings, world, device)
+    return DataParallel(model, settings, world)
