@@ -52,11 +52,7 @@ Overrides = Annotated[
 
 
 def check_figure(param: CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a path that no figure can be written to, before anything is computed for it.
-
-    Raises:
-        UsageError: unknown extension, or a directory that does not exist or is not writable.
-    """
+    """Refuse a path that no figure can be written to, before anything is computed for it."""
     if path is not None:
         given = f"{param.opts[0]} {path}"
         if path.suffix.lower() not in FIGURE_FORMATS:
@@ -113,9 +109,6 @@ def parse_quantity(option: str, text: str | None, units: Mapping[str, float], ex
         text: as given.
         units: factor of each unit; upper and lower case differ, since Gb is read as bits by some.
         example: of a valid text.
-
-    Raises:
-        UsageError: it is no positive number with one of these units.
     """
     if text is None:
         return None
@@ -131,11 +124,7 @@ HARDWARE_OPTIONS = ("--device-memory", "--bandwidth", "--device-flops")
 
 
 def parse_hardware(memory: str | None, bandwidth: str | None, flops: str | None) -> dict[str, float | None]:
-    """Parse HARDWARE_OPTIONS, which describe each GPU of a forecast.
-
-    Raises:
-        UsageError: one is no positive number with a unit of its kind.
-    """
+    """Parse HARDWARE_OPTIONS, which describe each GPU of a forecast."""
     return {
         "memory_bytes": parse_quantity("--device-memory", memory, SIZES, "80GiB"),
         "bandwidth": parse_quantity("--bandwidth", bandwidth, RATES, "300GB/s"),

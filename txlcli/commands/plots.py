@@ -69,11 +69,7 @@ def plot_curves(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure to a file; the extension selects the format.
-
-    Raises:
-        TxlError: the file cannot be written.
-    """
+    """Write a figure to a file; the extension selects the format."""
     try:
         with replacing(path) as beside, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")

@@ -298,12 +298,7 @@ def _forecast_devices(
 def _resolve(
     source: str, name: str | None, changes: list[str], data_dir: Path, runs_dir: Path, *, repeated: bool
 ) -> tuple[str, str | None, list[str]]:
-    """Return the recipe, the name of the run and the settings to change; `source` may be the name of a token store.
-
-    Raises:
-        RecipeError, UnknownNameError: the recipe or a change is not valid.
-        RunError: a finished run has the same settings, text and seed, and it is not to be `repeated`.
-    """
+    """Return the recipe, the name of the run and the settings to change; `source` may be the name of a token store."""
     from txlcli.data.token_store import TokenStore
 
     store_name = source if own_text.is_store(source, data_dir) else None

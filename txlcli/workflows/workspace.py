@@ -35,9 +35,6 @@ class Workspace:
         Args:
             name: of the store.
             is_verified: see `TokenStore.open`.
-
-        Raises:
-            StoreError: it is missing (the message has the command that prepares it), damaged, or not a store of txl.
         """
         return TokenStore.open(self.store_path(name), is_verified=is_verified)
 

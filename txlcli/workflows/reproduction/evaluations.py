@@ -33,9 +33,6 @@ class EvaluationStore:
 
     Args:
         directory: directory of the report.
-
-    Raises:
-        RunError: the file in the directory is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,11 +44,7 @@ class EvaluationStore:
         return self._by_key.get(key)
 
     def add(self, key: str, evaluation: StoredEvaluation) -> None:
-        """Add an evaluation.
-
-        Raises:
-            TxlError: the file cannot be written.
-        """
+        """Add an evaluation."""
         self._by_key[key] = evaluation
         with errors_of_writing(self._path), replacing(self._path) as temporary:
             stored = {key: asdict(one) for key, one in self._by_key.items()}

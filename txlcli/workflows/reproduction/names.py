@@ -11,11 +11,7 @@ ALL = "all"
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """Return the selected names in the paper's order.
-
-    Raises:
-        UnknownNameError: unknown table or figure.
-    """
+    """Return the selected names in the paper's order."""
     for name in names:
         if name not in NAMES and name != ALL:
             raise UnknownNameError("table or figure", name, [*NAMES, ALL], listing='"txl reproduce --list" lists all')

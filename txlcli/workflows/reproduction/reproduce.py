@@ -30,12 +30,6 @@ def reproduce(
         scale_name: name of the scale, which must be that of the report.
         make_runner: called once the directory is locked.
         render: makes the files of the report from its sections.
-
-    Raises:
-        UsageError: the directory is not a report, or one at another scale.
-        BusyError: another process writes to the directory.
-        RunError: the report is damaged.
-        TxlError: the report cannot be written.
     """
     _make_directory(directory)
     new_sections = []

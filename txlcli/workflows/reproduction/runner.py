@@ -57,11 +57,7 @@ class Provenance:
 
 @dataclasses.dataclass(kw_only=True)
 class Runner:
-    """Texts, runs and measurements of one reproduction.
-
-    Raises:
-        RunError: the evaluations in the directory are damaged.
-    """
+    """Texts, runs and measurements of one reproduction."""
 
     scale: Scale
     n_seeds: int
@@ -100,11 +96,7 @@ class Runner:
         return self.scale.models[part]
 
     def run(self, part: str, seed: int = FIRST_SEED) -> Run:
-        """Return the finished run of a model; train or resume it if necessary.
-
-        Raises:
-            RunError: a run of that name was trained with other settings.
-        """
+        """Return the finished run of a model; train or resume it if necessary."""
         model = self.model(part)
         name = self.scale.run_name(part, seed)
         directory = self.workspace.runs_dir / name

@@ -193,11 +193,7 @@ def requested(log: LogSettings) -> list[str]:
 
 
 def check_packages(log: LogSettings) -> None:
-    """Refuse trackers whose packages are missing, before anything is written.
-
-    Raises:
-        UsageError: a package is missing.
-    """
+    """Refuse trackers whose packages are missing, before anything is written."""
     for name in requested(log):
         backend = BACKENDS[name]
         if not _is_installed(backend.package):
