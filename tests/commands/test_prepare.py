@@ -3,11 +3,9 @@ import hashlib
 import io
 import json
 import re
-import resource
 import subprocess
 import sys
 import tarfile
-import textwrap
 import urllib.parse
 import zipfile
 from dataclasses import replace
@@ -21,6 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+from tests.commands.novel import on_a_full_disk
 from tests.corpora.server import serving
 from tests.samples import sampled
 from txlcli import __version__, corpora
@@ -790,29 +789,13 @@ def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(
     assert txl(*arguments, least).exit_code == 0
 
 
-FULL_DISK = """
-    import resource, sys
-    from txlcli.cli import app
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-    app(["prepare", "text.bin", "--split", "100,0,0"])
-"""
-
-
 @pytest.mark.parametrize("limit", [100_000, 400_000])
-def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path, limit):
-    assert resource.RLIMIT_FSIZE is not None
+def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path, in_directory, limit):
     (tmp_path / "text.bin").write_bytes(bytes(range(256)) * 1560)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(limit)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = on_a_full_disk(limit, "prepare", "text.bin", "--split", "100,0,0")
     assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "File too large" in errors[0]
-    assert "free some space or give another --data-dir" in errors[0]
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "File too large" in error
+    assert "free some space or give another --data-dir" in error
     assert "Traceback" not in done.stderr
     assert list((tmp_path / "data").iterdir()) == []

@@ -213,7 +213,7 @@ def test_the_type_of_ids_is_not_asked_for_where_the_file_states_it(untouched):
         f"{wrong}the vocabulary has 9 ids; give the --vocab or --vocab-size of this file"
     )
     assert refusal("prepare", "all.idx", "--dtype", "uint16") == (
-        "--dtype has no effect here: files of Megatron contain the type of their ids; leave it out"
+        "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
     )
 
 
@@ -240,11 +240,10 @@ def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
         "--vocab-size 2097152 is too large for ids; give at most 1048576"
     )
-    without_header = "--dtype has no effect here; it is for a .bin of ids without a header"
+    without_header = "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
     assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
-    assert refusal("prepare", "shakespeare/train.bin", "--tokenizer", "byte", "--dtype", "uint16") == (
-        f"{without_header}, without --tokenizer"
-    )
+    byte = ["--tokenizer", "byte"]
+    assert refusal("prepare", "shakespeare/train.bin", *byte, "--dtype", "uint16") == without_header
     for source in ("shakespeare", "stdlib"):
         assert refusal("prepare", source, "--column", "text") == (
             "--column has no effect here; it is for files that end with .parquet"

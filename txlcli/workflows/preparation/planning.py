@@ -157,13 +157,8 @@ def _find_tokens(corpus: Corpus, source: Path | None, options: PrepareOptions) -
     tokens = None
     if corpus is corpora.OWN_TEXT and source is not None and options.tokenizer is None:
         tokens = token_files.find(source, options.dtype)
-    if options.dtype is not None and tokens is None:
-        other = ", without `tokenizer`" if options.tokenizer else ""
-        raise UsageError(f"`dtype` has no effect here; it is for a .bin of ids without a header{other}")
-    if options.dtype is not None and tokens is not None and tokens.format != token_files.WITHOUT_HEADER:
-        raise UsageError(
-            f"`dtype` has no effect here: files of {tokens.format} contain the type of their ids; leave it out"
-        )
+    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
+        raise UsageError("`dtype` has no effect here; it is for a .bin of ids without a header, without `tokenizer`")
     return tokens
 
 
