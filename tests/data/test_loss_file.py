@@ -59,9 +59,9 @@ def test_writing_into_a_missing_directory_is_an_error(tmp_path):
 
 def test_a_new_path_and_an_existing_loss_file_are_accepted(tmp_path):
     path = tmp_path / "losses.h5"
-    loss_file.check_path(path)
+    loss_file.check_path(path, "")
     write(path)
-    loss_file.check_path(path)
+    loss_file.check_path(path, "")
 
 
 def test_any_other_file_is_rejected(tmp_path):
@@ -71,13 +71,13 @@ def test_any_other_file_is_rejected(tmp_path):
         file["tokens"] = TOKENS
     for name in ("thesis.txt", "folder.h5", "other.h5"):
         with pytest.raises(UsageError) as caught:
-            loss_file.check_path(tmp_path / name)
-        assert str(caught.value) == f"--losses {tmp_path / name}: exists and holds no losses; give another name"
+            loss_file.check_path(tmp_path / name, "`losses` a")
+        assert str(caught.value) == "`losses` a: exists and holds no losses; give another name"
 
 
 def test_a_missing_directory_is_rejected_beforehand():
-    with pytest.raises(UsageError, match=r"^--losses no/losses\.h5: there is no folder no; make it first$"):
-        loss_file.check_path(Path("no/losses.h5"))
+    with pytest.raises(UsageError, match=r"^a: there is no folder no; make it first$"):
+        loss_file.check_path(Path("no/losses.h5"), "a")
 
 
 def test_an_existing_file_is_unchanged_if_it_cannot_be_replaced(tmp_path):

@@ -330,7 +330,7 @@ class Settings:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
     def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
-        """Raise a UsageError if a window (`--attn-len`) is longer than the learned positions of the model.
+        """Raise a UsageError if a window (`attn_len`) is longer than the learned positions of the model.
 
         Args:
             attn_lens: lengths N of the windows, in tokens.
@@ -339,7 +339,7 @@ class Settings:
         n_positions, longest = self.model.longest_window, max(attn_lens, default=0)
         if n_positions is not None and longest > n_positions:
             raise UsageError(
-                f"--attn-len {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
+                f"`attn_len` {longest}: {subject} has learned {n_positions:,} positions, so that no window is longer; "
                 "give at most that"
             )
 

@@ -31,11 +31,11 @@ class TokenLosses:
     """Other evaluation settings, such as segment length, batch size, or stride of the windows."""
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, asked: str) -> None:
     """Reject a path to which losses cannot be written, or that is another file, before anything is computed."""
     if check_regular(path).exists() and not _has_losses(path):
-        raise UsageError(f"--losses {path}: exists and holds no losses; give another name")
-    check_output(path, f"--losses {path}")
+        raise UsageError(f"{asked}: exists and holds no losses; give another name")
+    check_output(path, asked)
 
 
 def _has_losses(path: Path) -> bool:

@@ -225,7 +225,7 @@ def parse_losses_path(text: str, asked: str) -> Path:
     """Return the path of a loss file that can be written."""
     from txlcli.data import loss_file
 
-    loss_file.check_path(Path(text))
+    loss_file.check_path(Path(text), asked)
     return Path(text)
 
 

@@ -120,7 +120,7 @@ def test_texts_of_the_command_line_are_parsed(tmp_path):
         ),
         (read_user_text, "nowhere.txt", "O: cannot be read (No such file or directory); check the path"),
         (read_user_text, ".", "O: cannot be read (Is a directory); check the path"),
-        (parse_losses_path, "no/losses.h5", "--losses no/losses.h5: there is no folder no; make it first"),
+        (parse_losses_path, "no/losses.h5", "O: there is no folder no; make it first"),
     ],
 )
 def test_texts_that_cannot_be_parsed_are_rejected(parse, text, message):
