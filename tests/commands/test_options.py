@@ -1,13 +1,21 @@
 """Options that several commands share."""
 
+import re
 import sys
 
 import pytest
 
-from txlcli.commands.options import parse_hardware
 from txlcli.errors import UsageError
 from txlcli.system.input_files import read_stdin
-from txlcli.workflows.options import parse_lengths
+from txlcli.workflows.options import (
+    FLOP_RATES,
+    RATES,
+    SIZES,
+    ForecastOptions,
+    TrainOptions,
+    parse_lengths,
+    parse_quantity,
+)
 
 
 def test_lengths_are_parsed_in_order_without_duplicates():
@@ -20,11 +28,59 @@ def test_lengths_are_parsed_in_order_without_duplicates():
         (("80GiB", "300GB/s", "989TFLOP/s"), (80 * 2**30, 3e11, 9.89e14)),
         (("1.5 TB", "200Gbit/s", "2PFLOPS"), (1.5e12, 2.5e10, 2e15)),
         (("512MiB", "64GiB/s", "9.89e14FLOP/s"), (2**29, 2**36, 9.89e14)),
-        ((None, None, None), (None, None, None)),
     ],
 )
 def test_sizes_and_rates_of_a_gpu_are_parsed_with_their_units(given, expected):
-    assert tuple(parse_hardware(*given).values()) == expected
+    units = (SIZES, RATES, FLOP_RATES)
+    assert (
+        tuple(parse_quantity(text, "", units=known, example="") for text, known in zip(given, units, strict=True))
+        == expected
+    )
+
+
+@pytest.mark.parametrize("units", [SIZES, RATES, FLOP_RATES])
+@pytest.mark.parametrize("text", ["80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", ""])
+def test_a_quantity_that_cannot_be_read_is_rejected_with_an_example(units, text):
+    with pytest.raises(UsageError, match=rf"^`x` {text}: write a number above 0 and a unit, such as 80GiB"):
+        parse_quantity(text, f"`x` {text}", units=units, example="80GiB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 2}, "`devices` is an option of a forecast; add `dry_run`, or leave it out"),
+        ({"bandwidth": 1e9}, "`bandwidth` is an option of a forecast; add `dry_run`, or leave it out"),
+        ({"verbose": True}, "`verbose` is an option of a forecast; add `dry_run`, or leave it out"),
+        (
+            {"dry_run": True, "device_memory": 8e10},
+            "`device_memory` describes the GPUs of a forecast; add their number with `devices`",
+        ),
+        (
+            {"dry_run": True, "devices": 2, "verbose": True},
+            "`verbose` compares the attention backends of this machine; leave it out with `devices`",
+        ),
+    ],
+)
+def test_options_of_a_forecast_that_do_not_belong_together_are_rejected(options, message):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        ForecastOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
+        ({"resume": "byte", "name": "x"}, "`resume` continues a run; leave out `name` and `force`"),
+        ({"resume": "byte", "force": True}, "`resume` continues a run; leave out `name` and `force`"),
+        ({"resume": "byte", "seed": 3}, "`seed` 3: a resumed run keeps its train.seed; start a new run instead"),
+        ({"max_steps": 0}, "`max_steps` 0: must be at least 1"),
+        ({"max_minutes": -1.0}, "`max_minutes` -1.0: must be at least 0"),
+        ({"log_every": 0}, "`log_every` 0: must be at least 1"),
+    ],
+)
+def test_options_of_a_training_run_that_are_wrong_are_rejected(options, message):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        TrainOptions(**options)
 
 
 def test_a_closed_stdin_is_refused(monkeypatch):

@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from tests.commands.novel import done, json_of, refusal, txl
-from txlcli.config import own_text, recipe
+from txlcli.config import recipe
+from txlcli.workflows.training import request
 
 SHORT = [
     *("--set", "train.max_steps=3", "--set", "train.valid_every=3", "--set", "train.seg_len=7"),
@@ -31,8 +32,8 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
 
 
 def test_every_unit_has_a_recipe_that_is_packaged():
-    assert set(own_text.RECIPES) == {"byte", "char", "word", "piece", "id"}
-    assert set(own_text.RECIPES.values()) <= set(recipe.packaged_names())
+    assert set(request.RECIPES) == {"byte", "char", "word", "piece", "id"}
+    assert set(request.RECIPES.values()) <= set(recipe.packaged_names())
 
 
 def test_a_recipe_file_or_a_packaged_recipe_of_that_name_is_no_store(here):
@@ -40,9 +41,9 @@ def test_a_recipe_file_or_a_packaged_recipe_of_that_name_is_no_store(here):
     for name in ("novel", "ptb", "mine"):
         (here / "data" / f"{name}.h5").touch()
     (here / "mine").write_text("")
-    assert own_text.is_store("novel", here / "data")  # beside a directory of that name
-    assert not own_text.is_store("ptb", here / "data")
-    assert not own_text.is_store(str(here / "mine"), here / "data")
+    assert request.is_store("novel", here / "data")  # beside a directory of that name
+    assert not request.is_store("ptb", here / "data")
+    assert not request.is_store(str(here / "mine"), here / "data")
 
 
 def test_a_finished_training_is_not_repeated_by_accident(here):

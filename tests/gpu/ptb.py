@@ -27,10 +27,9 @@ from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
-from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 RECIPE = "ptb"
@@ -85,10 +84,8 @@ def training(directory, changes, device, minutes, tell):
         curve[line["kind"]].append({field: line[field] for field in fields})
         tell({"curve": curve})
 
-    limits = Limits(max_minutes=minutes)
-    trained = start.train(
-        RECIPE, list(changes), workspace(directory, device), name=RECIPE, limits=limits, on_report=on_report
-    )
+    options = TrainOptions(name=RECIPE, overrides=tuple(changes), max_minutes=minutes)
+    trained = start.run(RECIPE, options, workspace(directory, device), on_report=on_report)
     tell({"changes": changes, "steps": trained.step, "parameters": trained.run.parameters})
     tell({"all_steps": trained.step == trained.run.settings.train.max_steps})
 

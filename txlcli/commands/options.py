@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import inspect
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -68,74 +66,11 @@ Plot = Annotated[
 ]
 
 
-DeviceMemory = Annotated[
-    str | None,
-    Option("--device-memory", metavar="SIZE", help="Memory of each GPU, such as 80GiB; says whether a step fits."),
-]
-Bandwidth = Annotated[
-    str | None,
-    Option(metavar="RATE", help="Bytes that each GPU sends per second while it receives as many, such as 300GB/s."),
-]
-DeviceFlops = Annotated[
-    str | None,
-    Option(
-        "--device-flops",
-        metavar="RATE",
-        help="Peak rate of matrix products of each GPU in the precision of the training, such as 989TFLOP/s; "
-        "gives tokens/s and time.",
-    ),
-]
-PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-SIZES = {
-    "B": 1.0,
-    **{f"{prefix}B": factor for prefix, factor in PREFIXES.items()},
-    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", start=1)},
-}
-RATES = {
-    **{f"{unit}/s": factor for unit, factor in SIZES.items()},
-    **{f"{prefix}bit/s": factor / 8 for prefix, factor in PREFIXES.items()},
-}
-FLOP_RATES = {
-    f"{prefix}{unit}": factor for prefix, factor in {"": 1.0, **PREFIXES}.items() for unit in ("FLOP/s", "FLOPS")
-}
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?(\D*)")
-
-
-def parse_quantity(option: str, text: str | None, units: Mapping[str, float], example: str) -> float | None:
-    """Parse a number with its unit, `80GiB` -> 80 * 2**30; None stays None.
-
-    Args:
-        option: its name, for the error.
-        text: as given.
-        units: factor of each unit; upper and lower case differ, since Gb is read as bits by some.
-        example: of a valid text.
-    """
-    if text is None:
-        return None
-    match = NUMBER.fullmatch(text.strip())
-    amount = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
-    if not 0.0 < amount < math.inf:
-        known = ", ".join(units)
-        raise UsageError(f"{option} {text}: write a number above 0 and a unit, such as {example}; units: {known}")
-    return amount
-
-
-HARDWARE_OPTIONS = ("--device-memory", "--bandwidth", "--device-flops")
-
-
-def parse_hardware(memory: str | None, bandwidth: str | None, flops: str | None) -> dict[str, float | None]:
-    """Parse HARDWARE_OPTIONS, which describe each GPU of a forecast."""
-    return {
-        "memory_bytes": parse_quantity("--device-memory", memory, SIZES, "80GiB"),
-        "bandwidth": parse_quantity("--bandwidth", bandwidth, RATES, "300GB/s"),
-        "flops_per_s": parse_quantity("--device-flops", flops, FLOP_RATES, "989TFLOP/s"),
-    }
-
-
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": completion.settings,
     "recipe": completion.recipes,
     "store": completion.stores,
+    "resume": completion.runs,
 }
 """Names that a shell completes for a field of the options."""
 

@@ -1,5 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions, TrainOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -93,8 +94,7 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
     An interrupted run of the same settings and text is resumed.
     """
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import resume, start
-    from txlcli.workflows.training.execution import Limits
+    from txlcli.workflows.training import start
 
     settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
     finished = history.finished_run(settings, digest, workspace.runs_dir)
@@ -102,15 +102,15 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
         console.say(f"using {finished.directory}, which is finished; txl train {CORPUS} --force trains it again")
         return str(finished.directory)
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
-    limits = Limits(max_minutes=max_minutes, caller_continues=True)
+    options = TrainOptions(max_minutes=max_minutes, caller_continues=True)
     directories = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
     interrupted = next(history.same_runs(settings, digest, workspace.runs_dir), None)
     if interrupted is not None:
         directory = str(interrupted[0].directory)
         announce("train", "--resume", directory, *limit, data_dir=workspace.data_dir)
-        trained = resume.resume(directory, [], workspace, limits=limits)
+        trained = start.run(None, dataclasses.replace(options, resume=directory), workspace)
     else:
         announce("train", CORPUS, *limit, **directories)
-        trained = start.train(CORPUS, [], workspace, limits=limits)
+        trained = start.run(CORPUS, options, workspace)
     training_tables.show_result(trained)
     return str(trained.run.directory)

@@ -18,14 +18,10 @@ from txlcli.commands import completion
 from txlcli.commands.options import (
     DATA_DIR,
     RUNS_DIR,
-    Bandwidth,
     DataDir,
-    DeviceFlops,
-    DeviceMemory,
     Force,
     Json,
-    Overrides,
-    parse_hardware,
+    with_options,
 )
 from txlcli.config import recipe, schema
 from txlcli.errors import TxlError, UnknownNameError, UsageError
@@ -33,6 +29,7 @@ from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_output, replacing
 from txlcli.system.input_files import check_regular
+from txlcli.workflows.options import ScaleOptions, TrainOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 SCHEMA_LINE = "#:schema schema.json"
@@ -130,15 +127,13 @@ def keys(
 
 
 @app.command("scale")
+@with_options
 def scale(
+    options: ScaleOptions,
     recipe_source: Annotated[
         str,
         Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=completion.recipes),
     ],
-    overrides: Overrides = None,
-    device_memory: DeviceMemory = None,
-    bandwidth: Bandwidth = None,
-    device_flops: DeviceFlops = None,
     data_dir: DataDir = DATA_DIR,
     json: Json = False,
 ) -> None:
@@ -148,13 +143,14 @@ def scale(
 
     Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
     """
-    hardware = parse_hardware(device_memory, bandwidth, device_flops)
     from txlcli.commands import training_tables as view
     from txlcli.workflows.training import scaling
     from txlcli.workflows.workspace import Workspace
 
     workspace = Workspace(data_dir=data_dir, runs_dir=RUNS_DIR, reporter=console.TerminalReporter())
-    described = scaling.scale_recipe(recipe_source, overrides or [], workspace, hardware=scaling.Hardware(**hardware))
+    described = scaling.scale_recipe(
+        recipe_source, TrainOptions(overrides=options.overrides), workspace, hardware=options
+    )
     console.show_result(described, view.show_scale, json=json)
 
 

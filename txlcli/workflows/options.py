@@ -5,14 +5,16 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings
+from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings, Precision
 from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
@@ -103,6 +105,30 @@ def parse_split(text: str, asked: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{asked}: not three shares of train, valid and test; try 90,5,5") from None
+
+
+PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+SIZES = {
+    "B": 1.0,
+    **{f"{prefix}B": factor for prefix, factor in PREFIXES.items()},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", start=1)},
+}
+RATES = {f"{unit}/s": factor for unit, factor in SIZES.items()}
+RATES |= {f"{prefix}bit/s": factor / 8 for prefix, factor in PREFIXES.items()}
+FLOP_RATES = {
+    f"{prefix}{unit}": factor for prefix, factor in {"": 1.0, **PREFIXES}.items() for unit in ("FLOP/s", "FLOPS")
+}
+QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?(\D*)")
+
+
+def parse_quantity(text: str, asked: str, *, units: Mapping[str, float], example: str) -> float:
+    """Parse a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
+    match = QUANTITY.fullmatch(text.strip())
+    amount = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
+    if not 0.0 < amount < math.inf:
+        known = ", ".join(units)
+        raise UsageError(f"{asked}: write a number above 0 and a unit, such as {example}; units: {known}")
+    return amount
 
 
 def check_plain_name(name: str | None) -> None:
@@ -697,3 +723,133 @@ class CompareOptions(Options):
         super().__post_init__()
         if self.plot is None and self.x != "steps":
             raise UsageError(f"`x` {self.x} is the x axis of `plot`; add `plot` FILE, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Options):
+    """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
+
+    name: str | None = option(None, "Name of the run [default: name of the recipe].")
+    resume: str | None = option(None, "Resume this run.", metavar="RUN")
+    max_steps: int | None = option(None, "Stop and save after this step, without changing the schedule.", minimum=1)
+    max_minutes: float | None = option(None, "Stop and save after this time.", minimum=0.0)
+    log_every: int | None = option(None, "Steps between two reports.", minimum=1)
+    overrides: tuple[str, ...] = overrides_option()
+    precision: Precision | None = option(None, "Precision of matrix products [default: as in the recipe].")
+    attention: AttentionBackend | None = attention_option()
+    compile: bool = option(False, "Compile the layers with torch.compile; intended for CUDA.")
+    seed: int | None = option(None, "Random seed.", minimum=0, maximum=MAX_SEED)
+    skip_nonfinite: int | None = option(
+        None, "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
+    )
+    force: bool = force_option()
+    caller_continues: bool = False
+    """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
+    resume_hint: str | None = None
+    """Advice on resuming after a stop; None for `txl train --resume`."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, the name, and that a resumed run is not described as a new one."""
+        super().__post_init__()
+        check_plain_name(self.name)
+        if self.resume is not None and self.given("name", "force"):
+            raise UsageError("`resume` continues a run; leave out `name` and `force`")
+        if self.resume is not None and self.seed is not None:
+            raise UsageError(f"`seed` {self.seed}: a resumed run keeps its train.seed; start a new run instead")
+
+    @property
+    def changes(self) -> list[str]:
+        """Changes of settings, as `overrides` has them."""
+        settings = {
+            "train.precision": self.precision,
+            "train.attention": self.attention,
+            "train.compile": "true" if self.compile else None,
+            "train.seed": self.seed,
+            "train.skip_nonfinite": self.skip_nonfinite,
+            "log.every": self.log_every,
+        }
+        return [*self.overrides, *(f"{key}={value}" for key, value in settings.items() if value is not None)]
+
+    def check_steps(self, schedule_steps: int) -> None:
+        """Reject a last step beyond the schedule."""
+        if self.max_steps is not None and self.max_steps > schedule_steps:
+            raise UsageError(
+                f"`max_steps` {self.max_steps}: the schedule ends at step {schedule_steps:,}, and this option can only "
+                f"stop earlier; for a longer schedule give `overrides` train.max_steps={self.max_steps}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions(Options):
+    """Processes that divide the work of `txl train`."""
+
+    processes: int = option(1, "Divide each batch among this many processes, one per GPU.", minimum=1)
+    restarts: int = option(
+        0,
+        "Start the processes again, up to N times, if one is lost; they resume the run.",
+        metavar="N",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOptions(Options):
+    """One of several equal GPUs, for a forecast; None is unknown."""
+
+    device_memory: float | None = option(
+        None,
+        "Memory of each GPU, such as 80GiB; says whether a step fits.",
+        metavar="SIZE",
+        parse=partial(parse_quantity, units=SIZES, example="80GiB"),
+    )
+    """In bytes."""
+    bandwidth: float | None = option(
+        None,
+        "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.",
+        metavar="RATE",
+        parse=partial(parse_quantity, units=RATES, example="300GB/s"),
+    )
+    """In bytes per second."""
+    device_flops: float | None = option(
+        None,
+        "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
+        "time.",
+        metavar="RATE",
+        parse=partial(parse_quantity, units=FLOP_RATES, example="989TFLOP/s"),
+    )
+    """In operations per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(HardwareOptions):
+    """Options of `txl recipes scale`."""
+
+    overrides: tuple[str, ...] = overrides_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions(HardwareOptions):
+    """Options of `txl train --dry-run`."""
+
+    dry_run: bool = option(False, "Print the plan, its memory and its time; do not train.")
+    verbose: bool = option(
+        False, "With --dry-run: compare the attention backends, too; takes seconds more.", flags=("--verbose", "-v")
+    )
+    devices: int | None = option(
+        None,
+        "With --dry-run: forecast a training run on N other GPUs.",
+        metavar="N",
+        minimum=1,
+        maximum=MAX_COUNT,
+    )
+
+    def __post_init__(self) -> None:
+        """Reject options of a forecast without one, and a description of GPUs without their number."""
+        super().__post_init__()
+        described = self.given("device_memory", "bandwidth", "device_flops")
+        if not self.dry_run and (unfit := [*self.given("devices", "verbose"), *described]):
+            raise UsageError(f"{unfit[0]} is an option of a forecast; add `dry_run`, or leave it out")
+        if described and self.devices is None:
+            raise UsageError(f"{described[0]} describes the GPUs of a forecast; add their number with `devices`")
+        if self.devices is not None and self.verbose:
+            raise UsageError("`verbose` compares the attention backends of this machine; leave it out with `devices`")

@@ -7,11 +7,11 @@ import pytest
 
 from tests.commands.novel import HERE, RecordingReporter
 from txlcli.errors import Interrupted
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import resume, start
-from txlcli.workflows.training.execution import NO_LIMITS, Limits
 from txlcli.workflows.workspace import Workspace
 
-EVERY_STEP = ["log.every=1"]
+EVERY_STEP = TrainOptions(log_every=1)
 
 
 def send_twice(number):
@@ -31,16 +31,13 @@ def interrupted(workflow, *arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("limits", "hint"),
-    [
-        (NO_LIMITS, 'resume with "txl train --resume runs/byte"'),
-        (Limits(resume_hint="repeat the same command"), "repeat the same command"),
-    ],
+    ("given", "hint"),
+    [(None, 'resume with "txl train --resume runs/byte"'), ("repeat the same command", "repeat the same command")],
 )
-def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, limits, hint):
+def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, hint):
     before = (here / "runs/byte/last.safetensors").read_bytes()
-    changes = ["train.max_steps=90", *EVERY_STEP]
-    error, message = interrupted(resume.resume, "byte", changes, limits=limits, on_report=send_twice(signal.SIGINT))
+    options = TrainOptions(overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
+    error, message = interrupted(resume.resume, "byte", options, on_report=send_twice(signal.SIGINT))
     assert message == "stopping after this step; saving"
     assert str(error) == f"stopped at once, without saving; the last checkpoint is kept; {hint}"
     assert error.exit_code == 130
@@ -62,7 +59,7 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
             return super().progress(*description)
 
     before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
-    error, _ = interrupted(start.train, "tiny.toml", [], name="byte", force=True, reporter=Interrupting())
+    error, _ = interrupted(start.train, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
     assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
     assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
     assert not list((here / "runs").glob(".byte*"))

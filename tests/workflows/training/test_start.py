@@ -8,8 +8,8 @@ from filelock import FileLock, Timeout
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
 from txlcli.runs import run_directory
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 
@@ -31,7 +31,7 @@ def test_trainings_that_start_together_get_different_directories(here):
 
     reporter = Rival()
     with FileLock("runs/.locks/tiny-2"):
-        start.train("tiny.toml", [], Workspace(**HERE, reporter=reporter), limits=Limits(max_steps=1))
+        start.train("tiny.toml", TrainOptions(max_steps=1), Workspace(**HERE, reporter=reporter))
     assert "runs/tiny was taken by another process; this run is runs/tiny-3" in reporter.messages
     assert card("runs/tiny-3")["recipe"] == "tiny"
     assert list((here / "runs/tiny").iterdir()) == []
@@ -65,6 +65,7 @@ def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpo
         assert message == "runs/new is being written by another process; wait for it, or choose another --name"
         raise ValueError
 
+    options = TrainOptions(name="new")
     with pytest.raises(ValueError, match=r"^$"):
-        start.train("tiny.toml", [], Workspace(**HERE, reporter=RecordingReporter()), name="new", on_report=interrupt)
+        start.train("tiny.toml", options, Workspace(**HERE, reporter=RecordingReporter()), on_report=interrupt)
     assert not (here / "runs/new").exists()

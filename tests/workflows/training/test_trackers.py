@@ -8,8 +8,8 @@ import pytest
 
 from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
 from txlcli.errors import UsageError
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import resume, start, trackers
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 STEPS = {"train": [2, 4, 6, 7], "valid": [4, 7]}
@@ -22,13 +22,13 @@ def workspace():
 def train_in_two_parts(name):
     """Train to step 4, die before the next save, and resume; return the id of the tracked run."""
     setting = [f"log.to={name}"]
-    start.train("tiny.toml", setting, workspace(), limits=Limits(max_steps=4))
+    start.train("tiny.toml", TrainOptions(overrides=setting, max_steps=4), workspace())
     last = HERE["runs_dir"] / "tiny/last.safetensors"
     at_step_4, first_id = last.read_bytes(), ids().get(name)
     for _ in range(2):  # the first of them dies before it saves
         last.write_bytes(at_step_4)
         resumed = workspace()
-        resume.resume("tiny", [], resumed)
+        resume.resume("tiny", TrainOptions(), resumed)
         assert not [message for message in resumed.reporter.messages if "failed" in message]
     assert ids().get(name) == first_id
     return first_id
@@ -68,7 +68,7 @@ def backend(monkeypatch):
 
 def test_a_tracker_receives_name_settings_and_metrics(here, backend):
     recording = backend(Recording)
-    start.train("tiny.toml", ["log.to=wandb"], workspace(), name="mine")
+    start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
     tracker = recording.last
     assert (tracker.run.name, tracker.run.tracked_id, tracker.run.after) == ("mine", None, 0)
     assert tracker.run.config == card("runs/mine")["settings"]
@@ -81,8 +81,8 @@ def test_a_tracker_receives_name_settings_and_metrics(here, backend):
 
 def test_a_resumed_run_continues_the_tracked_run(here, backend):
     recording = backend(Recording)
-    start.train("tiny.toml", ["log.to=wandb"], workspace(), limits=Limits(max_steps=4))
-    resume.resume("tiny", [], workspace())
+    start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), max_steps=4), workspace())
+    resume.resume("tiny", TrainOptions(), workspace())
     assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 4)
 
 
@@ -93,7 +93,7 @@ def test_a_failing_tracker_is_reported_once_and_training_continues(here, backend
 
     backend(type("Failing", (Recording,), {method: fail}))
     place = workspace()
-    assert start.train("tiny.toml", ["log.to=wandb"], place).step == 7
+    assert start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",)), place).step == 7
     told = [message for message in place.reporter.messages if "wandb" in message]
     assert told == ["wandb failed (no network); training continues without it"]
     assert len(reports("runs/tiny")) == 6
@@ -105,7 +105,7 @@ def test_a_missing_package_is_refused_before_anything_is_written(here, monkeypat
     expected = f'log.to = "{name}" needs the {name} package; pip install "transformer-xl[{name}]"'
     assert refusal("train", "tiny.toml", "--set", f"log.to={name}") == expected
     with pytest.raises(UsageError, match="needs the"):
-        resume.resume("byte", [f"log.to={name}", "train.max_steps=9"], workspace())
+        resume.resume("byte", TrainOptions(overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
     assert not (here / "runs/tiny").exists()
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 

@@ -18,17 +18,16 @@ from txlcli.workflows import generate, speed
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.evaluate import describe_settings
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.evaluations import EvaluationStore, StoredEvaluation, key_of
 from txlcli.workflows.reproduction.scales import Model, Scale
 from txlcli.workflows.training import resume, start
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
-LIMITS = Limits(caller_continues=True, resume_hint="repeat the same command to continue")
+OPTIONS = TrainOptions(caller_continues=True, resume_hint="repeat the same command to continue")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +107,14 @@ class Runner:
             directory
         ):  # a training that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
-            start.train(model.recipe, changes, self.workspace, name=name, force=replaces, limits=LIMITS)
+            options = dataclasses.replace(OPTIONS, name=name, force=replaces, overrides=tuple(changes))
+            start.train(model.recipe, options, self.workspace)
             return run_directory.open_run(directory)
         run = run_directory.open_run(directory)
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{directory} was trained with other settings; remove it, or give another --runs-dir")
         if history.read(run).state != "finished":
-            resume.resume(str(directory), [], self.workspace, limits=LIMITS)
+            resume.resume(str(directory), OPTIONS, self.workspace)
         return run
 
     def evaluate(self, run: Run, split: str, **options: Any) -> dict[str, Any]:

@@ -20,39 +20,16 @@ from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import Interrupted, TxlError, UsageError
+from txlcli.errors import Interrupted, TxlError
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import out_of_memory, training_log
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits that may end a training run before its recipe does, and what the caller does afterwards."""
-
-    max_steps: int | None = None
-    """Last step to take; the schedule does not change."""
-    max_minutes: float | None = None
-    caller_continues: bool = False
-    """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
-    resume_hint: str | None = None
-    """Advice on resuming after a stop; None for `txl train --resume`."""
-
-    def check(self, schedule_steps: int) -> None:
-        """Raise a UsageError if `max_steps` lies beyond the schedule."""
-        if self.max_steps is not None and self.max_steps > schedule_steps:
-            raise UsageError(
-                f"--max-steps {self.max_steps}: the schedule ends at step {schedule_steps:,}, and this option can only "
-                f"stop earlier; for a longer schedule give --set train.max_steps={self.max_steps}"
-            )
-
-
-NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -120,7 +97,7 @@ def settings_facts(settings: Settings) -> dict[str, str]:
 
 
 def execute(
-    run: Run, training: Training, workspace: Workspace, limits: Limits, on_report: OnReport | None
+    run: Run, training: Training, workspace: Workspace, options: TrainOptions, on_report: OnReport | None
 ) -> TrainingResult:
     """Take the steps of a training run, and save its state at the end.
 
@@ -129,21 +106,21 @@ def execute(
     reporter, data_dir, world = workspace.reporter, workspace.data_dir, training.world
     processes = ["--processes", str(world.size)] if world.size > 1 else []
     next_command = command_line("train", "--resume", str(training.directory), *processes, data_dir=data_dir)
-    resume_hint = limits.resume_hint or f'resume with "{next_command}"'
+    resume_hint = options.resume_hint or f'resume with "{next_command}"'
     with (
         _collect_signals(reporter) as caught,
         _explain_second_interrupt(training, caught, resume_hint),
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
-        _take_steps(run, training, limits, caught, reporter, on_report)
+        _take_steps(run, training, options, caught, reporter, on_report)
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.last_path} at step {training.step:,}"
     if world.is_rank_zero and replaced_without_progress(run, training):
         code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
-    if stopped_by and (limits.caller_continues or not training.has_ended):
+    if stopped_by and (options.caller_continues or not training.has_ended):
         finished = f"{run.directory} has finished its {last:,} steps"
         message = f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}"
         raise Interrupted(message, 128 + stopped_by)
@@ -162,12 +139,12 @@ def replaced_without_progress(run: Run, training: Training) -> bool:
 def _take_steps(
     run: Run,
     training: Training,
-    limits: Limits,
+    options: TrainOptions,
     caught: list[int],
     reporter: Reporter,
     on_report: OnReport | None,
 ) -> None:
-    deadline = time.monotonic() + 60 * limits.max_minutes if limits.max_minutes is not None else None
+    deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes is not None else None
     failures: list[Exception] = []
 
     def should_stop() -> bool:
@@ -181,7 +158,7 @@ def _take_steps(
             for report in training.run(
                 report_every=run.settings.log.every,
                 should_stop=should_stop,
-                until_step=limits.max_steps,
+                until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
             ):
                 try:

@@ -30,9 +30,9 @@ from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, UsageError
 from txlcli.runs.run_directory import Run
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start, text
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5
@@ -117,16 +117,8 @@ class TrainingForecast:
         return own.pop("plan") | own
 
 
-def forecast(
-    recipe_source: str,
-    changes: list[str],
-    workspace: Workspace,
-    *,
-    name: str | None,
-    force: bool,
-    max_steps: int | None,
-    processes: int,
-    backends: bool = False,
+def run(
+    recipe_source: str, options: TrainOptions, workspace: Workspace, *, processes: int, backends: bool = False
 ) -> TrainingForecast:
     """Return the plan of a training run and its cost, on request with each attention backend; no run is made."""
 
@@ -134,33 +126,28 @@ def forecast(
         device = plans.checked_device(settings, workspace.device, processes=processes)
         return plans.describe_devices(device, processes)
 
-    planned = plan_run(
-        recipe_source, changes, workspace, describe, name=name, force=force, max_steps=max_steps, processes=processes
-    )
+    planned = plan_run(recipe_source, options, workspace, describe, processes=processes)
     return _cost(planned, pick_device(workspace.device), processes=processes, backends=backends)
 
 
 def plan_run(
     recipe_source: str,
-    changes: list[str],
+    options: TrainOptions,
     workspace: Workspace,
     describe: Callable[[Settings], str],
     *,
-    name: str | None,
-    force: bool,
-    max_steps: int | None,
     processes: int,
 ) -> PlannedRun:
     """Check a training run as `start.train` does, and plan it; `describe` checks the devices and describes them."""
-    settings = start.load_settings(recipe_source, changes, Limits(max_steps=max_steps))
-    directory = start.new_directory(recipe_source, name, workspace.runs_dir, force=force)
+    settings = start.load_settings(recipe_source, options)
+    directory = start.new_directory(recipe_source, options, workspace.runs_dir)
     store = store_if_prepared(settings, workspace)
     if store is not None:
         text.read_splits(settings, store, workspace.reporter)
     devices = describe(settings)
     run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
-    plan = plans.plan(run, until_step=max_steps, store=store, devices=devices, processes=processes)
+    plan = plans.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=processes)
     return PlannedRun(run=run, store=store, plan=plan)
 
 

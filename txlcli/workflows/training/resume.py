@@ -16,9 +16,10 @@ from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
-from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
+from txlcli.workflows.training.execution import TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
@@ -27,32 +28,19 @@ VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other val
 
 
 def resume(
-    run_name: str,
-    changes: list[str],
-    workspace: Workspace,
-    *,
-    limits: Limits = NO_LIMITS,
-    on_report: OnReport | None = None,
+    run_name: str, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
-    """Train a run that was stopped from exactly where it stopped, until its end or a limit.
-
-    Args:
-        run_name: name or directory of the run.
-        changes: overrides of settings, as --set takes them.
-        workspace: directories, device, reporter.
-        limits: when to stop before the end.
-        on_report: receives every line of metrics.jsonl.
-    """
+    """Train a run that was stopped from exactly where it stopped, until its end or a limit."""
     before = run_directory.find(run_name, workspace.runs_dir)
     with run_directory.locked(before.directory) if launcher.is_main() else nullcontext():
-        run = change_settings(before, changes)
+        run = change_settings(before, options.changes)
         trackers.check_packages(run.settings.log)
-        limits.check(run.settings.train.max_steps)
+        options.check_steps(run.settings.train.max_steps)
         device = plan.checked_device(run.settings, workspace.device, processes=launcher.world_size())
         world = execution.join(run.settings, device)
         with world.failing_together():
             training = _restore(run, workspace, world, device)
-            _check_unfinished(run, training, limits.max_steps)
+            _check_unfinished(run, training, options.max_steps)
             _check_valid_batch_size(run, before, validated=training.validated)
             run = _record_changes(run, before, training.step, workspace.reporter)
             if world.is_rank_zero:
@@ -64,7 +52,7 @@ def resume(
                 f"resuming {run.directory} at step {training.step:,} of {run.settings.train.max_steps:,}, "
                 f"{plan.describe_devices(device, world.size)}"
             )
-            return execution.execute(run, training, workspace, limits, on_report)
+            return execution.execute(run, training, workspace, options, on_report)
 
 
 def change_settings(run: Run, changes: list[str]) -> Run:
@@ -110,8 +98,8 @@ def _check_unfinished(run: Run, training: Training, until_step: int | None) -> N
         )
     if until_step is not None and (training.step > until_step or (training.step == until_step and not due)):
         raise UsageError(
-            f"--max-steps {until_step}: {run.directory} is already at step {training.step:,}; give a later step, or "
-            "leave out --max-steps"
+            f"`max_steps` {until_step}: {run.directory} is already at step {training.step:,}; give a later step, or "
+            "leave out `max_steps`"
         )
 
 

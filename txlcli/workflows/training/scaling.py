@@ -14,9 +14,9 @@ from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_sizes, p
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
+from txlcli.workflows.options import HardwareOptions, TrainOptions
 from txlcli.workflows.out_of_memory import USABLE
 from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import Limits
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run, store_if_prepared
 from txlcli.workflows.training.out_of_memory import options, smaller_steps
 from txlcli.workflows.workspace import Workspace
@@ -33,17 +33,6 @@ ALL_REDUCE = 2
 PASSES = {"ddp": ALL_REDUCE, "zero": ALL_REDUCE + 1, "fsdp": 3}
 """Times that a step sends nearly all weights or gradients around the ring, counted in fp32: zero sends the updated
 weights, too; fsdp sends the weights twice, and the gradients once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """One of several equal GPUs; None is unknown."""
-
-    memory_bytes: float | None = None
-    bandwidth: float | None = None
-    """Bytes per second that a GPU sends to another one, while it receives as many."""
-    flops_per_s: float | None = None
-    """Peak rate of matrix products in the precision of the training run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +89,7 @@ class PlannedDevices(DevicesForecast):
 
 
 def forecast_devices(
-    recipe_source: str,
-    changes: list[str],
-    workspace: Workspace,
-    *,
-    name: str | None,
-    force: bool,
-    max_steps: int | None,
-    devices: int,
-    hardware: Hardware,
+    recipe_source: str, options: TrainOptions, workspace: Workspace, *, devices: int, hardware: HardwareOptions
 ) -> PlannedDevices:
     """Return the plan of a training run on several GPUs and its cost on each; no store and no run is made.
 
@@ -119,9 +100,7 @@ def forecast_devices(
         _check_several(settings.train, devices)
         return "1 GPU" if devices == 1 else f"{devices} GPUs"
 
-    planned = plan_run(
-        recipe_source, changes, workspace, describe, name=name, force=force, max_steps=max_steps, processes=devices
-    )
+    planned = plan_run(recipe_source, options, workspace, describe, processes=devices)
     settings = planned.run.settings
     subject = planned.plan | {
         "parameters_by_part": parameters_by_part(settings.model, planned.run.vocab_size),
@@ -130,9 +109,11 @@ def forecast_devices(
     return _Scale(planned, hardware).forecast(PlannedDevices, subject, [devices])
 
 
-def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardware: Hardware) -> DevicesForecast:
+def scale_recipe(
+    source: str, options: TrainOptions, workspace: Workspace, *, hardware: HardwareOptions
+) -> DevicesForecast:
     """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides."""
-    settings = start.load_settings(source, changes, Limits())
+    settings = start.load_settings(source, options)
     store = store_if_prepared(settings, workspace)
     run = start.new_run(source, settings, workspace.runs_dir / "none", store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
@@ -154,10 +135,10 @@ def scale_recipe(source: str, changes: list[str], workspace: Workspace, *, hardw
 
 def _check_several(train: TrainSettings, devices: int) -> None:
     if train.parallel != "ddp" and devices == 1:
-        raise UsageError(f'train.parallel = "{train.parallel}" needs at least two GPUs; give --devices 2 or more')
+        raise UsageError(f'train.parallel = "{train.parallel}" needs at least two GPUs; give `devices` 2 or more')
     setting = _of_one_device(train)
     if devices > 1 and setting is not None:
-        raise UsageError(f"train.{setting} needs a single GPU; --set train.{setting}=false, or --devices 1")
+        raise UsageError(f"train.{setting} needs a single GPU; set it to false, or give `devices` 1")
 
 
 def _of_one_device(train: TrainSettings) -> str | None:
@@ -200,7 +181,7 @@ Forecast = TypeVar("Forecast", bound=DevicesForecast)
 class _Scale:
     """Cost of a training run on different numbers of GPUs."""
 
-    def __init__(self, planned: PlannedRun, hardware: Hardware) -> None:
+    def __init__(self, planned: PlannedRun, hardware: HardwareOptions) -> None:
         run = planned.run
         self._hardware, self._steps, self._train = hardware, planned.plan["steps"], run.settings.train
         self._model, self._vocab_size, self._flops = run.settings.model, run.vocab_size, planned.flops_per_token
@@ -212,10 +193,10 @@ class _Scale:
     def forecast(self, cls: type[Forecast], subject: dict[str, Any], counts: Iterable[int]) -> Forecast:
         """Return the cost on each of these numbers of GPUs."""
         return cls(
-            device_memory_bytes=self._hardware.memory_bytes,
+            device_memory_bytes=self._hardware.device_memory,
             usable_share=USABLE,
             bandwidth_bytes_per_s=self._hardware.bandwidth,
-            device_flops_per_s=self._hardware.flops_per_s,
+            device_flops_per_s=self._hardware.device_flops,
             share_of_peak=SHARE_OF_PEAK,
             training_flops_per_token=self._flops,
             parallel=self._train.parallel,
@@ -228,8 +209,8 @@ class _Scale:
     def _on(self, devices: int) -> DeviceCost:
         needed = device_bytes(self._model, self._vocab_size, self._train, devices)
         exchanged = exchanged_bytes(sum(self._buckets), devices, parallel=self._train.parallel)
-        step_s, usable = self._step_s(devices, exchanged), USABLE * (self._hardware.memory_bytes or 0)
-        is_known, fits = self._hardware.memory_bytes is not None, needed["total"] <= usable
+        step_s, usable = self._step_s(devices, exchanged), USABLE * (self._hardware.device_memory or 0)
+        is_known, fits = self._hardware.device_memory is not None, needed["total"] <= usable
         would_fit, would_fit_bytes = self._fitting(devices, usable) if is_known and not fits else (None, None)
         return DeviceCost(
             devices=devices,
@@ -250,10 +231,10 @@ class _Scale:
         The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding.
         """
         hardware, train = self._hardware, self._train
-        if hardware.flops_per_s is None:
+        if hardware.device_flops is None:
             return None
         of_one = of_one_process(train, devices)
-        compute_s = of_one.batch_size * train.seg_len * self._flops / (SHARE_OF_PEAK * hardware.flops_per_s)
+        compute_s = of_one.batch_size * train.seg_len * self._flops / (SHARE_OF_PEAK * hardware.device_flops)
         if hardware.bandwidth is None:
             return compute_s
         exchange_s = exchanged / hardware.bandwidth

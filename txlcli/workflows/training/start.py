@@ -1,7 +1,6 @@
 """Trains a recipe into a new run, in one or several processes."""
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
@@ -11,7 +10,7 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import PLAIN_NAME, Settings
+from txlcli.config.settings import Settings
 from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.parallel import device_of_new_weights
@@ -20,39 +19,34 @@ from txlcli.errors import BusyError, RecipeError, UsageError
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
+from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
-from txlcli.workflows.training.execution import NO_LIMITS, Limits, TrainingResult
+from txlcli.workflows.training import execution, out_of_memory, plan, resume, text, trackers
+from txlcli.workflows.training.execution import TrainingResult
 from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
 
 
-def train(
-    recipe_source: str,
-    changes: list[str],
-    workspace: Workspace,
-    *,
-    name: str | None = None,
-    force: bool = False,
-    limits: Limits = NO_LIMITS,
-    on_report: OnReport | None = None,
+def run(
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
-    """Train a recipe with changes into a new run, until its end or a limit.
+    """Train a recipe into a new run, or resume the run that the options name; `on_report` receives every metric."""
+    if options.resume is not None:
+        return resume.resume(options.resume, options, workspace, on_report=on_report)
+    if recipe_source is None:
+        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume`")
+    return train(recipe_source, options, workspace, on_report=on_report)
 
-    Args:
-        recipe_source: name or path of a recipe.
-        changes: overrides of settings, as --set takes them.
-        workspace: directories, device, reporter.
-        name: of the run; None for the name of the recipe.
-        force: replace an earlier run of that name.
-        limits: when to stop before the end.
-        on_report: receives every line of metrics.jsonl.
-    """
-    settings, directory, store = load_settings(recipe_source, changes, limits), Path(), None
+
+def train(
+    recipe_source: str, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
+) -> TrainingResult:
+    """Train a recipe into a new run, until its end or a limit."""
+    settings, directory, store = load_settings(recipe_source, options), Path(), None
     if launcher.is_main():
-        directory = new_directory(recipe_source, name, workspace.runs_dir, force=force)
+        directory = new_directory(recipe_source, options, workspace.runs_dir)
         store = text.open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
     device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
     world = execution.join(settings, device)
@@ -60,43 +54,41 @@ def train(
         store = store or workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
         world.agree(execution.common_facts(settings, store))
         run = new_run(recipe_source, settings, directory, store)
-        training = _new_training(run, store, limits, workspace.reporter, world, device)
+        training = _new_training(run, store, options, workspace.reporter, world, device)
         if not world.is_rank_zero:
-            return execution.execute(run, training, workspace, limits, on_report)
-        with claim_run_directory(run, is_required=name is not None or force, reporter=workspace.reporter) as run:
+            return execution.execute(run, training, workspace, options, on_report)
+        with claim_run_directory(
+            run, is_required=options.name is not None or options.force, reporter=workspace.reporter
+        ) as run:
             training.directory = run.directory
-            run_directory.create(run, store.vocab.to_json(), force=force)
+            run_directory.create(run, store.vocab.to_json(), force=options.force)
             with _discard_run_without_checkpoint(run, training):
-                return execution.execute(run, training, workspace, limits, on_report)
+                return execution.execute(run, training, workspace, options, on_report)
 
 
-def load_settings(recipe_source: str, changes: list[str], limits: Limits = NO_LIMITS) -> Settings:
+def load_settings(recipe_source: str, options: TrainOptions) -> Settings:
     """Load a recipe with changes, and check that it can be trained here up to the last step asked for."""
-    settings = recipe.load(recipe_source, changes)
+    settings = recipe.load(recipe_source, options.changes)
     _check_vanilla(settings, recipe_source)
     trackers.check_packages(settings.log)
-    limits.check(settings.train.max_steps)
+    options.check_steps(settings.train.max_steps)
     return settings
 
 
 def _check_vanilla(settings: Settings, recipe_source: str) -> None:
-    """Reject memory for a new vanilla model; runs of earlier versions may have it."""
+    """Reject memory for a new vanilla model."""
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
         raise RecipeError(f"{recipe_source}: {reason}; --set train.mem_len=0")
 
 
-def new_directory(recipe_source: str, name: str | None, runs_dir: Path, *, force: bool) -> Path:
+def new_directory(recipe_source: str, options: TrainOptions, runs_dir: Path) -> Path:
     """Return the directory for the run of a recipe, without creating it."""
-    if name is not None and not re.fullmatch(PLAIN_NAME, name):
-        raise UsageError(f'--name "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
-    recipe_name = recipe.read_text(recipe_source)[0]
-    is_free = name is None and not force
-    directory = (
-        next(run_directory.free_directories(runs_dir, recipe_name)) if is_free else runs_dir / (name or recipe_name)
-    )
-    run_directory.check_free(directory, force=force)
+    directory = runs_dir / (options.name or recipe.read_text(recipe_source)[0])
+    if options.name is None and not options.force:
+        directory = next(run_directory.free_directories(runs_dir, directory.name))
+    run_directory.check_free(directory, force=options.force)
     return directory
 
 
@@ -164,13 +156,13 @@ def new_run(recipe_source: str, settings: Settings, directory: Path, store: Toke
 
 
 def _new_training(
-    run: Run, store: TokenStore, limits: Limits, reporter: Reporter, world: World, device: torch.device
+    run: Run, store: TokenStore, options: TrainOptions, reporter: Reporter, world: World, device: torch.device
 ) -> Training:
     """Build the training of a new run; whatever can fail does so before the run's directory is created."""
     train = run.settings.train
     splits = text.read_splits(run.settings, store, reporter)
     described = plan.describe_devices(device, world.size)
-    planned = plan.plan(run, until_step=limits.max_steps, store=store, devices=described, processes=world.size)
+    planned = plan.plan(run, until_step=options.max_steps, store=store, devices=described, processes=world.size)
     reporter.say(f"training {plan.in_words(planned)}")
     if splits[0].lane_len <= train.seg_len:
         reporter.say(
