@@ -30,8 +30,8 @@ CHANGES = {
     "alibi": {"position": "alibi"},
     "t5": {"position": "t5"},
     "none": {"position": "none"},
-    "slopes": {"position": "slopes"},  # registered from outside the package
 }
+EVERY = {**CHANGES, "slopes": {"position": "slopes"}}  # and one that is registered from outside the package
 WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
 BY_ORACLE = ["rotary", "alibi", "t5", "none"]
 
@@ -79,7 +79,7 @@ def scores_of(model, context, mem_len):
 @pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
 @pytest.mark.parametrize("mem_len", [0, M])
 def test_attention_weighs_by_the_scores_pair_by_pair(position, mem_len):
-    model = small_model(n_layers=1, **CHANGES[position])
+    model = small_model(n_layers=1, **EVERY[position])
     context = torch.randn(B, mem_len + L, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
     keys, values = attention.project_keys_values(context)
@@ -115,7 +115,7 @@ def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(position):
     bag = small_model(n_layers=1, position="learned", n_positions=L)
     with torch.no_grad():
         bag.encoding.position_tables[0].zero_()
-    for model, differs in ((bag, False), (small_model(n_layers=1, **CHANGES[position]), True)):
+    for model, differs in ((bag, False), (small_model(n_layers=1, **EVERY[position]), True)):
         last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
         assert torch.allclose(*last) != differs
 
@@ -136,7 +136,7 @@ def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
 @pytest.mark.parametrize("position", WITHOUT_POSITIONS_OF_SEGMENTS)
 def test_segments_with_memory_equal_one_long_window(position, backend, dtype, tolerance):
-    model, tokens = small_model(std=0.2, dtype=dtype, **CHANGES[position]), draw_tokens(B, 29)
+    model, tokens = small_model(std=0.2, dtype=dtype, **EVERY[position]), draw_tokens(B, 29)
     model.set_attention_backend(backend)
     with torch.no_grad():
         whole, _ = read_segments(model, tokens, [29], mem_len=0)
@@ -148,7 +148,7 @@ def test_segments_with_memory_equal_one_long_window(position, backend, dtype, to
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize(("mem_len", "key_limit"), [(0, None), (M, None), (M, M)])
 def test_segments_equal_the_oracle(position, norm, mem_len, key_limit):
-    model, tokens = small_model(norm=norm, **CHANGES[position]), draw_tokens(B, 2 * L + 4)
+    model, tokens = small_model(norm=norm, **EVERY[position]), draw_tokens(B, 2 * L + 4)
     options = {"mem_len": mem_len, "key_limit": key_limit}
     log_probs, memory = read_segments(model, tokens, [L, L, 3, 1], **options)
     expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 3, 1], **options)
@@ -189,7 +189,7 @@ def test_buckets_of_t5_are_the_published_ones():
 def test_a_model_without_positions_sees_a_bag_of_tokens():
     tokens, turned = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[4, 3, 2, 1, 5]])
     for position, differs in (("none", False), ("alibi", True), ("t5", True)):
-        model = small_model(n_layers=1, **CHANGES[position])
+        model = small_model(n_layers=1, **EVERY[position])
         last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
         assert torch.allclose(*last) != differs
 
@@ -206,9 +206,9 @@ def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     torch.testing.assert_close(late.read(parts[5]), early.read(parts[5]), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", EVERY)
 def test_memory_keeps_the_layer_inputs_and_is_never_changed(position):
-    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 3 * L)
+    model, tokens = small_model(**EVERY[position]), draw_tokens(B, 3 * L)
     memory = model.first_memory(B, M)
     for segment in tokens.split(L, dim=1):
         before = [past.clone() for past in memory]
@@ -220,14 +220,14 @@ def test_memory_keeps_the_layer_inputs_and_is_never_changed(position):
     torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
 
 
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", EVERY)
 @pytest.mark.parametrize("max_distance", [None, 3])
 @pytest.mark.parametrize(
     ("seg_len", "mem_len", "same_length"),
     [(L, M, "off"), (L, M, "m"), (3, L, "m_plus_one"), (L, 0, "off"), (1, M, "off"), (1, M, "m")],
 )
 def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length, max_distance):
-    model, tokens, limits = small_model(**CHANGES[position]), draw_tokens(B, 23), {"max_distance": max_distance}
+    model, tokens, limits = small_model(**EVERY[position]), draw_tokens(B, 23), {"max_distance": max_distance}
     limit = key_limit(same_length, mem_len)
     expected, _ = read_segments(model, tokens, cut(23, seg_len), mem_len=mem_len, key_limit=limit, **limits)
     options = {"batch_size": B, "mem_len": mem_len, "seg_len": seg_len, "same_length": same_length, **limits}
@@ -236,9 +236,9 @@ def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem
         torch.testing.assert_close(decoded(model, tokens, decoder, [seg_len]), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", EVERY)
 def test_a_segment_read_token_by_token_has_equal_positions(position):
-    model, tokens = small_model(**CHANGES[position]), draw_tokens(B, 4 * L)
+    model, tokens = small_model(**EVERY[position]), draw_tokens(B, 4 * L)
     # Every query may see M keys, so that only the positions could make the two differ.
     options = {"batch_size": B, "mem_len": M, "same_length": "m"}
     whole, single = (make_decoder(model, seg_len=L, **options) for _ in range(2))
@@ -250,7 +250,7 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
 @pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "alibi", "none"])
 @pytest.mark.parametrize("mem_len", [0, M])
 def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
-    model, tokens = small_model(**CHANGES[position]).train(), draw_tokens(B, 2 * L)
+    model, tokens = small_model(**EVERY[position]).train(), draw_tokens(B, 2 * L)
     memory = model.first_memory(B, mem_len)
     _, memory = model(tokens[:, :L], memory, mem_len=mem_len)
     model.zero_grad()
@@ -330,9 +330,9 @@ def test_sinusoids_of_a_distance_and_of_a_position_are_equal():
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", EVERY)
 def test_every_encoding_trains_and_reads_in_bf16_with_every_backend(position, backend):
-    model = small_model(**CHANGES[position]).float()
+    model = small_model(**EVERY[position]).float()
     model.set_attention_backend(backend)
     tokens, memory = draw_tokens(2, 4), model.full_memory(2, 4)
     losses = {}
