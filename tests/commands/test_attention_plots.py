@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from tests.commands.test_plots import MAGIC
 from txlcli.commands import attention_plots
-from txlcli.commands.attention_plots import HeadPicture
 from txlcli.commands.options import FIGURE_FORMATS
 from txlcli.core.measures.attention_maps import strongest
 
@@ -25,15 +24,17 @@ def random_attention(seed=0):
 def head(rows=5, columns=11):
     attention = np.random.default_rng(1).random((rows, columns))
     attention[2, :3] = np.nan
-    return HeadPicture("head 1.1", attention, strongest(attention))
+    return attention
 
 
 @pytest.mark.parametrize("ending", FIGURE_FORMATS)
 def test_every_figure_is_written_in_the_format_of_the_extension(tmp_path, ending):
     paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
-    attention_plots.plot_by_distance(paths[0], random_attention(), title="five")
-    attention_plots.plot_heads(paths[1], [head()], targets=list("abcde"), context=list("fghijklmnop"), title="six")
-    attention_plots.plot_terms(paths[2], {"a": random_attention(), "b": random_attention(1)}, title="seven")
+    attention_plots.plot_by_distance(paths[0], {"": random_attention()}, title="five")
+    attention_plots.plot_heads(
+        paths[1], {"1.1": head()}, targets=list("abcde"), context=list("fghijklmnop"), title="six"
+    )
+    attention_plots.plot_by_distance(paths[2], {"a": random_attention(), "b": random_attention(1)}, title="seven")
     assert all(path.read_bytes().startswith(MAGIC[ending]) for path in paths)
 
 
@@ -47,7 +48,7 @@ def figures_(monkeypatch):
 
 def test_rows_are_heads_from_the_first_layer_up_and_distance_0_is_at_the_right(figures_, tmp_path):
     attention = random_attention()
-    attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
+    attention_plots.plot_by_distance(tmp_path / "five.png", {"": attention}, title="Attention")
     axes = figures_[0].axes[0]
     (image,) = axes.images
     shown = np.array(image.get_array())
@@ -64,7 +65,7 @@ def test_rows_are_heads_from_the_first_layer_up_and_distance_0_is_at_the_right(f
 
 def test_higher_attention_is_darker(figures_, tmp_path):
     attention = np.array([[[0.001, 0.01, 0.1, 0.889]]])
-    attention_plots.plot_by_distance(tmp_path / "five.png", attention, title="Attention")
+    attention_plots.plot_by_distance(tmp_path / "five.png", {"": attention}, title="Attention")
     (image,) = figures_[0].axes[0].images
     brightness = image.to_rgba(image.get_array())[0, :, :3].sum(-1)
     assert (np.diff(brightness) > 0).all()  # distance 3, the most, is at the left
@@ -72,7 +73,7 @@ def test_higher_attention_is_darker(figures_, tmp_path):
 
 def test_terms_are_side_by_side_on_one_scale(figures_, tmp_path):
     terms = {"a": random_attention(), "b": random_attention(1), "d": random_attention(2)}
-    attention_plots.plot_terms(tmp_path / "seven.png", terms, title="Terms")
+    attention_plots.plot_by_distance(tmp_path / "seven.png", terms, title="Terms")
     panels = [axes for axes in figures_[0].axes if axes.images]
     assert [axes.get_title()[:3] for axes in panels] == ["(a)", "(b)", "(d)"]
     for axes, attention in zip(panels, terms.values(), strict=True):
@@ -82,15 +83,16 @@ def test_terms_are_side_by_side_on_one_scale(figures_, tmp_path):
 
 def test_marked_tokens_are_red_visible_ones_grey_and_others_neither(figures_, tmp_path):
     one = head()
+    marked = strongest(one)
     attention_plots.plot_heads(
-        tmp_path / "six.png", [one], targets=list("abcde"), context=list("fghijklmnop"), title="six"
+        tmp_path / "six.png", {"head": one}, targets=list("abcde"), context=list("fghijklmnop"), title="six"
     )
     (axes,) = figures_[0].axes
     picture = np.array(axes.images[0].get_array())
     red, green, blue = np.moveaxis(picture, -1, 0)
-    assert one.marked.sum() == 4 * 3 + 2
-    np.testing.assert_array_equal(red > green + 0.1, one.marked)
-    grey = ~one.marked & ~np.isnan(one.attention)
+    assert marked.sum() == 4 * 3 + 2
+    np.testing.assert_array_equal(red > green + 0.1, marked)
+    grey = ~marked & ~np.isnan(one)
     assert ((red == green) & (green == blue))[grey].all()
     np.testing.assert_allclose(picture[2, :3], np.tile(to_rgb(attention_plots.UNSEEN), (3, 1)))
     assert [label.get_text() for label in axes.get_yticklabels()] == list("abcde")
@@ -100,16 +102,16 @@ def test_marked_tokens_are_red_visible_ones_grey_and_others_neither(figures_, tm
 def test_more_attention_is_a_deeper_shade():
     axes = Figure().add_subplot()
     attention = np.array([[0.0, 0.01, 0.1, 0.3, 0.59]])
-    attention_plots.show_head(axes, HeadPicture("", attention, np.zeros((1, 5), dtype=bool)))
-    shades = np.array(axes.images[0].get_array())[0, :, 0]
+    attention_plots.show_head(axes, attention)
+    shades = np.array(axes.images[0].get_array())[0, :4, 0]  # the last is red
     assert (np.diff(shades) < 0).all()
     assert shades[0] == 1
 
 
 def test_a_long_context_has_distances_instead_of_labels(figures_, tmp_path):
     attention = np.random.default_rng(1).random((2, 640))
-    one = HeadPicture("head", attention, strongest(attention))
-    attention_plots.plot_heads(tmp_path / "six.png", [one, one], targets=["a", "b"], context=["x"] * 640, title="six")
+    heads = {"1.1": attention, "1.2": attention}
+    attention_plots.plot_heads(tmp_path / "six.png", heads, targets=["a", "b"], context=["x"] * 640, title="six")
     axes = figures_[0].axes[-1]
     ticks = dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
     assert ticks == {640 - before: str(before) for before in (1, 100, 200, 300, 400, 500, 600)}
@@ -121,7 +123,7 @@ def test_token_labels_are_not_interpreted_as_markup(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context = ["$", "_", "^", "\\", "語", "{", "%", "é", " ", "a", "b"]
-        attention_plots.plot_heads(tmp_path / "six.png", [head()], targets=targets, context=context, title="six")
+        attention_plots.plot_heads(tmp_path / "six.png", {"1.1": head()}, targets=targets, context=context, title="six")
 
 
 @pytest.mark.parametrize(

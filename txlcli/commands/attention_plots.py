@@ -1,8 +1,7 @@
 """Figures 5 to 7 (Appendix D): attention by distance, of the score and of its terms, and of heads to tokens."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgb
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from txlcli.commands import plots
 from txlcli.core.measures.attention_maps import Numbers, strongest
 from txlcli.workflows.attention import AttentionResult
-from txlcli.workflows.options import Head
 
 MAX_LAYER_LABELS = 16
 SHADES = "YlGnBu"
@@ -35,70 +31,53 @@ TERM_TITLES = {
 NAMES = {" ": "␣", "\\n": "⏎", "\\t": "⇥", "\\r": "␍"}
 
 
-@dataclass(frozen=True)
-class HeadPicture:
-    """One head of Figure 6."""
-
-    title: str
-    attention: Numbers
-    """(R, C) by target and context token, NaN where the query sees no key."""
-    marked: NDArray[np.bool_]
-    """(R, C), True for red."""
-
-
 def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
     """Plot Figure 5, 6 or 7 to a file; the extension selects the format."""
     maps = result.maps
     subject = f"{result.opened.run.name} on {result.text.title}"
     averaged = f"{subject}, averaged over {maps.queries:,} tokens"
     if figure == 5:
-        plot_by_distance(path, maps.by_distance, title=f"Attention of {averaged}")
+        plot_by_distance(path, {"": maps.by_distance}, title=f"Attention of {averaged}")
     elif figure == 6:
+        heads = {}
+        for layer, head in result.shown:
+            width = maps.width[layer - 1, head - 1]
+            heads[f"head {layer}.{head} (layer.head), {width:.0f} tokens wide"] = maps.context_of(layer - 1, head - 1)
         targets, context = result.tokens
-        pictures = [_head_picture(result, head) for head in result.shown]
-        title = f"{subject}, from token {maps.at:,} on"
-        plot_heads(path, pictures, targets=targets, context=context, title=title)
+        plot_heads(path, heads, targets=targets, context=context, title=f"{subject}, from token {maps.at:,} on")
     else:
-        plot_terms(path, maps.by_term, title=f"Softmax of each term, {averaged}")
+        plot_by_distance(path, maps.by_term, title=f"Softmax of each term, {averaged}")
 
 
-def _head_picture(result: AttentionResult, shown: Head) -> HeadPicture:
-    layer, head = shown
-    attention = result.maps.context_of(layer - 1, head - 1)
-    width = result.maps.width[layer - 1, head - 1]
-    return HeadPicture(f"head {layer}.{head} (layer.head), {width:.0f} tokens wide", attention, strongest(attention))
+def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) -> None:
+    """Plot Figure 5, or Figure 7: (N, H, n) of each term, side by side with one colour scale.
 
-
-def plot_by_distance(path: Path, attention: Numbers, *, title: str) -> None:
-    """Plot Figure 5 of (N, H, n): one row per head, layers from bottom to top, distance 0 at the right as in text."""
-    figure = plots.new_figure(9.6, _height(attention))
-    axes = figure.add_subplot()
-    image = _show_heads(axes, attention, _uniform_scale([attention]))
-    axes.set_title(plots.literal(title), fontsize=11)
-    _add_scale(figure, image, [axes], attention.shape[2])
-    plots.save(figure, path)
-
-
-def plot_terms(path: Path, terms: dict[str, Numbers], *, title: str) -> None:
-    """Plot Figure 7: Figure 5 for each term, side by side, with one colour scale."""
-    height = _height(next(iter(terms.values())))
-    figure = plots.new_figure(2.2 + 4.2 * len(terms), height)
+    A panel has one row per head, layers from bottom to top, distance 0 at the right as in text.
+    """
+    layers, heads, distances = next(iter(terms.values())).shape
+    height = min(12.0, max(3.4, 1.4 + 0.06 * layers * heads))
+    figure = plots.new_figure(max(9.6, 2.2 + 4.2 * len(terms)), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
     scale = _uniform_scale(list(terms.values()))
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
         image = _show_heads(axes, attention, scale, labelled=number == 0)
-        axes.set_title(TERM_TITLES[name], fontsize=10)
+        axes.set_title(TERM_TITLES.get(name, ""), fontsize=10)
     figure.suptitle(plots.literal(title), fontsize=11)
-    _add_scale(figure, image, list(row), attention.shape[2])
+    bar = figure.colorbar(image, ax=list(row), pad=0.01, fraction=0.05)
+    bar.set_label("average attention (line: uniform)", fontsize=9)
+    bar.ax.axhline(1 / distances, color="black", linewidth=1.5)
     plots.save(figure, path)
 
 
 def plot_heads(
-    path: Path, heads: Sequence[HeadPicture], *, targets: Sequence[str], context: Sequence[str], title: str
+    path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[str], context: Sequence[str], title: str
 ) -> None:
     """Plot Figure 6: one panel per head, one row per target token, one column per context token of the first target.
 
-    `targets` and `context` are the names of the R and C tokens; those of the context are shown if there is room.
+    Args:
+        heads: (R, C) by title, NaN where the query sees no key.
+        targets: names of the R tokens.
+        context: names of the C tokens, shown if there is room.
     """
     wide = len(context) > 100
     width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))
@@ -106,9 +85,9 @@ def plot_heads(
     figure = plots.new_figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
     names = [token_label(token) for token in targets]
-    for axes, head in zip(column, heads, strict=True):
-        show_head(axes, head)
-        axes.set_title(head.title, fontsize=9, loc="left")
+    for axes, (name, attention) in zip(column, heads.items(), strict=True):
+        show_head(axes, attention)
+        axes.set_title(name, fontsize=9, loc="left")
         axes.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
         axes.tick_params(axis="both" if not wide else "y", length=0)
     last = column[-1]
@@ -124,12 +103,6 @@ def plot_heads(
     figure.supylabel("target token", fontsize=10)
     figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=10)
     plots.save(figure, path)
-
-
-def _height(attention: Numbers) -> float:
-    """Return the height in inches for one row per head."""
-    layers, heads, _ = attention.shape
-    return min(12.0, max(3.4, 1.4 + 0.06 * layers * heads))
 
 
 def _uniform_scale(pictures: Sequence[Numbers]) -> Any:
@@ -160,22 +133,14 @@ def _show_heads(axes: Axes, attention: Numbers, scale: Any, *, labelled: bool = 
     return image
 
 
-def show_head(axes: Axes, head: HeadPicture) -> None:
-    """Show attention as grey, or red if marked; a shade is the same multiple of uniform attention in all panels."""
-    attention = head.attention
+def show_head(axes: Axes, attention: Numbers) -> None:
+    """Show attention (R, C) as grey, the strongest fifth red; a shade is the same multiple of uniform attention."""
     strength = np.sqrt(np.clip(np.nan_to_num(attention) * attention.shape[1] / FULL, 0, 1))[..., None]  # (R, C, 1)
     white, grey, red, unseen = (np.array(to_rgb(colour)) for colour in ("white", SEEN, MARKED, UNSEEN))
     picture = white + (grey - white) * strength
-    picture = np.where(
-        head.marked[..., None], white + (red - white) * (FAINT_RED + (1 - FAINT_RED) * strength), picture
-    )
+    marked = white + (red - white) * (FAINT_RED + (1 - FAINT_RED) * strength)
+    picture = np.where(strongest(attention)[..., None], marked, picture)
     axes.imshow(np.where(np.isnan(attention)[..., None], unseen, picture), aspect="auto", interpolation="nearest")
-
-
-def _add_scale(figure: Figure, image: ScalarMappable, axes: Sequence[Axes], distances: int) -> None:
-    bar = figure.colorbar(image, ax=list(axes), pad=0.01, fraction=0.05)
-    bar.set_label("average attention (line: uniform)", fontsize=9)
-    bar.ax.axhline(1 / distances, color="black", linewidth=1.5)
 
 
 def round_distances(distances: int) -> list[int]:
