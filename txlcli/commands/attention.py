@@ -16,13 +16,12 @@ from txlcli.commands.options import (
     Precision,
     Run,
     RunsDir,
-    Unfinished,
     Verbose,
     with_options,
 )
 from txlcli.config.encodings import ENCODINGS, limits_distance
 from txlcli.errors import RunError, UsageError
-from txlcli.runs import history, run_directory
+from txlcli.runs import run_directory
 from txlcli.workflows.options import AttentionOptions
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def attention(
     run_name: Run = None,
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")] = None,
     format_: Annotated[Literal["png", "svg", "pdf"], Option("--format", help="File format of the figures.")] = "png",
-    unfinished: Unfinished = False,
     force: Force = False,
     device: Device = "auto",
     precision: Precision = None,
@@ -53,8 +51,6 @@ def attention(
     Example: txl attention --heads 2.3,4.1 --out figures
     """
     run = run_directory.find(run_name, runs_dir, data_dir=data_dir)
-    if not unfinished:
-        history.check_finished(run)
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
     from txlcli.workflows.workspace import Workspace

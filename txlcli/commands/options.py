@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from typer import Argument, CallbackParam, Option
 
 from txlcli.commands import completion
-from txlcli.config.settings import MAX_SEED, AttentionBackend
+from txlcli.config.settings import AttentionBackend
 from txlcli.config.settings import Precision as PrecisionName
 from txlcli.errors import UsageError
 from txlcli.system import command_lines
@@ -35,9 +35,7 @@ Precision = Annotated[
 Attention = Annotated[
     AttentionBackend | None, Option("--attention", help="Attention backend; all compute the same function.")
 ]
-Seed = Annotated[int, Option("--seed", min=0, max=MAX_SEED, help="Random seed.")]
 Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
-Unfinished = Annotated[bool, Option("--unfinished", help="Also accept a run whose training is not finished.")]
 Overrides = Annotated[
     list[str] | None,
     Option(

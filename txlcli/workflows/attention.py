@@ -11,6 +11,7 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
+from txlcli.runs import history
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
@@ -136,6 +137,8 @@ def _rounded(number: float) -> float:
 
 def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     """Return the figures to make; reject options that do not suit the run, before any weights are loaded."""
+    if not options.unfinished:
+        history.check_finished(run)
     settings = run.settings.model
     if not isinstance(settings, TransformerSettings):
         has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"

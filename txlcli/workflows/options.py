@@ -433,6 +433,11 @@ def memory_option() -> Any:
     return option(None, "Memory length M [default: the recipe's].", minimum=0)
 
 
+def unfinished_option() -> Any:
+    """Return the option that accepts runs whose training is not finished."""
+    return option(False, "Also accept a run whose training is not finished.")
+
+
 def check_split(split: str, splits: tuple[str, ...]) -> None:
     """Reject a split that a job does not read."""
     if split not in splits:
@@ -536,6 +541,7 @@ class AttentionOptions(Options):
     split: str = option("valid", "train, valid or test.")
     mem_len: int | None = memory_option()
     seg_len: int | None = option(None, "Segment length L [default: the recipe's].", minimum=1)
+    unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
     def __post_init__(self) -> None:
@@ -591,7 +597,7 @@ class ReclOptions(Options):
         metavar="PATH",
         parse=parse_figure,
     )
-    unfinished: bool = option(False, "Also accept a run whose training is not finished.")
+    unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
     def __post_init__(self) -> None:
