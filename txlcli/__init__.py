@@ -1,12 +1,19 @@
-"""Transformer-XL (Dai et al. 2019) as a command-line toolkit, and from Python: `load`, `open_store`, `make_model`."""
+"""Transformer-XL (Dai et al. 2019) as a command-line toolkit, and from Python: `prepare`, `train`, `load` ..."""
 
 import importlib
 
 __version__ = "0.2.0"
 
+__all__ = ["PrepareOptions", "TrainOptions", "load", "make_model", "open_store", "prepare", "train"]
+
+
+def __dir__() -> list[str]:
+    """List the Python interface, which is imported when it is used."""
+    return [*__all__, "__version__"]
+
 
 def __getattr__(name: str) -> object:
     """Import the Python interface, and with it PyTorch, when it is first used; `__init__.pyi` has the types."""
-    if name not in ("load", "make_model", "open_store"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("txlcli.api"), name)

@@ -1,7 +1,7 @@
-"""The Python interface: load a run, score and generate text, evaluate, open a store, make a model.
+"""The Python interface: prepare a corpus, train, load a run, score and generate text, evaluate, make a model.
 
 Names in this module are stable: they change only with a new minor version, and the changelog says so. After `import
-txlcli`, they are also `txlcli.load`, `txlcli.open_store` and `txlcli.make_model`.
+txlcli`, they are also `txlcli.prepare`, `txlcli.train`, `txlcli.load` and so on.
 
 Axes: T tokens, V vocabulary.
 """
@@ -32,8 +32,13 @@ from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import sweep, texts
 from txlcli.workflows.generate import encode_prompt, sampling_settings
-from txlcli.workflows.options import EvalOptions, GenerateOptions, UserText
-from txlcli.workflows.reporter import Reporter, SilentReporter
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, TrainOptions, UserText
+from txlcli.workflows.preparation import preparing
+from txlcli.workflows.reporter import CallbackReporter, OnProgress
+from txlcli.workflows.training import start
+from txlcli.workflows.training.execution import TrainingResult
+from txlcli.workflows.training.request import resolve
+from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
 PathLike = str | os.PathLike[str]
@@ -295,6 +300,67 @@ class LoadedRun:
         return self.settings.evaluation_settings(**changes)
 
 
+def prepare(
+    source: PathLike,
+    options: PrepareOptions | None = None,
+    *,
+    data_dir: PathLike = "data",
+    on_progress: OnProgress | None = None,
+) -> TokenStore:
+    """Prepare a corpus, or a text of your own, as `txl prepare`.
+
+    Args:
+        source: name of a corpus, or path of a text file or a folder.
+        options: tokenizer, vocabulary and so on.
+        data_dir: folder that receives the store.
+        on_progress: receives messages and progress; None drops them.
+
+    Raises:
+        UsageError: the options exclude each other, or a store of that name exists.
+        CorpusInputError: the text cannot be downloaded, read or split.
+    """
+    return preparing.run(
+        os.fspath(source), options or PrepareOptions(), Path(data_dir), reporter=CallbackReporter(on_progress)
+    ).store
+
+
+def train(
+    recipe: PathLike | None = None,
+    options: TrainOptions | None = None,
+    *,
+    runs_dir: PathLike = "runs",
+    data_dir: PathLike = "data",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    on_report: OnReport | None = None,
+    on_progress: OnProgress | None = None,
+) -> TrainingResult:
+    """Train a recipe, or resume a run, as `txl train` in one process.
+
+    Args:
+        recipe: a recipe file, the name of a packaged recipe, or of a token store; None with `options.resume`.
+        options: name of the run, limits, changes of settings and so on.
+        runs_dir: folder of the runs.
+        data_dir: folder of the token stores.
+        device: auto uses CUDA if available.
+        on_report: receives every line of metrics.jsonl, as a dictionary.
+        on_progress: receives messages and progress; None drops them.
+
+    Raises:
+        UsageError, RecipeError: the options, the recipe or a change is not valid.
+        StoreError: the token store is missing or damaged.
+        TrainingError: training cannot continue, such as after a loss that is not finite.
+        Interrupted: Ctrl-C; the message says what was saved.
+    """
+    given, reporter = options or TrainOptions(), CallbackReporter(on_progress)
+    workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
+    source = None if recipe is None else os.fspath(recipe)
+    if source is not None and given.resume is None:
+        source, given = resolve(
+            source, given, workspace.data_dir, workspace.runs_dir, is_repeated=given.force, say=reporter.say
+        )
+    return start.run(source, given, workspace, on_report=on_report)
+
+
 def load(
     run: PathLike | None = None,
     *,
@@ -302,7 +368,7 @@ def load(
     data_dir: PathLike = "data",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
-    reporter: Reporter | None = None,
+    on_progress: OnProgress | None = None,
 ) -> LoadedRun:
     """Load a trained run with its best weights.
 
@@ -312,7 +378,7 @@ def load(
         data_dir: folder of the token stores; only `LoadedRun.evaluate` reads one.
         device: auto uses CUDA if available.
         precision: of matrix products; None is that of training.
-        reporter: receives messages and progress; None drops them.
+        on_progress: receives messages and progress, see `txlcli.workflows.reporter.OnProgress`; None drops them.
 
     Raises:
         RunError, UnknownNameError: the run does not exist or cannot be opened.
@@ -323,7 +389,7 @@ def load(
         runs_dir=Path(runs_dir),
         device=device,
         precision=precision,
-        reporter=reporter or SilentReporter(),
+        reporter=CallbackReporter(on_progress),
     )
     return LoadedRun(workspace.open_run(None if run is None else os.fspath(run)), workspace)
 

@@ -78,14 +78,14 @@ def prepare_here(corpus, data, workers, **options):
 
     from txlcli.workflows.options import PrepareOptions
     from txlcli.workflows.preparation import preparing
-    from txlcli.workflows.reporter import SilentReporter
+    from txlcli.workflows.reporter import CallbackReporter
 
     def peak_bytes(who):
         return 1024 * resource.getrusage(who).ru_maxrss
 
     seconds, sums = {}, []
 
-    class Timed(SilentReporter):
+    class Timed(CallbackReporter):
         @contextmanager
         def progress(self, description, total=None, unit="", start=0.0):
             started = time.perf_counter()

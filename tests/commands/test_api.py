@@ -126,3 +126,22 @@ def test_wrong_calls_are_refused(run, here):
         run.generate("")
     with pytest.raises(UsageError, match="mem_len must be 0 or more"):
         run.score(TEXT, mem_len=-1)
+
+
+def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("one two three four five\n" * 500)
+    told = []
+    store = txlcli.prepare("book.txt", on_progress=lambda *progress: told.append(progress))
+    assert store.info("train").tokens == 10_800
+    small = ("model.n_layers=1", "model.d_model=8", "model.n_heads=1", "model.d_head=8", "model.d_inner=8")
+    options = txlcli.TrainOptions(name="own", overrides=(*small, "train.max_steps=3", "train.batch_size=2"))
+    lines = []
+    result = txlcli.train("book", options, on_report=lines.append, on_progress=lambda *progress: told.append(progress))
+    assert (result.step, result.run.settings.corpus.store) == (3, "book")
+    assert [line["step"] for line in lines] == [3, 3]
+    assert any(total == 3 and done == 3 for _, done, total in told)
+    assert txlcli.load("own").score("two three").bpc > 0
+    with pytest.raises(UsageError, match=r"^nothing to train; name a recipe"):
+        txlcli.train()
+    assert {"prepare", "train", "load", "open_store", "make_model"} <= set(dir(txlcli))

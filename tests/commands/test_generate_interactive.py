@@ -14,7 +14,7 @@ from tests.commands.novel import refusal
 from txlcli.cli import app
 from txlcli.workflows.generate import Conversation, prepare
 from txlcli.workflows.options import GenerateOptions
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.reporter import CallbackReporter
 from txlcli.workflows.workspace import Workspace
 
 HERE = Workspace(data_dir=Path("data"), runs_dir=Path("runs"), device="cpu")
@@ -55,12 +55,12 @@ def test_an_unknown_command_is_answered_with_those_that_exist(here, line):
 
 @pytest.mark.parametrize(("line", "prompt"), [("//help", "/help"), ("// help", "// help"), ("/", "/"), (" /x", " /x")])
 def test_a_prompt_may_begin_with_a_slash(here, line, prompt):
-    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=20), SilentReporter())
+    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=20), CallbackReporter())
     assert conversation(prompts=f"{line}\n").stdout == "".join(talk.reply(prompt)) + "\n"
 
 
 def test_a_conversation_equals_one_text_with_the_same_tokens(here):
-    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), SilentReporter())
+    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), CallbackReporter())
     first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))
     whole = GenerateOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
     expected = prepare("byte", whole, HERE)

@@ -30,7 +30,7 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import WorkSizes, run, run_plan
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.reporter import CallbackReporter
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -263,7 +263,7 @@ def test_stdlib_needs_no_download(tmp_path):
     assert made.info("train").tokens == made.info("train").bytes
 
 
-class Meanwhile(SilentReporter):
+class Meanwhile(CallbackReporter):
     """Prepares the same store from another process when the text is read."""
 
     def __init__(self, command):
@@ -442,7 +442,8 @@ def prepare_offered(name: str, downloads, digests=(), **options) -> None:
     """Prepare a corpus from these downloads instead of the published ones."""
     plan = make_plan(name, PrepareOptions(**options), Path("data"))
     run_plan(
-        replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))), SilentReporter()
+        replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))),
+        CallbackReporter(),
     )
 
 

@@ -21,7 +21,7 @@ from txlcli.config import recipe
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.loop import new_model
-from txlcli.workflows.reporter import SilentReporter
+from txlcli.workflows.reporter import CallbackReporter
 from txlcli.workflows.speed import Bench
 from txlcli.workflows.training.plan import check_device
 
@@ -75,7 +75,7 @@ def bench(name, changes, device_name, *, toy, repeat=REPEAT):
     vocab_size = TOY_V if toy else settings.published.vocab_size
     model = new_model(settings.model, vocab_size, seed=train.seed, device=device)
     model.set_attention_backend(train.attention)
-    reporter, precision = SilentReporter(), train.precision
+    reporter, precision = CallbackReporter(), train.precision
     repeat = 1 if toy else repeat
     of_machine = peak(device, precision, repeat)
     return Bench(model, settings, reporter, precision=precision, repeat=repeat, peak=of_machine)

@@ -62,10 +62,10 @@ def evaluate(
         sys.exit(_start_processes(processes, context.find_root().obj))
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
-        from txlcli.workflows.reporter import SilentReporter
+        from txlcli.workflows.reporter import CallbackReporter
         from txlcli.workflows.workspace import Workspace
 
-        reporter = console.TerminalReporter(bars=not json) if launcher.is_main() else SilentReporter()
+        reporter = console.TerminalReporter(bars=not json) if launcher.is_main() else CallbackReporter()
         workspace = Workspace(
             data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter
         )

@@ -1,5 +1,6 @@
 """The callback through which a workflow tells its caller what it is doing and how far it is."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -26,20 +27,34 @@ class Reporter(Protocol):
         """Return a context manager that covers one long step of `total` units, `start` of which are done before."""
 
 
-class _SilentStep:
-    def advance(self, amount: float, detail: str = "") -> None: ...
-
-    def reach(self, done: float, detail: str = "") -> None: ...
+OnProgress = Callable[[str, float | None, float | None], None]
+"""Called with a message or a description, and the number of units done and in all; None is unknown."""
 
 
-class SilentReporter:
-    """Drops messages and progress."""
+class _CallbackStep:
+    def __init__(self, on_progress: OnProgress, description: str, total: float | None, done: float) -> None:
+        self._on_progress, self._description, self._total, self._done = on_progress, description, total, done
+
+    def advance(self, amount: float, detail: str = "") -> None:
+        self.reach(self._done + amount, detail)
+
+    def reach(self, done: float, detail: str = "") -> None:
+        self._done = done
+        self._on_progress(f"{self._description}: {detail}" if detail else self._description, done, self._total)
+
+
+class CallbackReporter:
+    """Passes messages and progress to a function; by default they are dropped."""
+
+    def __init__(self, on_progress: OnProgress | None = None) -> None:
+        self._on_progress: OnProgress = on_progress or (lambda text, done, total: None)
 
     def say(self, message: str) -> None:
-        """Drop the message."""
+        """Pass on the message."""
+        self._on_progress(message, None, None)
 
     def progress(
         self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
     ) -> AbstractContextManager[Step]:
-        """Return a step that shows nothing."""
-        return nullcontext(_SilentStep())
+        """Return a step that passes on what it reaches."""
+        return nullcontext(_CallbackStep(self._on_progress, description, total, start))

@@ -7,7 +7,7 @@ from txlcli.config.settings import Precision
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.reporter import Reporter, SilentReporter
+from txlcli.workflows.reporter import CallbackReporter, Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Workspace:
     """auto, cpu or cuda."""
     precision: Precision | None = None
     """Precision of matrix products with a run; None is that of its training."""
-    reporter: Reporter = field(default_factory=SilentReporter)
+    reporter: Reporter = field(default_factory=CallbackReporter)
     """Receives messages and progress."""
 
     def store_path(self, name: str) -> Path:

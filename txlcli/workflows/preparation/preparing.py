@@ -38,7 +38,7 @@ from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.symbol_counts import EncodedSplit, SymbolCounts
 from txlcli.workflows.preparation.token_ids import UNITS, write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
-from txlcli.workflows.reporter import Reporter, SilentReporter, Step
+from txlcli.workflows.reporter import CallbackReporter, Reporter, Step
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
@@ -111,7 +111,7 @@ def run(
     sizes: WorkSizes | None = None,
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
-    reporter = reporter or SilentReporter()
+    reporter = reporter or CallbackReporter()
     plan = make_plan(corpus_or_path, options, data_dir)
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
