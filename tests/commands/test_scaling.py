@@ -126,7 +126,7 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
         (["--dry-run", "--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
         (
             ["--dry-run", "--devices", 2, "--set", "train.cuda_graph=true"],
-            "train.cuda_graph needs a single GPU; set it to false, or give --devices 1",
+            "train.cuda_graph needs a single GPU; --set train.cuda_graph=false, or --devices 1",
         ),
         (
             ["--dry-run", "--devices", 1, "--set", "train.parallel=zero"],

@@ -491,7 +491,7 @@ def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here):
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
     with pytest.raises(UsageError) as caught:
         plan.check_device(recipe.load("tiny.toml", ["train.cuda_graph=true"]), torch.device("cuda"), processes=2)
-    assert str(caught.value) == "train.cuda_graph needs a single process; leave it out, or train without --processes"
+    assert str(caught.value) == "train.cuda_graph needs a single process; leave it out, or train without `processes`"
 
 
 def test_flex_attention_without_a_compiler_for_the_device_is_refused(here):
@@ -604,7 +604,7 @@ def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouche
     message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]", *dry)
     assert message == (
         f"the store data/novel.h5: [model] cutoffs [3, {size}] reach beyond the vocabulary of {size:,}; "
-        'each must be less, or none: --set "model.cutoffs=[]"'
+        "each must be less, or none: --set model.cutoffs=[]"
     )
     assert not (untouched / "runs").exists()
 

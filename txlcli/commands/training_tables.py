@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from txlcli import console
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
-from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training.execution import TrainingResult
 from txlcli.workflows.training.forecast import BackendForecast, TrainingForecast
 from txlcli.workflows.training.scaling import DeviceCost, DevicesForecast
@@ -29,17 +28,17 @@ PURPOSES = {
 def show_forecast(forecast: TrainingForecast) -> None:
     """Print the plan of a training run as one line and its cost as a table."""
     plan = forecast.plan
-    console.show_line(f"would train {plans.in_words(plan)}")
+    console.show_line(f"would train {plan}")
     rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast.parameters_by_part.items() if count]
-    rows.append(["parameters", f"{plan['parameters']:,}"])
-    memory = "memory of a step" if plan["processes"] == 1 else "memory of a process"
+    rows.append(["parameters", f"{plan.parameters:,}"])
+    memory = "memory of a step" if plan.processes == 1 else "memory of a process"
     rows += [
         [f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast.step_bytes.to_json().items() if size
     ]
     rows.append(["memory of the host, copy for saving", format_size(forecast.snapshot_bytes)])
     rows.append(["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"])
-    is_whole = plan["steps"] == plan["max_steps"]
-    extent = "the whole recipe" if is_whole else f"{plan['steps']:,} steps"
+    is_whole = plan.steps == plan.max_steps
+    extent = "the whole recipe" if is_whole else f"{plan.steps:,} steps"
     rows.append([f"operations of {extent}", f"{forecast.training_flops:.3g} FLOP"])
     rows.append(["tokens/s expected", format_rate(forecast.tokens_per_s)])
     rows.append([f"time of {extent}", duration(forecast.seconds)])
@@ -100,8 +99,8 @@ def duration(seconds: float) -> str:
 
 def show_devices(forecast: DevicesForecast) -> None:
     """Print the plan of a training run on several GPUs as one line, and its cost on each as a table."""
-    plan, (cost,) = forecast.subject, forecast.by_devices
-    console.show_line(f"would train {plans.in_words(plan)}")
+    (cost,) = forecast.by_devices
+    console.show_line(f"would train {forecast.title}")
     rows = [["batch of each GPU", f"{cost.batch_size_per_device:,}"]]
     rows += [
         [f"memory of each GPU, {PURPOSES[part]}", format_size(size)] for part, size in cost.device_bytes.items() if size
@@ -114,7 +113,7 @@ def show_devices(forecast: DevicesForecast) -> None:
     rows.append(["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"])
     if cost.tokens_per_s is not None and cost.seconds is not None:
         rows.append(["tokens/s expected", format_rate(cost.tokens_per_s)])
-        rows.append([f"time of {plan['steps']:,} steps", duration(cost.seconds)])
+        rows.append([f"time of {forecast.steps:,} steps", duration(cost.seconds)])
     if forecast.device_memory_bytes is not None:
         rows.append([f"fits {format_size(forecast.device_memory_bytes)}", _fit(cost)])
     console.show_table("", ("", ""), rows, _notes_on_gpus(forecast))
@@ -122,7 +121,7 @@ def show_devices(forecast: DevicesForecast) -> None:
 
 def show_scale(scale: DevicesForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table."""
-    rows, recipe = scale.by_devices, scale.subject
+    rows = scale.by_devices
     parts = [part for part in PURPOSES if any(row.device_bytes[part] for row in rows)]
     headings = ["GPUs", "batch of each", *(PURPOSES[part] for part in parts), "sent per step"]
     headings += ["tokens/s", "days"] if scale.device_flops_per_s else []
@@ -135,11 +134,7 @@ def show_scale(scale: DevicesForecast) -> None:
         if row.tokens_per_s is not None and row.seconds is not None:
             line += [format_rate(row.tokens_per_s), f"{row.seconds / 86_400:,.2f}"]
         lines.append([*line, *([_fit(row)] if row.fits is not None else [])])
-    title = (
-        f"{recipe['recipe']}: {recipe['parameters']:,} parameters, batches of {recipe['batch_size']}, "
-        f"{recipe['steps']:,} steps, {recipe['precision']}; memory of each GPU"
-    )
-    console.show_table(title, headings, lines, _notes_on_gpus(scale))
+    console.show_table(scale.title, headings, lines, _notes_on_gpus(scale))
 
 
 def _fit(cost: DeviceCost) -> str:

@@ -52,7 +52,7 @@ class PlannedRun:
     run: Run
     store: TokenStore | None
     """None if it is missing and the recipe declares the vocabulary size of its benchmark."""
-    plan: dict[str, Any]
+    plan: plans.Plan
 
     @property
     def shares(self) -> Shares | None:
@@ -92,7 +92,7 @@ class BackendForecast:
 class TrainingForecast:
     """Plan of a training run, and its cost on this machine."""
 
-    plan: dict[str, Any]
+    plan: plans.Plan
     parameters_by_part: dict[str, int]
     step_bytes: StepBytes
     """Of one process."""
@@ -174,7 +174,7 @@ def _cost(planned: PlannedRun, device: torch.device, *, processes: int, backends
     share = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * (share or SHARE_OF_PEAK) * peak / flops
-    tokens = planned.plan["steps"] * train.batch_size * train.seg_len
+    tokens = planned.plan.steps * train.batch_size * train.seg_len
     return TrainingForecast(
         plan=planned.plan,
         parameters_by_part=parameters_by_part(settings.model, vocab_size),

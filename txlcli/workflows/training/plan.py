@@ -1,6 +1,6 @@
 """Says what a training run will do: its sizes, its text, its device."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -15,50 +15,72 @@ from txlcli.errors import RecipeError, UsageError
 from txlcli.runs.run_directory import Run
 
 
-def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> dict[str, Any]:
-    """Return the sizes of a training run on devices that are described in a few words.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a training run will do: the beginning of the object that `--dry-run --json` prints."""
 
-    `steps` counts up to `until_step` if that is earlier than the recipe's end.
-    """
+    recipe: str
+    parameters: int
+    vocab_size: int
+    store: str | None
+    """None if the corpus is not prepared."""
+    train_tokens: int | None
+    lanes: int
+    seg_len: int
+    mem_len: int | None
+    """None for a recurrent state."""
+    steps: int
+    """Up to the step that was asked for, or to the recipe's end."""
+    max_steps: int
+    epochs: float | None
+    precision: str
+    processes: int
+    device: str
+    folder: str
+
+    def __str__(self) -> str:
+        corpus = f"{self.store} ({self.train_tokens:,} tokens)" if self.store else "a corpus that is not prepared"
+        steps = (
+            f"{self.steps:,} steps" if self.steps == self.max_steps else f"{self.steps:,} of {self.max_steps:,} steps"
+        )
+        epochs = f" ({self.epochs:.3g} epochs)" if self.epochs is not None else ""
+        memory = "recurrent state" if self.mem_len is None else f"memory {self.mem_len}"
+        return (
+            f"{self.recipe}: {self.parameters:,} parameters (V = {self.vocab_size:,}) on {corpus}, batches of "
+            f"{self.lanes} x {self.seg_len} tokens, {memory}, {steps}{epochs}, {self.precision}, {self.device}, into "
+            f"{self.folder}"
+        )
+
+
+def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> Plan:
+    """Return the plan of a training run on devices that are described in a few words."""
     settings = run.settings
     train = settings.train
     tokens = store.info("train").tokens if store else None
     steps = min(until_step or train.max_steps, train.max_steps)
     per_epoch = segments_per_epoch(lane_length(tokens, train.batch_size), train.seg_len) if tokens else None
-    return {
-        "recipe": run.recipe_name,
-        "parameters": run.parameters,
-        "vocab_size": run.vocab_size,
-        "store": str(store.path) if store else None,
-        "train_tokens": tokens,
-        "lanes": train.batch_size,
-        "seg_len": train.seg_len,
-        "mem_len": None if settings.model.recurrent_state else train.mem_len,
-        "steps": steps,
-        "max_steps": train.max_steps,
-        "epochs": steps / per_epoch if per_epoch else None,
-        "precision": train.precision,
-        "processes": processes,
-        "device": devices,
-        "folder": str(run.directory),
-    }
+    return Plan(
+        recipe=run.recipe_name,
+        parameters=run.parameters,
+        vocab_size=run.vocab_size,
+        store=str(store.path) if store else None,
+        train_tokens=tokens,
+        lanes=train.batch_size,
+        seg_len=train.seg_len,
+        mem_len=None if settings.model.recurrent_state else train.mem_len,
+        steps=steps,
+        max_steps=train.max_steps,
+        epochs=steps / per_epoch if per_epoch else None,
+        precision=train.precision,
+        processes=processes,
+        device=devices,
+        folder=str(run.directory),
+    )
 
 
 def describe_devices(device: "torch.device", processes: int) -> str:
     """Describe the devices of a training run in a few words."""
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
-
-
-def in_words(plan: dict[str, Any]) -> str:
-    """Return a plan as one line of text."""
-    text = "{store} ({train_tokens:,} tokens)" if plan["store"] else "a corpus that is not prepared"
-    steps = "{steps:,} steps" if plan["steps"] == plan["max_steps"] else "{steps:,} of {max_steps:,} steps"
-    epochs = " ({epochs:.3g} epochs)" if plan["store"] else ""
-    memory = "recurrent state" if plan["mem_len"] is None else f"memory {plan['mem_len']}"
-    return (
-        "{recipe}: {parameters:,} parameters (V = {vocab_size:,}) on " + text + ", batches of {lanes} x {seg_len} "
-        "tokens, {memory}, " + steps + epochs + ", {precision}, {device}, into {folder}"
-    ).format(**plan, memory=memory)
 
 
 def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
@@ -72,7 +94,7 @@ def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
     try:
         return registry.count_parameters(settings.model, vocab_size)
     except RecipeError as error:
-        raise RecipeError(f'{source}: {error}, or none: --set "model.cutoffs=[]"') from error
+        raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
 
 
 def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":
@@ -90,17 +112,17 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
         check_deterministic(device, processes=processes)
     if settings.train.cuda_graph and device.type != "cuda":
         raise UsageError(
-            "train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run"
+            "train.cuda_graph needs a CUDA device; leave it out, or `overrides` train.cuda_graph=false for a run"
         )
     check_parallel(settings.train, processes)
     if settings.train.cuda_graph and processes > 1:
-        raise UsageError("train.cuda_graph needs a single process; leave it out, or train without --processes")
+        raise UsageError("train.cuda_graph needs a single process; leave it out, or train without `processes`")
 
 
 def check_parallel(train: TrainSettings, processes: int) -> None:
     """Reject to divide the state of a training run over a single process."""
     if train.parallel != "ddp" and processes == 1:
         raise UsageError(
-            f'train.parallel = "{train.parallel}" needs at least two processes; start with --processes N or torchrun, '
-            "or add --set train.parallel=ddp"
+            f'train.parallel = "{train.parallel}" needs at least two processes; start with `processes` N or torchrun, '
+            "or add `overrides` train.parallel=ddp"
         )

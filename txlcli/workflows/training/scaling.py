@@ -19,6 +19,7 @@ from txlcli.workflows.out_of_memory import USABLE
 from txlcli.workflows.training import start
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run, store_if_prepared
 from txlcli.workflows.training.out_of_memory import options, smaller_steps
+from txlcli.workflows.training.plan import plan
 from txlcli.workflows.workspace import Workspace
 
 GPU = torch.device("cuda")
@@ -67,13 +68,18 @@ class DevicesForecast:
     parallel: str
     buckets: int
     largest_bucket_bytes: int
-    subject: dict[str, Any]
-    """Plan of the training run, or sizes of the recipe."""
+    title: str
+    """The training run, or the recipe, in words."""
+    steps: int
+    """Steps whose time is forecast."""
+    subject: dict[str, object]
+    """The beginning of the object in JSON: the plan of the training run, or sizes of the recipe."""
     by_devices: tuple[DeviceCost, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl recipes scale --json` prints."""
         own = dataclasses.asdict(self)
+        del own["title"], own["steps"]
         return own.pop("subject") | own
 
 
@@ -102,11 +108,11 @@ def forecast_devices(
 
     planned = plan_run(recipe_source, options, workspace, describe, processes=devices)
     settings = planned.run.settings
-    subject = planned.plan | {
+    subject = dataclasses.asdict(planned.plan) | {
         "parameters_by_part": parameters_by_part(settings.model, planned.run.vocab_size),
         "published": recipe.to_keys(settings.published),
     }
-    return _Scale(planned, hardware).forecast(PlannedDevices, subject, [devices])
+    return _Scale(planned, hardware).forecast(PlannedDevices, str(planned.plan), subject, [devices])
 
 
 def scale_recipe(
@@ -129,8 +135,12 @@ def scale_recipe(
         "precision": train.precision,
         "steps": train.max_steps,
     }
-    planned = PlannedRun(run=run, store=store, plan={"steps": train.max_steps})
-    return _Scale(planned, hardware).forecast(DevicesForecast, subject, counts)
+    title = (
+        f"{run.recipe_name}: {run.parameters:,} parameters, batches of {train.batch_size}, {train.max_steps:,} steps, "
+        f"{train.precision}; memory of each GPU"
+    )
+    planned = PlannedRun(run=run, store=store, plan=plan(run, until_step=None, store=store, devices="", processes=1))
+    return _Scale(planned, hardware).forecast(DevicesForecast, title, subject, counts)
 
 
 def _check_several(train: TrainSettings, devices: int) -> None:
@@ -138,7 +148,7 @@ def _check_several(train: TrainSettings, devices: int) -> None:
         raise UsageError(f'train.parallel = "{train.parallel}" needs at least two GPUs; give `devices` 2 or more')
     setting = _of_one_device(train)
     if devices > 1 and setting is not None:
-        raise UsageError(f"train.{setting} needs a single GPU; set it to false, or give `devices` 1")
+        raise UsageError(f"train.{setting} needs a single GPU; `overrides` train.{setting}=false, or `devices` 1")
 
 
 def _of_one_device(train: TrainSettings) -> str | None:
@@ -183,14 +193,14 @@ class _Scale:
 
     def __init__(self, planned: PlannedRun, hardware: HardwareOptions) -> None:
         run = planned.run
-        self._hardware, self._steps, self._train = hardware, planned.plan["steps"], run.settings.train
+        self._hardware, self._steps, self._train = hardware, planned.plan.steps, run.settings.train
         self._model, self._vocab_size, self._flops = run.settings.model, run.vocab_size, planned.flops_per_token
         sizes = parameter_sizes(self._model, self._vocab_size)
         self._buckets = gradient_buckets(FLOAT * size for size in reversed(sizes.values()))  # the last ones are first
         # The gradient of a tied table is ready at the end of the backward pass only.
         self._late_share = parameters_by_part(self._model, self._vocab_size)["embedding"] / run.parameters
 
-    def forecast(self, cls: type[Forecast], subject: dict[str, Any], counts: Iterable[int]) -> Forecast:
+    def forecast(self, cls: type[Forecast], title: str, subject: dict[str, object], counts: Iterable[int]) -> Forecast:
         """Return the cost on each of these numbers of GPUs."""
         return cls(
             device_memory_bytes=self._hardware.device_memory,
@@ -202,6 +212,8 @@ class _Scale:
             parallel=self._train.parallel,
             buckets=len(self._buckets),
             largest_bucket_bytes=max(self._buckets),
+            title=title,
+            steps=self._steps,
             subject=subject,
             by_devices=tuple(map(self._on, counts)),
         )

@@ -163,7 +163,7 @@ def _new_training(
     splits = text.read_splits(run.settings, store, reporter)
     described = plan.describe_devices(device, world.size)
     planned = plan.plan(run, until_step=options.max_steps, store=store, devices=described, processes=world.size)
-    reporter.say(f"training {plan.in_words(planned)}")
+    reporter.say(f"training {planned}")
     if splits[0].lane_len <= train.seg_len:
         reporter.say(
             f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "

@@ -1,6 +1,6 @@
 """Experiment trackers: TensorBoard, Weights & Biases, Trackio and MLflow behind one interface.
 
-The packages are imported only if a run asks for them. A tracker that fails is left out for the rest of the training.
+The packages are imported only if a run asks for them. A tracker that fails is left out for the rest of the run.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ class TrackedRun:
     config: dict[str, dict[str, Any]]
     """Resolved settings by section."""
     after: int
-    """Step that the training begins at."""
+    """Step at which training begins."""
     tracked_id: str | None
     """Id that the tracker returned when the run was started; None for the first start."""
 
 
 class TensorBoardTracker:
-    """Event files in the run directory; points beyond the step that the training begins at are replaced."""
+    """Event files in the run directory; points beyond the step at which training begins are replaced."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -150,7 +150,7 @@ class MlflowTracker:
                 self._client.set_tag(self.tracked_id, f"resumed.{name}", value)
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics at a step, without those that were recorded before the training resumed."""
+        """Record metrics at a step, without those that were recorded before training resumed."""
         now = int(time.time() * 1000)
         new = {name: value for name, value in values.items() if step not in self._steps(name)}
         points = [self._metric(name, value, now, step) for name, value in new.items()]
@@ -161,30 +161,20 @@ class MlflowTracker:
         self._client.set_terminated(self.tracked_id)
 
     def _steps(self, name: str) -> set[int]:
-        """Return the steps of a metric that an earlier part of the training recorded."""
+        """Return the steps of a metric that an earlier part of training recorded."""
         if self._resumed and name not in self._recorded:
             history = self._client.get_metric_history(self.tracked_id, name)
             self._recorded[name] = {point.step for point in history}
         return self._recorded.get(name, set())
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A tracker that a run can ask for."""
-
-    open: Callable[[TrackedRun], Any]
-    package: str
-    extra: str
-    """Extra of txl that installs the package."""
-
-
-BACKENDS = {
-    "tensorboard": Backend(TensorBoardTracker, "tensorboard", "tensorboard"),
-    "wandb": Backend(WandbTracker, "wandb", "wandb"),
-    "trackio": Backend(TrackioTracker, "trackio", "trackio"),
-    "mlflow": Backend(MlflowTracker, "mlflow", "mlflow"),
+BACKENDS: dict[str, Callable[[TrackedRun], Any]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
 }
-"""Trackers by the words of log.to."""
+"""Trackers by the words of log.to, which are also the names of their packages and of txl's extras."""
 
 
 def requested(log: LogSettings) -> list[str]:
@@ -193,13 +183,11 @@ def requested(log: LogSettings) -> list[str]:
 
 
 def check_packages(log: LogSettings) -> None:
-    """Refuse trackers whose packages are missing, before anything is written."""
+    """Reject trackers whose packages are missing, before anything is written."""
     for name in requested(log):
-        backend = BACKENDS[name]
-        if not _is_installed(backend.package):
+        if not _is_installed(name):
             setting = f'log.to = "{name}"' if name in log.to else "log.tensorboard"
-            install = f'pip install "transformer-xl[{backend.extra}]"'
-            raise UsageError(f"{setting} needs the {backend.package} package; {install}")
+            raise UsageError(f'{setting} needs the {name} package; pip install "transformer-xl[{name}]"')
 
 
 def _is_installed(package: str) -> bool:
@@ -215,7 +203,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     Args:
         run: its settings name the trackers; its directory receives their ids.
-        after: step that the training begins at.
+        after: step at which training begins.
         say: receives one message for each tracker that fails.
     """
     trackers: dict[str, Tracker] = {}
@@ -232,7 +220,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     def start(name: str) -> None:
         ids = _read_ids(run.directory)
         config = recipe.to_table(run.settings)
-        tracker = BACKENDS[name].open(TrackedRun(run.name, run.directory, config, after, ids.get(name)))
+        tracker = BACKENDS[name](TrackedRun(run.name, run.directory, config, after, ids.get(name)))
         trackers[name] = tracker
         tracked_id = getattr(tracker, "tracked_id", None)  # TensorBoard has none: it appends to the run directory
         if tracked_id is not None and tracked_id != ids.get(name):
