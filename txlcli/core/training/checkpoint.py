@@ -48,8 +48,6 @@ class Checkpoint:
     """All tensors by full name."""
     state: dict[str, Any] = field(default_factory=dict)
     """Plain data: step, position in the text, best loss."""
-    verified: bool = True
-    """False for a file without checksums."""
 
     def group(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a group by their names within the group."""
@@ -106,7 +104,7 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         with path.open("rb") as file:
             metadata, stored = read_safetensors_header(file, path.stat().st_size)
             state, checksums = _read_header(path, metadata)
-            if checksums is not None and checksums.keys() != stored.keys():
+            if checksums.keys() != stored.keys():
                 raise ValueError("tensors are missing")
             if to_evaluate:
                 group = _evaluated(stored)
@@ -116,11 +114,11 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    return Checkpoint(tensors, state, verified=checksums is not None)
+    return Checkpoint(tensors, state)
 
 
-def _read_header(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """Return the state and the checksums of the tensors, if there are any."""
+def _read_header(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the state and the checksums of the tensors."""
     try:
         state, checksums = read_header(metadata)
     except LookupError as error:
