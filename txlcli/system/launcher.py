@@ -245,10 +245,11 @@ def start_processes(processes: int, arguments: Sequence[str], *, restarts: int =
         try:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
-            rank, first = error.get_first_failure()
-            if first.exitcode < 0:
-                raise TrainingError(f"process {rank} was killed by signal {-first.exitcode}; {next_step}") from None
-            return first.exitcode
+            for rank, failure in error.failures.items():  # others may have failed for this reason in the same second
+                if failure.exitcode < 0:
+                    reason = f"process {rank} was killed by signal {-failure.exitcode}"
+                    raise TrainingError(f"{reason}; {next_step}") from None
+            return error.get_first_failure()[1].exitcode
         except SignalException as stopped:
             return 128 + stopped.sigval
     return 0
