@@ -80,7 +80,7 @@ def test_the_page_contains_all_text_and_the_figure(page):
         "as in the paper: one is ahead (here 1 and 2)",
         "NOT as in the paper: two is ahead (here 3 and 2)",
         "code: ``` x < y ```",
-        "1.5 minutes on a machine. Finished trainings were reused, not counted. Commands",
+        "1.5 minutes on a machine. Finished training runs were reused, not counted. Commands",
         "txl eval runs/stdlib",
         "the end",
     ):
@@ -101,7 +101,7 @@ def test_markdown_contains_all_text_and_escapes_it():
 
 
 def test_a_section_survives_json():
-    assert Section.from_table(json.loads(json.dumps(SECTION.to_table()))) == SECTION
+    assert Section.from_json(json.loads(json.dumps(SECTION.to_json()))) == SECTION
 
 
 def test_a_script_has_short_lines_and_runs_the_same_commands():

@@ -8,7 +8,7 @@ from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.runs import run_directory
 from txlcli.system.command_lines import default_data_dir, default_runs_dir
-from txlcli.workflows.reproduction.names import ALL, NAMES
+from txlcli.workflows.options import ALL_ITEMS, REPRODUCIBLE
 
 
 def runs(context: Context, incomplete: str) -> list[str]:
@@ -54,7 +54,7 @@ def settings(incomplete: str) -> list[str]:
 
 def reproductions(incomplete: str) -> list[str]:
     """Return what `txl reproduce` accepts: tables, figures, `all` and `frontier`."""
-    return _matching([*NAMES, ALL], incomplete)
+    return _matching([*REPRODUCIBLE, ALL_ITEMS], incomplete)
 
 
 def _directory(context: Context, option: str, default: Path) -> Path:

@@ -1,17 +1,20 @@
 """Shows a reproduction on the terminal, and as a Markdown and a self-contained HTML report."""
 
 import base64
-import html
 import re
 import shlex
 from collections.abc import Sequence
+from html import escape as esc
 from pathlib import Path
-from typing import Any
 
 from txlcli import __version__, console
+from txlcli.commands import attention_plots, plots, recl
 from txlcli.commands.training_tables import duration
-from txlcli.workflows.reproduction.costs import MAX_S, Costs, ItemCost
-from txlcli.workflows.reproduction.scales import Scale
+from txlcli.workflows.attention import AttentionResult
+from txlcli.workflows.recl import ReclResult
+from txlcli.workflows.reproduction.costs import MAX_S, CostsResult
+from txlcli.workflows.reproduction.reproduce import ReproduceResult
+from txlcli.workflows.reproduction.runner import Curves
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
@@ -41,26 +44,35 @@ def render(sections: Sequence[Section], scale_name: str, directory: Path) -> dic
     return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, directory)}
 
 
-def to_json(directory: Path, sections: Sequence[Section]) -> dict[str, Any]:
-    """Return the object that --json prints."""
-    tables = {section.name: section.to_table() for section in sections}
-    return {"report": [str(directory / MARKDOWN), str(directory / HTML)], "sections": tables}
+def plot_curves(path: Path, curves: Curves, *, x_label: str, y_label: str, title: str) -> None:
+    """Plot curves to a file, with a logarithmic x axis."""
+    plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=title, log_x=True)
 
 
-def show(directory: Path, sections: Sequence[Section]) -> None:
+def plot_recl(path: Path, result: ReclResult, number: int) -> None:
+    """Plot Figure 3 or 4 to a file."""
+    (recl.plot_gains if number == 3 else recl.plot_perplexities)(path, result)
+
+
+def plot_attention(path: Path, result: AttentionResult, number: int) -> None:
+    """Plot Figure 5, 6 or 7 to a file."""
+    attention_plots.plot_figure(result, number, path)
+
+
+def show(result: ReproduceResult) -> None:
     """Write tables and claims to stdout."""
-    for section in sections:
+    for section in result.sections:
         for grid in section.grids:
             console.show_table(section.title, grid.columns, grid.rows, [grid.caption] if grid.caption else ())
         for claim in section.claims:
             console.show_line(f"{claim.verdict}: {claim.text} ({claim.detail})")
         if section.grids or section.claims:
             console.show_line("")
-    console.show_line(f"report: {directory / MARKDOWN}, {directory / HTML}")
+    console.show_line(f"report: {', '.join(result.report)}")
 
 
-def show_costs(rows: Sequence[ItemCost], costs: Costs, scale: Scale) -> None:
-    """Write the costs of the missing trainings to stdout."""
+def show_costs(result: CostsResult) -> None:
+    """Write the costs of the missing training runs to stdout."""
     lines = [
         [
             row.item,
@@ -69,34 +81,32 @@ def show_costs(rows: Sequence[ItemCost], costs: Costs, scale: Scale) -> None:
             f"{row.training_flops:.2g}",
             duration(row.seconds) if row.missing else "-",
         ]
-        for row in rows
+        for row in result.items
     ]
     notes = [
-        scale.description,
-        "Time: of the missing trainings on an idle machine, without evaluation, from timed steps, or if these take too "
-        f"long from {SHARE_OF_PEAK:.0%} of the {costs.peak / 1e9:,.0f} GFLOP/s of a matrix product. Models "
-        f"whose turn comes after {MAX_S:g} seconds of timing have the median rate of those before. Models that "
+        result.scale.description,
+        "Time: of the missing training runs on an idle machine, without evaluation, from timed steps, or if these take "
+        f"too long from {SHARE_OF_PEAK:.0%} of the {result.peak_flops_per_s / 1e9:,.0f} GFLOP/s of a matrix product. "
+        f"Models whose turn comes after {MAX_S:g} seconds of timing have the median rate of those before. Models that "
         "several items need count for each.",
     ]
-    console.show_table(f"{scale.name} scale", ("item", "trainings", "missing", "FLOP", "time"), lines, notes)
+    columns = ("item", "training runs", "missing", "FLOP", "time")
+    console.show_table(f"{result.scale.name} scale", columns, lines, notes)
 
 
 def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
     """Return the report as Markdown; figures are links to files in its directory."""
     parts = [f"# {title}", ""]
     for section in sections:
-        parts += [f"## {section.title}", ""]
-        for note in section.notes:
-            parts += [note, ""]
+        for paragraph in (f"## {section.title}", *section.notes):
+            parts += [paragraph, ""]
         for grid in section.grids:
-            parts += [_markdown_row(grid.columns), _markdown_row(["---", *["---:"] * (len(grid.columns) - 1)])]
-            parts += [_markdown_row(row) for row in grid.rows]
-            parts += ["", *([grid.caption, ""] if grid.caption else [])]
+            head = [grid.columns, ["---", *["---:"] * (len(grid.columns) - 1)]]
+            parts += [*map(_markdown_row, head + grid.rows), "", *([grid.caption, ""] if grid.caption else [])]
         for file, caption in section.figures:
             parts += [f"![{caption}]({file})", "", caption, ""]
-        for claim in section.claims:
-            parts.append(f"- **{claim.verdict}**: {claim.text} ({claim.detail})")
-        parts += [""] if section.claims else []
+        claims = [f"- **{claim.verdict}**: {claim.text} ({claim.detail})" for claim in section.claims]
+        parts += [*claims, ""] if claims else []
         for name, text in section.texts:
             parts += [f"### {name}", "", _fenced(text), ""]
         parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
@@ -106,7 +116,6 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
 
 def to_html(title: str, sections: Sequence[Section], footer: str, directory: Path) -> str:
     """Return the report as one page that contains the figures, which are in `directory`."""
-    esc = html.escape
     links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
     parts = [
         "<!doctype html>",
@@ -114,33 +123,32 @@ def to_html(title: str, sections: Sequence[Section], footer: str, directory: Pat
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{STYLE}</style></head><body>",
         f"<h1>{esc(title)}</h1><nav>{links}</nav>",
+        *(_section_to_html(section, directory) for section in sections),
+        f'<p class="note">{esc(footer)}</p></body></html>',
+        "",
     ]
-    for section in sections:
-        parts.append(f'<h2 id="{section.name}">{esc(section.title)}</h2>')
-        parts += [f"<p>{esc(note)}</p>" for note in section.notes]
-        for grid in section.grids:
-            head = "".join(f"<th>{esc(cell)}</th>" for cell in grid.columns)
-            body = "".join("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows)
-            parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-            parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
-        for file, caption in section.figures:
-            parts.append(f"<figure>{_image(directory / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
-        if section.claims:
-            items = "".join(
-                f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: '
-                f"{esc(claim.text)} ({esc(claim.detail)})</li>"
-                for claim in section.claims
-            )
-            parts.append(f"<ul>{items}</ul>")
-        for name, text in section.texts:
-            parts.append(f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>")
-        if section.readings:
-            parts.append("".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings))
-        commands = esc(to_script(section.commands))
-        parts.append(
-            f'<details><summary class="note">{esc(_cost(section))} Commands</summary><pre>{commands}</pre></details>'
-        )
-    return "\n".join([*parts, f'<p class="note">{esc(footer)}</p></body></html>', ""])
+    return "\n".join(parts)
+
+
+def _section_to_html(section: Section, directory: Path) -> str:
+    parts = [f'<h2 id="{section.name}">{esc(section.title)}</h2>', *(f"<p>{esc(note)}</p>" for note in section.notes)]
+    for grid in section.grids:
+        head, body = _html_row(grid.columns, "th"), "".join(_html_row(row, "td") for row in grid.rows)
+        parts.append(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
+        parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
+    for file, caption in section.figures:
+        parts.append(f"<figure>{_image(directory / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
+    claims = "".join(
+        f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: {esc(f"{claim.text} ({claim.detail})")}</li>'
+        for claim in section.claims
+    )
+    parts += [f"<ul>{claims}</ul>"] if claims else []
+    parts += [f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>" for name, text in section.texts]
+    readings = "".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings)
+    parts += [readings] if readings else []
+    commands = esc(to_script(section.commands))
+    summary = f'<summary class="note">{esc(_cost(section))} Commands</summary>'
+    return "\n".join([*parts, f"<details>{summary}<pre>{commands}</pre></details>"])
 
 
 def to_script(commands: Sequence[str]) -> str:
@@ -149,7 +157,7 @@ def to_script(commands: Sequence[str]) -> str:
 
 
 def _continued(line: str) -> str:
-    """Break a command between its options, so that its lines have at most COLUMNS if they can."""
+    """Break a command between its options, so that its lines have at most COLUMNS if possible."""
     lines = [""]
     for word in shlex.split(line):
         quoted = shlex.quote(word)
@@ -162,9 +170,13 @@ def _continued(line: str) -> str:
 def _image(path: Path, caption: str) -> str:
     """Return an embedded figure, or a note if the file is missing."""
     if not path.is_file():
-        return f"<p>{html.escape(path.name)} is missing; repeat txl reproduce</p>"
+        return f"<p>{esc(path.name)} is missing; repeat txl reproduce</p>"
     data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{esc(caption)}" src="data:image/png;base64,{data}">'
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{esc(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -179,4 +191,4 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 def _cost(section: Section) -> str:
-    return f"{section.seconds / 60:.1f} minutes on {section.hardware}. Finished trainings were reused, not counted."
+    return f"{section.seconds / 60:.1f} minutes on {section.hardware}. Finished training runs were reused, not counted."

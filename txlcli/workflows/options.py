@@ -7,7 +7,7 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,13 @@ class Options:
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [f"`{name}`" for name in names if getattr(self, name) != defaults[name]]
+        return [f"`{name}`" for name in names if name in self.changed()]
+
+    def changed(self) -> dict[str, Any]:
+        """Return the values of the options that differ from their defaults, by field."""
+        fields = [field for field in dataclasses.fields(self) if "option" in field.metadata]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {field.name: values[field.name] for field in fields if values[field.name] != field.default}
 
 
 def _check_range(name: str, number: object, traits: OptionTraits) -> None:
@@ -859,3 +864,36 @@ class ForecastOptions(HardwareOptions):
             raise UsageError(f"{described[0]} describes the GPUs of a forecast; add their number with `devices`")
         if self.devices is not None and self.verbose:
             raise UsageError("`verbose` compares the attention backends of this machine; leave it out with `devices`")
+
+
+PAPER_ITEMS = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")
+REPRODUCIBLE = (*PAPER_ITEMS, "frontier")
+"""Tables and figures of the paper, and the frontier beyond it."""
+ALL_ITEMS = "all"
+"""All of the paper."""
+
+
+def select_items(names: Sequence[str]) -> list[str]:
+    """Return the selected tables and figures in the paper's order."""
+    for name in names:
+        if name not in (*REPRODUCIBLE, ALL_ITEMS):
+            known, listing = (*REPRODUCIBLE, ALL_ITEMS), '"txl reproduce --list" lists all'
+            raise UnknownNameError("table or figure", name, known, listing=listing)
+    return [name for name in REPRODUCIBLE if name in names or (ALL_ITEMS in names and name in PAPER_ITEMS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(Options):
+    """Options of `txl reproduce`."""
+
+    scale: Literal["tiny", "small", "paper"] = option(
+        "tiny", "tiny: minutes on two cores; small: one GPU; paper: as published."
+    )
+    seeds: int = option(1, "Training runs per model, whose results are averaged.", minimum=1)
+    out: Path | None = option(None, "Folder of the report [default: reproduction-SCALE].")
+    list: bool = option(False, "List the items with the cost of missing training runs, and stop.")
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the report."""
+        return self.out or Path(f"reproduction-{self.scale}")

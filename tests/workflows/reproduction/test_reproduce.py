@@ -1,28 +1,79 @@
-"""The directory of a report: which directories are accepted, and what a killed process left in them."""
+"""The options of a reproduction, and the directory of its report: what is accepted, and what killed processes left."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from txlcli.errors import UsageError
-from txlcli.workflows.reproduction.reproduce import reproduce
+from txlcli.commands import reproduction_report
+from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
+from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
+from txlcli.workflows.reproduction import evaluations, reproduce
+from txlcli.workflows.reproduction.reproduce import ITEMS
+from txlcli.workflows.workspace import Workspace
 
 
 def begin(directory):
-    return reproduce([], directory, "tiny", lambda: None, lambda sections: {"report.md": "empty"})
+    workspace = Workspace(data_dir=directory / "data", runs_dir=directory / "runs")
+    return reproduce.run([], ReproduceOptions(out=directory), workspace, reproduction_report)
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])
 def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     for name in left:
         (tmp_path / name).touch()
-    assert begin(tmp_path) == []
+    assert begin(tmp_path).sections == []
     assert json.loads((tmp_path / "reproduction.json").read_text())["scale"] == "tiny"
     assert not list(tmp_path.glob(".*.new"))
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "text.txt").touch()
-    with pytest.raises(UsageError, match="exists and is not a reproduction; give another --out"):
+    with pytest.raises(UsageError, match="exists and is not a reproduction; give another `out`"):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_damaged_report_or_one_at_another_scale_is_refused(tmp_path):
+    begin(tmp_path)
+    path = tmp_path / "reproduction.json"
+    path.write_text(path.read_text().replace("tiny", "paper"))
+    with pytest.raises(UsageError, match="is a reproduction at paper scale; give another `out`"):
+        begin(tmp_path)
+    for text in ("{", '{"scale": "tiny", "sections": {"table4": 5}}', '{"scale": "tiny", "sections": []}'):
+        path.write_text(text)
+        with pytest.raises(RunError, match="damaged, or of another version"):
+            begin(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"a": 5}', '{"a": {"rows": 5}}', '{"a": {"rows": [{"mem_len": 5}], "tried": {}}}']
+)
+def test_damaged_evaluations_are_named(tmp_path, text):
+    (tmp_path / evaluations.FILE).write_text(text)
+    with pytest.raises(RunError, match=r"evaluations\.json: damaged \(.*\); remove it$"):
+        evaluations.read(tmp_path)
+
+
+def test_evaluations_that_cannot_be_stored_are_an_error(tmp_path):
+    (tmp_path / f".{evaluations.FILE}.new").mkdir()  # the name of the temporary file
+    with pytest.raises(TxlError, match=r"json: cannot be written \(.*\); check the folder and the free space$"):
+        evaluations.write(tmp_path, {})
+
+
+def test_items_are_selected_in_the_papers_order():
+    assert select_items(["figure3", "table2", "table2"]) == ["table2", "figure3"]
+    assert select_items(["all"]) == list(PAPER_ITEMS)
+    assert select_items(["frontier", "all"]) == list(REPRODUCIBLE) == list(ITEMS)
+
+
+@pytest.mark.parametrize(("name", "likely"), [("tabel6", "table6"), ("figure1", "figure7")])
+def test_unknown_items_are_refused(name, likely):
+    with pytest.raises(UnknownNameError, match=f'unknown table or figure "{name}"; did you mean "{likely}"'):
+        select_items([name])
+
+
+def test_options_are_checked():
+    with pytest.raises(UsageError, match="`seeds` 0: must be at least 1"):
+        ReproduceOptions(seeds=0)
+    assert ReproduceOptions(scale="small").directory == Path("reproduction-small")

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 
 from txlcli.core.model.registry import count_parameters
-from txlcli.errors import UnknownNameError
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.names import NAMES, OF_PAPER, select
 from txlcli.workflows.reproduction.recl import GROUPS, PARTS
+from txlcli.workflows.reproduction.reproduce import ITEMS
 
 EVERY = {
     "paper": scales.get("paper", has_ptb=True),
@@ -21,17 +19,11 @@ EVERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_item_has_models_and_every_model_a_text(name):
+def test_every_item_has_models_and_every_model_a_text_and_can_be_built(name):
     scale = EVERY[name]
     assert {key for item in ITEMS.values() for key in item.parts} == set(scale.models)
-    for model in scale.models.values():
-        assert model.settings().corpus.store in scale.texts
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_model_can_be_built(name):
-    for model in EVERY[name].models.values():
-        settings = model.settings()
+    for settings in (model.settings() for model in scale.models.values()):
+        assert settings.corpus.store in scale.texts
         assert count_parameters(settings.model, settings.published.vocab_size or 300_000) > 0
 
 
@@ -65,17 +57,11 @@ def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_ma
         assert (settings.train.mem_len > 0) == ("recurrence" in part or "compressive" in part)
 
 
-def scores_distances(settings):
-    return settings.model.position in ("relative", "shaw")
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_without_recurrence_max_distance_is_the_segment_length(name):
-    for key, model in EVERY[name].models.items():
-        if "alone" in key:
-            settings = model.settings()
-            trained = settings.train.seg_len if scores_distances(settings) else None
-            assert settings.evaluation_settings().max_distance == trained
+    for settings in (model.settings() for key, model in EVERY[name].models.items() if "alone" in key):
+        trained = settings.train.seg_len if settings.model.position in ("relative", "shaw") else None
+        assert settings.evaluation_settings().max_distance == trained
 
 
 def test_the_papers_scale_uses_the_packaged_recipes():
@@ -98,14 +84,11 @@ def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps
         assert same == paper.model
 
 
-def test_runs_on_a_substitute_for_penn_treebank_have_other_names():
-    names = {name: EVERY[name].run_name("ptb-xl", 1) for name in ("tiny", "tiny without ptb")}
-    assert names == {"tiny": "tiny-ptb-xl-on-ptb-1", "tiny without ptb": "tiny-ptb-xl-on-tiny-words-1"}
-
-
-def test_tiny_scale_uses_penn_treebank_if_it_is_prepared():
-    stores = {name: EVERY[name].models["ptb-xl"].settings().corpus.store for name in ("tiny", "tiny without ptb")}
-    assert stores == {"tiny": "ptb", "tiny without ptb": "tiny-words"}
+def test_tiny_scale_uses_penn_treebank_if_it_is_prepared_and_else_names_the_substitute():
+    scales_ = [EVERY[name] for name in ("tiny", "tiny without ptb")]
+    assert [scale.models["ptb-xl"].settings().corpus.store for scale in scales_] == ["ptb", "tiny-words"]
+    names = [scale.run_name("ptb-xl", 1) for scale in scales_]
+    assert names == ["tiny-ptb-xl-on-ptb-1", "tiny-ptb-xl-on-tiny-words-1"]
 
 
 def test_parts_with_the_same_model_share_a_run():
@@ -117,11 +100,3 @@ def test_parts_with_the_same_model_share_a_run():
 def test_groups_are_those_of_table_8():
     assert [row.group for row in published.TABLES[8].rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
     assert len(PARTS) == len(published.TABLES[8].rows)
-
-
-def test_items_are_selected_in_the_papers_order():
-    assert select(["figure3", "table2", "table2"]) == ["table2", "figure3"]
-    assert select(["all"]) == list(OF_PAPER)
-    assert select(["frontier", "all"]) == list(NAMES) == list(ITEMS)
-    with pytest.raises(UnknownNameError, match='unknown table or figure "tabel6"; did you mean "table6"'):
-        select(["tabel6"])

@@ -2,16 +2,20 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
 from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s
 from txlcli.runs import history, run_directory
-from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.runner import FIRST_SEED
-from txlcli.workflows.reproduction.scales import Model, Scale
+from txlcli.workflows.options import ReproduceOptions
+from txlcli.workflows.reproduction.reproduce import ITEMS, scale_of
+from txlcli.workflows.reproduction.runner import seeds_of
+from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK, timed_share_of_peak
 from txlcli.workflows.workspace import Workspace
 
@@ -32,67 +36,82 @@ class ItemCost:
     seconds: float
 
 
-class Costs:
-    """Costs at a scale on this machine, whose peak rate is measured once; small models are timed, once per shape.
+@dataclass(frozen=True, kw_only=True)
+class CostsResult:
+    """Cost of the training runs of several tables or figures that are missing, on this machine."""
 
-    Each model is trained with so many seeds. MAX_S after the first call of the clock, in seconds, no further model is
-    timed, and those that are left have the median rate of the others.
+    scale: Scale
+    peak_flops_per_s: float
+    items: tuple[ItemCost, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl reproduce --list --json` prints."""
+        return asdict(self) | {"scale": self.scale.name}
+
+
+def run(
+    names: Sequence[str],
+    options: ReproduceOptions,
+    workspace: Workspace,
+    clock: Callable[[], float] = time.monotonic,
+) -> CostsResult:
+    """Forecast the cost of items.
+
+    Small models are timed, once per shape, until `clock` has counted MAX_S seconds. The others have the median rate.
     """
+    scale, machine = scale_of(options, workspace), _Machine(workspace, clock)
+    items = []
+    for name in names:
+        runs = [(part, seed) for part in ITEMS[name].parts for seed in seeds_of(options)]
+        missing = [part for part, seed in runs if not _is_finished(scale.run_name(part, seed), workspace.runs_dir)]
+        settings = [scale.models[part].settings() for part in missing]
+        costs = [machine.flops_and_seconds(each, _vocab_size(each, scale, workspace)) for each in settings]
+        flops, seconds = (sum(numbers) for numbers in zip(*costs, strict=True)) if costs else (0.0, 0.0)
+        item = ItemCost(item=name, models=len(runs), missing=len(missing), training_flops=flops, seconds=seconds)
+        items.append(item)
+    return CostsResult(scale=scale, peak_flops_per_s=machine.peak, items=tuple(items))
 
-    def __init__(
-        self, scale: Scale, workspace: Workspace, *, seeds: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._scale, self._workspace, self._seeds = scale, workspace, seeds
+
+def _is_finished(name: str, runs_dir: Path) -> bool:
+    if not run_directory.is_run(name, runs_dir):
+        return False
+    return history.read(run_directory.open_run(runs_dir / name)).state == "finished"
+
+
+class _Machine:
+    """This machine, whose peak rate is measured once; models reach a share of it."""
+
+    def __init__(self, workspace: Workspace, clock: Callable[[], float]) -> None:
         self._device = pick_device(workspace.device)
         self.peak = peak_flops_per_s(self._device, "fp32", new_clock=idle_clock_of)
         self._shares: dict[tuple[object, ...], float] = {}
         self._clock, self._timed_until = clock, clock() + MAX_S
 
-    def of(self, item: str) -> ItemCost:
-        """Return the number of training runs of an item, of missing ones, and the cost of these."""
-        parts, seeds = ITEMS[item].parts, range(FIRST_SEED, FIRST_SEED + self._seeds)
-        missing = [part for part in parts for seed in seeds if not self._is_finished(part, seed)]
-        costs = [self._flops_and_seconds(self._scale.models[part]) for part in missing]
-        return ItemCost(
-            item=item,
-            models=len(parts) * self._seeds,
-            missing=len(missing),
-            training_flops=sum(flops for flops, _ in costs),
-            seconds=sum(seconds for _, seconds in costs),
-        )
-
-    def _is_finished(self, part: str, seed: int) -> bool:
-        name, runs_dir = self._scale.run_name(part, seed), self._workspace.runs_dir
-        if not run_directory.is_run(name, runs_dir):
-            return False
-        return history.read(run_directory.open_run(runs_dir / name)).state == "finished"
-
-    def _flops_and_seconds(self, model: Model) -> tuple[float, float]:
+    def flops_and_seconds(self, settings: Settings, vocab_size: int) -> tuple[float, float]:
         """Return the operations and the time of a training run."""
-        settings, vocab_size = model.settings(), self._vocab_size(model)
-        train = settings.train
+        model, train = settings.model, settings.train
         batch_size, seg_len, mem_len = train.batch_size, train.seg_len, train.mem_len
         flops_per_token = training_flops_per_token(
-            settings.model, vocab_size, seg_len=seg_len, mem_len=mem_len, batch_size=batch_size
+            model, vocab_size, seg_len=seg_len, mem_len=mem_len, batch_size=batch_size
         )
         flops = train.max_steps * batch_size * seg_len * flops_per_token
-        shape = (settings.model, vocab_size, batch_size, seg_len, mem_len)
+        shape = (model, vocab_size, batch_size, seg_len, mem_len)
         if shape not in self._shares and self._clock() < self._timed_until:
-            share = timed_share_of_peak(settings.model, vocab_size, train, device=self._device, peak=self.peak)
+            share = timed_share_of_peak(model, vocab_size, train, device=self._device, peak=self.peak)
             self._shares[shape] = share or SHARE_OF_PEAK
         share = self._shares.get(shape) or statistics.median(self._shares.values() or [SHARE_OF_PEAK])
         return flops, flops / (share * self.peak)
 
-    def _vocab_size(self, model: Model) -> int:
-        """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
 
-        The benchmark's V is also used if the store, a part of the benchmark, has fewer words than the model's bands.
-        """
-        settings = model.settings()
-        published = settings.published.vocab_size
-        if self._workspace.store_path(settings.corpus.store).is_file():
-            size = self._workspace.open_store(settings.corpus.store).vocab.size
-            if published is None or size > max(settings.model.cutoffs, default=0):
-                return size
-        requested = self._scale.texts[settings.corpus.store].options.get("vocab_size")
-        return published or (requested if isinstance(requested, int) else BYTES)
+def _vocab_size(settings: Settings, scale: Scale, workspace: Workspace) -> int:
+    """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
+
+    The benchmark's V is also used if the store, a part of the benchmark, has fewer words than the model's bands.
+    """
+    published, store = settings.published.vocab_size, settings.corpus.store
+    if workspace.store_path(store).is_file():
+        size = workspace.open_store(store).vocab.size
+        if published is None or size > max(settings.model.cutoffs, default=0):
+            return size
+    requested = scale.texts[store].options.get("vocab_size")
+    return published or (requested if isinstance(requested, int) else BYTES)

@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,73 +16,84 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
+from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
+from txlcli.workflows.options import EvalOptions
 
 FILE = "evaluations.json"
 
 
-@dataclass(frozen=True)
-class StoredEvaluation:
-    """Result of `txl eval`, and its duration."""
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Result for one length."""
 
-    result: dict[str, Any]
+    mem_len: int
+    loss_nats: float
+    """Mean loss per token."""
+    measures: dict[str, float]
+    """Results by name, such as ppl and bpc."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Results of `txl eval` that tables need, and their duration."""
+
+    rows: list[Score]
+    found: int = 0
+    """Length that a search has selected; 0 without a search."""
+    tried: dict[int, float]
+    """Loss in nats by length that the search has tried."""
     settings: str
     """Settings in one sentence."""
     seconds: float
 
+    @classmethod
+    def of(cls, result: EvalResult, seconds: float) -> "Evaluation":
+        """Return what tables need of a result."""
+        rows = []
+        for row in result.rows:
+            measures = {name: math.inf if value is None else value for name, value in row.measures.items()}
+            rows.append(Score(mem_len=row.mem_len, loss_nats=row.loss_nats, measures=measures))
+        found, tried = (result.search.found, result.search.tried) if result.search else (0, {})
+        settings = describe_settings(result, result.rows[0])
+        return cls(rows=rows, found=found, tried=tried, settings=settings, seconds=seconds)
 
-class EvaluationStore:
-    """Evaluations of runs by everything they depend on, see `key_of`.
-
-    Args:
-        directory: directory of the report.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
-        self._by_key = self._read()
-
-    def get(self, key: str) -> StoredEvaluation | None:
-        """Return an evaluation, or None if there is none."""
-        return self._by_key.get(key)
-
-    def add(self, key: str, evaluation: StoredEvaluation) -> None:
-        """Add an evaluation."""
-        self._by_key[key] = evaluation
-        with errors_of_writing(self._path), replacing(self._path) as temporary:
-            stored = {key: asdict(one) for key, one in self._by_key.items()}
-            temporary.write_text(json.dumps(stored), encoding="utf-8")
-
-    def _read(self) -> dict[str, StoredEvaluation]:
-        try:
-            stored = parse_json(read_text(self._path, MAX_REPORT))
-            return {
-                str(key): StoredEvaluation(dict(one["result"]), str(one["settings"]), float(one["seconds"]))
-                for key, one in stored.items()
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{self._path}: damaged ({error}); remove it") from error
+    @classmethod
+    def from_json(cls, table: dict[str, Any]) -> "Evaluation":
+        """Restore an evaluation from the file, whose keys are text."""
+        tried = {int(length): loss for length, loss in table["tried"].items()}
+        return cls(**{**table, "rows": [Score(**row) for row in table["rows"]], "tried": tried})
 
 
-def key_of(
-    run: Run, store: TokenStore, split: str, options: dict[str, Any], *, machine: str, code: str | None = None
-) -> str:
+def read(directory: Path) -> dict[str, Evaluation]:
+    """Return the evaluations of the report in a directory by `key_of`."""
+    path = directory / FILE
+    try:
+        stored = parse_json(read_text(path, MAX_REPORT))
+        return {key: Evaluation.from_json(table) for key, table in stored.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: damaged ({error}); remove it") from error
+
+
+def write(directory: Path, evaluations: Mapping[str, Evaluation]) -> None:
+    """Replace the evaluations of the report in a directory."""
+    path = directory / FILE
+    with errors_of_writing(path), replacing(path) as temporary:
+        tables = {key: asdict(evaluation) for key, evaluation in evaluations.items()}
+        temporary.write_text(json.dumps(tables), encoding="utf-8")
+
+
+def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str, code: str | None = None) -> str:
     """Return a digest of everything that an evaluation depends on.
 
-    Args:
-        run: its weights and settings count.
-        store: all its splits count, since lengths and parameters are searched on valid.
-        split: split that is scored.
-        options: options of the evaluation.
-        machine: device and PyTorch version.
-        code: digest of the program; `code_digest()` by default.
+    All splits of the store count, since lengths and parameters are searched on valid. `code` is the digest of the
+    program, `code_digest()` by default.
     """
     with run.best_or_last.open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    texts = {name: store.digest(name) for name in store.splits}
-    text = [texts, store.fingerprint, store.conventions, split]
-    facts = [code or code_digest(), machine, weights, asdict(run.settings), text, options]
+    text = [{name: store.digest(name) for name in store.splits}, store.fingerprint, store.conventions]
+    facts = [code or code_digest(), machine, weights, asdict(run.settings), text, asdict(options)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,53 +2,104 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.paper import published
 from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
-from txlcli.workflows.reproduction.items import ITEMS
-from txlcli.workflows.reproduction.runner import Runner
-from txlcli.workflows.reproduction.section import Section
+from txlcli.workflows.options import ReproduceOptions
+from txlcli.workflows.reproduction import ablations, benchmarks, evaluations, frontier, recl, scales, single_model
+from txlcli.workflows.reproduction.runner import Report, Runner
+from txlcli.workflows.reproduction.scales import Scale
+from txlcli.workflows.reproduction.section import TABLES, Section, parts
+from txlcli.workflows.workspace import Workspace
 
 SECTIONS, LOCK = "reproduction.json", ".lock"
-Render = Callable[[Sequence[Section]], Mapping[str, str]]
-"""Returns the text of each file of the report, by name."""
 
 
-def reproduce(
-    names: Sequence[str], directory: Path, scale_name: str, make_runner: Callable[[], Runner], render: Render
-) -> list[Section]:
-    """Reproduce items into the report in a directory, which keeps the sections of earlier calls.
+@dataclass(frozen=True)
+class Item:
+    """A table, a figure, or Appendix E."""
 
-    Args:
-        names: items, in the paper's order.
-        directory: directory of the report; created if necessary.
-        scale_name: name of the scale, which must be that of the report.
-        make_runner: called once the directory is locked.
-        render: makes the files of the report from its sections.
-    """
-    _make_directory(directory)
-    new_sections = []
-    with locks.exclusive(
-        directory / LOCK, f"another process writes to {directory}; wait for it, or give another --out"
-    ):
-        by_name = _read_sections(directory, scale_name, render)
-        runner = make_runner()
+    parts: tuple[str, ...]
+    """Models that it needs, by their part in the paper."""
+    make: Callable[[Runner], Section]
+
+
+ITEMS: dict[str, Item] = {
+    **{f"table{n}": Item(parts(f"table{n}"), partial(benchmarks.table, number=n)) for n in range(1, 6)},
+    "table6": Item(parts("table6"), ablations.table6),
+    "table7": Item(parts("table7"), benchmarks.table7),
+    "table8": Item(recl.PARTS, recl.table8),
+    "table9": Item((), single_model.table9),
+    "table10": Item(parts("table10"), ablations.table10),
+    **{f"figure{n}": Item(recl.PARTS, partial(recl.figure, number=n)) for n in (3, 4)},
+    **{f"figure{n}": Item((single_model.PART,), partial(single_model.attention_figure, number=n)) for n in (5, 6, 7)},
+    "appendix-e": Item((single_model.PART,), single_model.appendix_e),
+    "frontier": Item(frontier.PARTS, frontier.frontier),
+}
+TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceResult:
+    """Tables and figures reproduced by one call."""
+
+    report: list[str]
+    """Files of the report, which has the sections of earlier calls, too."""
+    sections: list[Section]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl reproduce --json` prints."""
+        return {"report": self.report, "sections": {section.name: section.to_json() for section in self.sections}}
+
+
+def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
+    """Return the selected scale; tiny uses Penn Treebank if it has been prepared."""
+    return scales.get(options.scale, has_ptb=workspace.store_path("ptb").is_file())
+
+
+def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
+    """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
+    _make_directory(options.directory)
+    busy = f"another process writes to {options.directory}; wait for it, or give another `out`"
+    scale, sections = scale_of(options, workspace), []
+    with locks.exclusive(options.directory / LOCK, busy):
+        by_name = _read_sections(options)
+        files = _write(by_name, options, report)
+        stored = evaluations.read(options.directory)
         for number, name in enumerate(names, 1):
-            runner.workspace.reporter.say("")
-            runner.workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale_name} scale")
-            with runner.recording() as provenance:
-                section = ITEMS[name].make(runner)
-            facts = {**dataclasses.asdict(provenance), "scale": scale_name, "hardware": runner.machine}
-            section = dataclasses.replace(section, **facts)
-            new_sections.append(section)
-            by_name[name] = section
-            _write(directory, scale_name, by_name, render)  # after each item, so that an interruption loses only one
-    return new_sections
+            workspace.reporter.say("")
+            workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
+            runner = Runner(options=options, scale=scale, workspace=workspace, evaluations=stored, report=report)
+            by_name[name] = _make(name, runner)
+            sections.append(by_name[name])
+            _write(by_name, options, report)  # after each item: an interruption loses only one
+    return ReproduceResult(report=files, sections=sections)
+
+
+def _make(name: str, runner: Runner) -> Section:
+    """Make an item, and describe how it was made."""
+    started = time.monotonic()
+    section = ITEMS[name].make(runner)
+    return dataclasses.replace(
+        section,
+        name=name,
+        title=TITLES[name],
+        commands=runner.commands,
+        readings=runner.readings,
+        seconds=runner.reused_seconds + time.monotonic() - started,
+        scale=runner.scale.name,
+        hardware=runner.machine,
+    )
 
 
 def _make_directory(directory: Path) -> None:
@@ -56,42 +107,41 @@ def _make_directory(directory: Path) -> None:
         return
     begun = {LOCK, f".{SECTIONS}.new"}  # a killed process may have left these
     if directory.exists() and not (directory.is_dir() and {path.name for path in directory.iterdir()} <= begun):
-        raise UsageError(f"{directory} exists and is not a reproduction; give another --out")
+        raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TxlError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
+        raise TxlError(f"{directory}: cannot be created ({error.strerror}); give another `out`") from error
 
 
-def _read_sections(directory: Path, scale_name: str, render: Render) -> dict[str, Section]:
-    """Return the sections of a report; write an empty report into a new directory."""
-    path = directory / SECTIONS
+def _read_sections(options: ReproduceOptions) -> dict[str, Section]:
+    """Return the sections of a report; a new one has none."""
+    path = options.directory / SECTIONS
     if not path.exists():
-        _write(directory, scale_name, {}, render)
         return {}
     try:
         stored = parse_json(read_text(path, MAX_REPORT))
-        sections = {name: Section.from_table(table) for name, table in stored["sections"].items()}
-        stored_scale = str(stored["scale"])
+        sections = {name: Section.from_json(table) for name, table in stored["sections"].items()}
+        scale_name = str(stored["scale"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another --out"
+            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another `out`"
         ) from error
-    if stored_scale != scale_name:
-        raise UsageError(f"{directory} is a reproduction at {stored_scale} scale; give another --out")
+    if scale_name != options.scale:
+        raise UsageError(f"{options.directory} is a reproduction at {scale_name} scale; give another `out`")
     return sections
 
 
-def _write(directory: Path, scale_name: str, by_name: Mapping[str, Section], render: Render) -> None:
-    """Write the sections and the files of the report."""
-    tables = {name: section.to_table() for name, section in by_name.items()}
-    texts = {
-        SECTIONS: json.dumps({"scale": scale_name, "sections": tables}),
-        **render([by_name[name] for name in ITEMS if name in by_name]),
-    }
+def _write(by_name: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
+    """Write the sections and the files of the report; return the paths of the latter."""
+    directory = options.directory
+    texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, directory)
+    tables = {name: section.to_json() for name, section in by_name.items()}
+    stored = json.dumps({"scale": options.scale, "sections": tables})
     try:
-        for name, text in texts.items():
+        for name, text in {SECTIONS: stored, **texts}.items():
             with replacing(directory / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise TxlError(f"{directory}: the report cannot be written ({error.strerror}); free some space") from error
+    return [str(directory / name) for name in texts]

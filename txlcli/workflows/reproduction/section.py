@@ -1,12 +1,41 @@
 """Section of a report: one table or figure of the paper, reproduced."""
 
+import statistics
+import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from typing import Any
+
+TABLES = tomllib.loads((files("txlcli.workflows.reproduction") / "tables.toml").read_text(encoding="utf-8"))
+"""Models of each table, and the claims about them."""
+
+
+def parts(item: str) -> tuple[str, ...]:
+    """Return the models of a table by their part in the paper."""
+    return tuple(TABLES["parts"][item])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number for each seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return sum(self.values) / len(self.values)
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} \N{PLUS-MINUS SIGN} {statistics.stdev(self.values):.3f}"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, compared with the reproduced numbers."""
+    """A claim of the paper, compared with the reproduced numbers."""
 
     text: str
     held: bool | None
@@ -21,6 +50,16 @@ class Claim:
             return "undecided"
         return "as in the paper" if self.held else "NOT as in the paper"
 
+    @classmethod
+    def of_lower(cls, text: str, better: Measured, worse: Measured, paper: str = "") -> "Claim":
+        """Check the claim that one number is lower than another; `paper` begins the detail."""
+        return cls(text, better.mean < worse.mean, f"{paper}here {better} and {worse}")
+
+
+def check_claims(item: str, measured: Mapping[str, Measured]) -> list[Claim]:
+    """Check the claims about the models of a table, whose results are given by their part in the paper."""
+    return [Claim.of_lower(text, measured[better], measured[worse]) for better, worse, text in TABLES["claims"][item]]
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -31,13 +70,13 @@ class Grid:
     caption: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """One table or figure of the paper, reproduced."""
 
-    name: str
+    name: str = ""
     """Name on the command line, such as "table6"."""
-    title: str
+    title: str = ""
     notes: list[str]
     """Paragraphs on the substitutes for the paper's models and texts, and on the method."""
     grids: list[Grid] = field(default_factory=list)
@@ -51,17 +90,18 @@ class Section:
     commands: list[str] = field(default_factory=list)
     """Commands that reproduce the section by hand."""
     seconds: float = 0.0
+    """Duration; stored evaluations count with their original duration."""
     scale: str = ""
     hardware: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     """Numbers of the tables."""
 
-    def to_table(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the section as it is stored and printed."""
         return asdict(self)
 
     @classmethod
-    def from_table(cls, table: dict[str, Any]) -> "Section":
-        """Restore a section from `to_table`."""
+    def from_json(cls, table: dict[str, Any]) -> "Section":
+        """Restore a section from `to_json`."""
         grids = [Grid(**grid) for grid in table["grids"]]
         return cls(**{**table, "grids": grids, "claims": [Claim(**claim) for claim in table["claims"]]})
