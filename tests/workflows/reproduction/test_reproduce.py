@@ -25,6 +25,8 @@ def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     assert begin(tmp_path).sections == []
     assert json.loads((tmp_path / "reproduction.json").read_text())["scale"] == "tiny"
     assert not list(tmp_path.glob(".*.new"))
+    (tmp_path / "half.png").touch()  # of a process that is killed in its first item
+    assert begin(tmp_path).sections == []
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path):

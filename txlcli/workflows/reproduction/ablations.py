@@ -38,7 +38,7 @@ class Lengths:
 
 def table6(runner: Runner) -> Section:
     """Compare recurrence, encodings and losses."""
-    models = _measure_all(runner, "table6")
+    models = {part: _measure(runner, part) for part in parts("table6")}
     printed = published.TABLES[6].rows
     rows = [_row(row, lengths) for row, lengths in zip(printed, models.values(), strict=False)]
     mem_len = runner.settings(STANDARD).train.mem_len
@@ -54,7 +54,7 @@ def table6(runner: Runner) -> Section:
 
 def table10(runner: Runner) -> Section:
     """Compare as in Table 6, with longer segments without recurrence, so that training needs the same memory."""
-    models = _measure_all(runner, "table10")
+    models = {part: _measure(runner, part) for part in parts("table10")}
     rows, steps = [], []
     for row, (part, lengths) in zip(published.TABLES[10].rows, models.items(), strict=True):
         train = runner.settings(part).train
@@ -66,10 +66,6 @@ def table10(runner: Runner) -> Section:
     return dataclasses.replace(section, notes=[*section.notes, note])
 
 
-def _measure_all(runner: Runner, item: str) -> dict[str, Lengths]:
-    return {part: _measure(runner, part) for part in parts(item)}
-
-
 def _measure(runner: Runner, part: str) -> Lengths:
     """Evaluate a model with its training settings, and at the lengths that the search for the best one tries."""
     train = runner.settings(part).train
@@ -79,19 +75,14 @@ def _measure(runner: Runner, part: str) -> Lengths:
     else:
         as_trained = runner.in_windows(part, "valid")
         search = dataclasses.replace(as_trained, attn_len=AUTO)
-    init, best, found, tried = [], [], [], []
-    for seed in runner.seeds:
-        run = runner.run(part, seed)
-        init.append(runner.evaluate(run, as_trained).rows[0].measures["ppl"])
-        searched = runner.evaluate(run, search)
-        tried.append(searched.tried)
-        best.append(min(init[-1], perplexity(min(searched.tried.values()))))
-        found.append(searched.found)
+    init = [evaluation.rows[0].measures["ppl"] for evaluation in runner.evaluate_all(part, as_trained)]
+    searches = runner.evaluate_all(part, search)
+    lowest = [perplexity(min(searched.tried.values())) for searched in searches]
     return Lengths(
         init=Measured(tuple(init)),
-        best=Measured(tuple(best)),
-        attn_lens=tuple(found),
-        tried=tuple(tried),
+        best=Measured(tuple(map(min, init, lowest))),
+        attn_lens=tuple(searched.found for searched in searches),
+        tried=tuple(searched.tried for searched in searches),
         trained=train.seg_len + train.mem_len,
     )
 
@@ -99,7 +90,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
 def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
     """Return the loss in nats by memory length, for each seed."""
     options = EvalOptions(split="valid", mem_len=tuple(mem_lens))
-    results = [runner.evaluate(runner.run(part, seed), options) for seed in runner.seeds]
+    results = runner.evaluate_all(part, options)
     return [{row.mem_len: row.loss_nats for row in result.rows} for result in results]
 
 

@@ -66,8 +66,13 @@ def run(
         missing = [part for part, seed in runs if not _is_finished(scale.run_name(part, seed), workspace.runs_dir)]
         settings = [scale.models[part].settings() for part in missing]
         costs = [machine.flops_and_seconds(each, _vocab_size(each, scale, workspace)) for each in settings]
-        flops, seconds = (sum(numbers) for numbers in zip(*costs, strict=True)) if costs else (0.0, 0.0)
-        item = ItemCost(item=name, models=len(runs), missing=len(missing), training_flops=flops, seconds=seconds)
+        item = ItemCost(
+            item=name,
+            models=len(runs),
+            missing=len(missing),
+            training_flops=sum(flops for flops, _ in costs),
+            seconds=sum(seconds for _, seconds in costs),
+        )
         items.append(item)
     return CostsResult(scale=scale, peak_flops_per_s=machine.peak, items=tuple(items))
 

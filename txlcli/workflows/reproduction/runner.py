@@ -34,17 +34,10 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 class Report(Protocol):
     """Functions of the caller that show results, such as those of `commands.reproduction_report`."""
 
-    def render(self, sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]:
-        """Return the text of each file of the report by name; the figures are in `directory`."""
-
-    def plot_curves(self, path: Path, curves: Curves, *, x_label: str, y_label: str, title: str) -> None:
-        """Plot curves to a file, with a logarithmic x axis."""
-
-    def plot_recl(self, path: Path, result: ReclResult, number: int) -> None:
-        """Plot Figure 3 or 4 to a file."""
-
-    def plot_attention(self, path: Path, result: AttentionResult, number: int) -> None:
-        """Plot Figure 5, 6 or 7 to a file."""
+    def render(self, sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]: ...
+    def plot_curves(self, path: Path, curves: Curves, *, x_label: str, y_label: str, title: str) -> None: ...
+    def plot_recl(self, path: Path, result: ReclResult, number: int) -> None: ...
+    def plot_attention(self, path: Path, result: AttentionResult, number: int) -> None: ...
 
 
 def seeds_of(options: ReproduceOptions) -> range:
@@ -124,6 +117,10 @@ class Runner:
             self.readings.append(evaluation.settings)
         return evaluation
 
+    def evaluate_all(self, part: str, options: EvalOptions) -> list[Evaluation]:
+        """Return the result of `evaluate` for each seed of a model."""
+        return [self.evaluate(self.run(part, seed), options) for seed in self.seeds]
+
     def in_windows(self, part: str, split: str) -> EvalOptions:
         """Return the evaluation of a model without memory, by windows of the segment length."""
         seg_len = self.settings(part).train.seg_len
@@ -134,8 +131,7 @@ class Runner:
         settings, options = self.settings(part), EvalOptions(split=split)
         if settings.train.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
-        results = [self.evaluate(self.run(part, seed), options) for seed in self.seeds]
-        return Measured(tuple(result.rows[0].measures[metric] for result in results))
+        return Measured(tuple(result.rows[0].measures[metric] for result in self.evaluate_all(part, options)))
 
     def _prepare(self, store: str) -> None:
         text, workspace = self.scale.texts[store], self.workspace
