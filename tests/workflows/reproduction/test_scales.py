@@ -7,7 +7,7 @@ import pytest
 from txlcli.core.model.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.recl import GROUPS, PARTS
+from txlcli.workflows.reproduction.figures import GROUPS, RECL_PARTS
 from txlcli.workflows.reproduction.reproduce import ITEMS
 
 EVERY = {
@@ -99,4 +99,4 @@ def test_parts_with_the_same_model_share_a_run():
 
 def test_groups_are_those_of_table_8():
     assert [row.group for row in published.TABLES[8].rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
-    assert len(PARTS) == len(published.TABLES[8].rows)
+    assert len(RECL_PARTS) == len(published.TABLES[8].rows)

@@ -9,7 +9,7 @@ import pytest
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.options import EvalOptions, ReproduceOptions
-from txlcli.workflows.reproduction import ablations, benchmarks, recl
+from txlcli.workflows.reproduction import figures, tables
 from txlcli.workflows.reproduction.evaluations import Evaluation, Score
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.scales import PAPER, tiny
@@ -43,7 +43,7 @@ def test_our_numbers_are_in_the_papers_rows():
     models = ("bytes-xl-18", "bytes-xl-12", "bytes-xl-24", "bytes-vanilla-12", "bytes-vanilla-64")
     worth = dict(zip(models, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     runner = FakeRunner(lambda part, options: worth[part] + (10 if options.split == "valid" else 0))
-    section = benchmarks.table(runner, 2)
+    section = tables.benchmark(runner, 2)
     (grid,) = section.grids
     rows = {row[0]: row[1:] for row in grid.rows}
     assert len(rows) == len(published.TABLES[2].rows)
@@ -74,7 +74,7 @@ def test_models_without_memory_are_evaluated_by_windows_of_the_segment_length():
         return 1.0
 
     for number in (1, 2):
-        benchmarks.table(FakeRunner(note), number)
+        tables.benchmark(FakeRunner(note), number)
     assert requested["bytes-vanilla-12"] == EvalOptions(split="test", attn_len=(512,), stride=1)
     assert requested["bytes-xl-12"] == EvalOptions(split="test")
     assert requested["words-qrnn"] == EvalOptions(split="test")  # it has a recurrent state
@@ -102,7 +102,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
         return ablation(part, options)
 
     runner = FakeRunner(note)
-    section = ablations.table6(runner)
+    section = tables.table6(runner)
     as_trained = EvalOptions(split="valid", mem_len=(128,), seg_len=128, same_length=False)
     assert requested[0] == as_trained
     rows = section.grids[0].rows
@@ -123,7 +123,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
 
 
 def test_harmful_longer_attention_is_reported():
-    section = ablations.table6(FakeRunner(with_value((256, 512), 2.02)))
+    section = tables.table6(FakeRunner(with_value((256, 512), 2.02)))
     (claim,) = (claim for claim in section.claims if claim.text == HARMLESS)
     assert claim.held is False
     assert claim.detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
@@ -143,7 +143,7 @@ def with_value(mem_len, value):
     ],
 )
 def test_lengths_beyond_those_of_the_search_decide(numbers, loss_at_300, text, held):
-    section = ablations.table6(FakeRunner(numbers, loss_at_300=loss_at_300))
+    section = tables.table6(FakeRunner(numbers, loss_at_300=loss_at_300))
     assert verdicts_of(section)[text] is held
 
 
@@ -151,7 +151,7 @@ def test_the_best_is_never_worse_than_the_training_settings():
     def best_as_trained(part, options):
         return ablation(part, options) - (1.0 if options.same_length is False else 0)
 
-    section = ablations.table6(FakeRunner(best_as_trained))
+    section = tables.table6(FakeRunner(best_as_trained))
     assert section.grids[0].rows[0][1:3] == ["1.625 ± 0.177"] * 2
 
 
@@ -160,8 +160,8 @@ def point(tokens, *, ended=False):
 
 
 def test_recl_is_compared_within_a_group():
-    measured = dict.fromkeys(recl.PARTS, point(32)) | {"words-xl": point(64, ended=True)}
-    claims = recl.compare_groups(measured, 16)
+    measured = dict.fromkeys(figures.RECL_PARTS, point(32)) | {"words-xl": point(64, ended=True)}
+    claims = figures.compare_groups(measured, 16)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
     assert claims[0].text == "Transformer-XL 151M uses more context than QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
@@ -169,7 +169,7 @@ def test_recl_is_compared_within_a_group():
 
 @pytest.mark.parametrize(("both", "bound"), [(point(16), "<= 16"), (point(64, ended=True), ">= 64")])
 def test_two_equal_bounds_are_undecided(both, bound):
-    claims = recl.compare_groups(dict.fromkeys(recl.PARTS, both), 16)
+    claims = figures.compare_groups(dict.fromkeys(figures.RECL_PARTS, both), 16)
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"
@@ -183,12 +183,12 @@ def test_a_number_over_several_seeds_has_its_deviation(values, text):
 
 
 def test_a_substitute_text_is_named_in_the_columns():
-    (grid,) = benchmarks.table(FakeRunner(lambda *_: 2.0, scale=tiny(has_ptb=False)), 5).grids
+    (grid,) = tables.benchmark(FakeRunner(lambda *_: 2.0, scale=tiny(has_ptb=False)), 5).grids
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
 
 
 def test_table_10_shows_the_tokens_per_step_of_each_row():
-    section = ablations.table10(FakeRunner(ablation))
+    section = tables.table10(FakeRunner(ablation))
     assert section.notes[-1] == (
         "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172."
     )

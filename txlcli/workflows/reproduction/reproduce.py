@@ -16,7 +16,7 @@ from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.options import ReproduceOptions
-from txlcli.workflows.reproduction import ablations, benchmarks, evaluations, frontier, recl, scales, single_model
+from txlcli.workflows.reproduction import evaluations, figures, frontier, scales, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
@@ -35,15 +35,15 @@ class Item:
 
 
 ITEMS: dict[str, Item] = {
-    **{f"table{n}": Item(parts(f"table{n}"), partial(benchmarks.table, number=n)) for n in range(1, 6)},
-    "table6": Item(parts("table6"), ablations.table6),
-    "table7": Item(parts("table7"), benchmarks.table7),
-    "table8": Item(recl.PARTS, recl.table8),
-    "table9": Item((), single_model.table9),
-    "table10": Item(parts("table10"), ablations.table10),
-    **{f"figure{n}": Item(recl.PARTS, partial(recl.figure, number=n)) for n in (3, 4)},
-    **{f"figure{n}": Item((single_model.PART,), partial(single_model.attention_figure, number=n)) for n in (5, 6, 7)},
-    "appendix-e": Item((single_model.PART,), single_model.appendix_e),
+    **{f"table{n}": Item(parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
+    "table6": Item(parts("table6"), tables.table6),
+    "table7": Item(parts("table7"), tables.table7),
+    "table8": Item(figures.RECL_PARTS, figures.table8),
+    "table9": Item((), figures.table9),
+    "table10": Item(parts("table10"), tables.table10),
+    **{f"figure{n}": Item(figures.RECL_PARTS, partial(figures.recl_figure, number=n)) for n in (3, 4)},
+    **{f"figure{n}": Item((figures.STANDARD,), partial(figures.attention_figure, number=n)) for n in (5, 6, 7)},
+    "appendix-e": Item((figures.STANDARD,), figures.appendix_e),
     "frontier": Item(frontier.PARTS, frontier.frontier),
 }
 TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]

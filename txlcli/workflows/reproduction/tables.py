@@ -1,6 +1,7 @@
-"""Tables 6 and 10: ablations of recurrence, encoding and loss on WikiText-103, by perplexity on valid."""
+"""Tables 1 to 7 and 10, the results of `txl eval`: benchmarks, and ablations of recurrence, encoding and loss."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +9,85 @@ from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
 from txlcli.workflows.options import AUTO, EvalOptions
 from txlcli.workflows.reproduction.runner import Runner
-from txlcli.workflows.reproduction.section import Claim, Grid, Measured, Section, check_claims, parts
+from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, Measured, Section, check_claims, parts
 
 STANDARD, LONGEST = "ablation-standard", "ablation-xl-full"
 """The models whose further lengths are measured: the paper's standard model, and the best of the ablations."""
 COLUMNS = ["model", "init", "best", "attention", "paper: init", "paper: best", "paper: attention"]
 NOT_WORSE = 0.005  # largest increase of perplexity, relative, up to four times the trained M
+
+
+@dataclasses.dataclass(frozen=True)
+class OurResult:
+    """Result of one of our models."""
+
+    model: str
+    parameters: int
+    valid: Measured
+    test: Measured
+
+
+def benchmark(runner: Runner, number: int) -> Section:
+    """Make one of Tables 1 to 5: the paper's rows, with our numbers where txl has the model."""
+    paper = published.BENCHMARKS[number - 1]
+    metric, our_results = paper.metric, {}
+    names = TABLES["parts"][f"table{number}"]
+    for part, name in names.items():
+        valid, test = (runner.measure(part, split, metric) for split in ("valid", "test"))
+        our_results[name] = OurResult(part, runner.run(part).parameters, valid, test)
+    settings = {part: runner.settings(part) for part in names}
+    (store,) = {model.corpus.store for model in settings.values()}
+    text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
+    columns = ["system", "parameters", f"valid{text}", f"test{text}"]
+    columns += ["paper: parameters", "paper: valid", "paper: test"]
+    scored = f", the first {runner.scale.positions:,} tokens of each split" if runner.scale.positions else ""
+    caption = f"{metric}, lower is better. Ours: {runner.averaged}{scored}. Empty: a system that txl does not have."
+    notes = [runner.scale.description]
+    if runner.scale.name != "paper":
+        models = [f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items()]
+        notes.append(f"Models: {'; '.join(models)}.")
+    return Section(
+        notes=notes,
+        grids=[Grid(columns, [_benchmark_row(row, our_results.get(row.name)) for row in paper.rows], caption)],
+        claims=_claims(paper, our_results),
+        data={name: dataclasses.asdict(result) for name, result in our_results.items()},
+    )
+
+
+def _benchmark_row(row: published.Result, our_result: OurResult | None) -> list[str]:
+    ours = ["", "", ""]
+    if our_result is not None:
+        ours = [f"{our_result.parameters:,}", str(our_result.valid), str(our_result.test)]
+    return [row.label, *ours, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
+
+
+def _claims(paper: published.Table[published.Result], our_results: dict[str, OurResult]) -> list[Claim]:
+    """Compare each two rows that txl has, in the order of the paper's results."""
+    ranked = sorted((row for row in paper.rows if row.name in our_results), key=lambda row: row.test)
+    return [
+        Claim.of_lower(
+            f"{better.name} is better than {worse.name}",
+            our_results[better.name].test,
+            our_results[worse.name].test,
+            f"{better.test} and {worse.test} {paper.metric} in the paper, ",
+        )
+        for better, worse in itertools.combinations(ranked, 2)
+        if better.test < worse.test
+    ]
+
+
+def table7(runner: Runner) -> Section:
+    """Compare recurrence and encodings on One Billion Word, whose sentences are independent of each other."""
+    perplexities = {part: runner.measure(part, "test", "ppl") for part in parts("table7")}
+    printed = published.TABLES[7].rows
+    rows = [[row.name, str(own), str(row.ppl)] for row, own in zip(printed, perplexities.values(), strict=True)]
+    caption = "Perplexity on the test split; the paper does not name the split."
+    return Section(
+        notes=[runner.scale.description],
+        grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
+        claims=check_claims("table7", perplexities),
+        data={part: measured.values for part, measured in perplexities.items()},
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
