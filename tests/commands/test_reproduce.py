@@ -24,17 +24,32 @@ EVEN = ("train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_hea
 NO_MEMORY, RNNS = scales.DATA["changes"]["no-memory"], ("lstm", "qrnn")
 
 
-def models():
-    small = {
-        key: scales.Model(key, "tiny.toml", (*SHORT, *(NO_MEMORY if "vanilla" in key or "adaptive" in key else ())))
-        for key in scales.PAPER.models
+def small_scale(has_ptb=False):
+    """Return a scale of seconds instead of minutes, with the novel as its only text."""
+    models = {
+        part: scales.Model(part, "tiny.toml", (*SHORT, *(NO_MEMORY if "vanilla" in part or "adaptive" in part else ())))
+        for part in scales.PAPER.models
     }
     of_ablations = (*SHORT, "train.seg_len=4", "eval.seg_len=4")
-    small |= scales.ablation_models("ablation", of_ablations, "tiny.toml", seg_len=4, longer=(6, 8))
-    small |= scales.sentence_models(SHORT, "tiny.toml", seg_len=5)
-    small |= scales.frontier_models("tiny.toml", (*SHORT, *EVEN))
-    small |= {f"words-{arch}": scales.Model(f"words-{arch}", "state.toml", (f"model.arch={arch}",)) for arch in RNNS}
-    return small
+    models |= scales.ablation_models("ablation", of_ablations, "tiny.toml", seg_len=4, longer=(6, 8))
+    models |= scales.sentence_models(SHORT, "tiny.toml", seg_len=5)
+    models |= scales.frontier_models("tiny.toml", (*SHORT, *EVEN))
+    models |= {f"words-{arch}": scales.Model(f"words-{arch}", "state.toml", (f"model.arch={arch}",)) for arch in RNNS}
+    return scales.Scale(
+        name="tiny",
+        description="For tests.",
+        texts={"novel": scales.ScaleText("novel", "novel")},
+        models=models,
+        positions=40,
+        stride=1,
+        attn_lens=(8, 4),
+        recl_start=2,
+        recl_longest=6,
+        recl_positions=20,
+        sample_tokens=(5, 7),
+        context=5,
+        timed_recipe="tiny.toml",
+    )
 
 
 @pytest.fixture
@@ -48,21 +63,7 @@ def shrunk(here, monkeypatch):
     ):
         recipe = recipe.replace(text, other)
     Path("state.toml").write_text(recipe, encoding="utf-8")
-    scale = scales.Scale(
-        name="tiny",
-        description="For tests.",
-        texts={"novel": scales.ScaleText("novel", "novel")},
-        models=models(),
-        positions=40,
-        stride=1,
-        attn_lens=(8, 4),
-        recl_start=2,
-        recl_longest=6,
-        recl_positions=20,
-        sample_tokens=(5, 7),
-        context=5,
-        timed_recipe="tiny.toml",
-    )
+    scale = small_scale()
     monkeypatch.setitem(scales.SCALES, "tiny", lambda has_ptb: scale)
     return here
 
@@ -145,13 +146,11 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
         options = EvalOptions(split=split, positions=positions)
         keys.append(key_of(run, store, options, machine=machine, code=code))
 
-    note()
-    note()
-    note(split="valid")
-    note(positions=None)
-    note(machine="gpu")
     other_settings = dataclasses.replace(run.settings, eval=dataclasses.replace(run.settings.eval, batch_size=9))
-    note(run=dataclasses.replace(run, settings=other_settings))
+    other_run = {"run": dataclasses.replace(run, settings=other_settings)}
+    others = ({"split": "valid"}, {"positions": None}, {"machine": "gpu"}, {"code": "another"}, other_run)
+    for changes in ({}, {}, *others):
+        note(**changes)
     shutil.copy("runs/tiny-short-shaw-1111/best.safetensors", run.best_or_last)
     note()
     store.conventions["lines"] = "another"
@@ -167,7 +166,6 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     store.conventions.update(before.conventions)
     store.splits.update(before.splits)
     note()
-    note(code="another")
     assert len(set(keys)) == len(keys) - 1  # the first two are equal
 
 
@@ -274,7 +272,7 @@ def test_a_store_with_too_few_words_for_a_model_is_refused(untouched):
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert refusal("reproduce", "table1", "--scale", "paper") == (
         f"the store data/wt103.h5: [model] cutoffs [20000, 40000, 200000] reach beyond the vocabulary of {size}; "
-        'each must be less, or none: --set "model.cutoffs=[]"'
+        "each must be less, or none: --set model.cutoffs=[]"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.commands.test_reproduce import models
+from tests.commands.test_reproduce import small_scale
 from tests.faults import process, results
 from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
 from tests.faults.sample import RECL
@@ -230,25 +230,6 @@ class Rehearsal:
 
     def state(self, directory, outcome):
         return State(self.job, directory, self.before, self.after, self.result, outcome)
-
-
-def small_scale(has_ptb):
-    """Return a scale of seconds instead of minutes, with the novel as its only text."""
-    return scales.Scale(
-        name="tiny",
-        description="For tests.",
-        texts={"novel": scales.ScaleText("novel", "novel")},
-        models=models(),
-        positions=40,
-        stride=1,
-        attn_lens=(8, 4),
-        recl_start=2,
-        recl_longest=6,
-        recl_positions=20,
-        sample_tokens=(5, 7),
-        context=5,
-        timed_recipe="tiny.toml",
-    )
 
 
 def rehearse(sample, jobs=JOBS):

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class CostsResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl reproduce --list --json` prints."""
-        return asdict(self) | {"scale": self.scale.name}
+        return {**vars(self), "scale": self.scale.name, "items": [vars(item) for item in self.items]}
 
 
 def run(
