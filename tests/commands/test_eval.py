@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 
 import h5py
 import numpy as np
@@ -347,12 +346,7 @@ def test_zeros_that_exceed_free_memory_are_rejected_in_one_line(here):
     # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
     size = f"{2 * 2 * 3 * 3 * 5 * (2_147_483_647 + 536_870_911) * 4 / 2**30:.1f} GiB"
     message = refusal("eval", "zeros", "--mem-len", 2_147_483_647, code=1)
-    found = re.fullmatch(
-        rf"out of memory \(tried to allocate {size}\); it needs about ([\d,.]+) GiB of [\d.]+ GiB; "
-        r"try --batch-size 1 --mem-len \d+ \(about [\d.]+ GiB\)",
-        message,
-    )
-    assert 1800 < float(found[1].replace(",", "")) < 2300  # the keys and values, and what a segment needs besides
+    assert message.startswith(f"out of memory (tried to allocate {size}); use a smaller batch size, shorter lengths")
 
 
 def test_bf16_is_reported_and_close_to_fp32(here):

@@ -1,7 +1,8 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Argument
 
@@ -25,6 +26,10 @@ from txlcli.workflows.options import SpeedOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SlowdownRow, SpeedResult, ThroughputRow
+
+Row = TypeVar("Row")
+Columns = list[tuple[str, Callable[[Row], str]]]
+"""Headings of a table, each with the function that formats the cell of a row."""
 
 
 @with_options
@@ -78,82 +83,67 @@ def show(result: "SpeedResult") -> None:
     title = f"{result.model} on {result.device}, {result.precision}"
     if result.slowdown:
         _show_slowdown(title, result.slowdown, repeat=result.repeat)
-    _show_throughput("throughput" if result.slowdown else title, result.throughput, result.peak_gflops_per_s)
+    notes = [
+        f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
+        "keys and distinct distances only.",
+        "peak MiB: the whole process on a CPU, tensors on CUDA.",
+    ]
+    works: Columns[ThroughputRow] = [
+        ("work", lambda row: row.work),
+        ("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}"),
+        ("ms/token", lambda row: _spread(row.ms_per_token, row.low_high_ms)),
+        ("of peak", lambda row: f"{row.share_of_peak:.1%}"),
+        ("peak MiB", lambda row: _in_mib(row.peak_memory_bytes)),
+    ]
+    _show_rows("throughput" if result.slowdown else title, works, result.throughput, notes)
+    latencies: Columns[ThroughputRow] = [
+        ("work", lambda row: row.work),
+        ("steps", lambda row: f"{row.steps_timed:,}"),
+        ("p50", lambda row: _short_or_dash(row.latency_p50_ms)),
+        ("p90", lambda row: _short_or_dash(row.latency_p90_ms)),
+        ("p95", lambda row: _short_or_dash(row.latency_p95_ms)),
+        ("p99", lambda row: _short_or_dash(row.latency_p99_ms)),
+    ]
+    note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
+    _show_rows("latency, ms per step", latencies, result.throughput, [note])
 
 
-def _show_slowdown(title: str, rows: tuple["SlowdownRow", ...], *, repeat: int) -> None:
-    lines = [
-        [
-            f"{row.attn_len:,}",
-            _spread(row.xl_ms_per_token, row.xl_low_high_ms),
-            _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms),
-            metrics.format_ratio(row.slowdown),
-            f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-",
-        ]
-        for row in rows
+def _show_rows(title: str, columns: "Columns[Row]", rows: "Sequence[Row]", notes: Sequence[str] = ()) -> None:
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    console.show_table(title, [heading for heading, _ in columns], cells, notes)
+
+
+def _show_slowdown(title: str, rows: "Sequence[SlowdownRow]", *, repeat: int) -> None:
+    attention = ("attention", lambda row: f"{row.attn_len:,}")
+    table_9: Columns[SlowdownRow] = [
+        attention,
+        ("XL ms/token", lambda row: _spread(row.xl_ms_per_token, row.xl_low_high_ms)),
+        ("vanilla ms/token", lambda row: _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms)),
+        ("slowdown", lambda row: metrics.format_ratio(row.slowdown)),
+        ("paper", lambda row: f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-"),
     ]
     notes = [
         f"Table 9, median (low-high) of {repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
         "vanilla: the same weights without memory, recomputing one window per prediction.",
     ]
-    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), lines, notes)
-    others = [
-        [
-            f"{row.attn_len:,}",
-            f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})",
-            metrics.format_ratio(row.slowdown_batched),
-            _short(row.xl_single_ms_per_token),
-            metrics.format_ratio(row.slowdown_single),
-        ]
-        for row in rows
+    _show_rows(title, table_9, rows, notes)
+    others: Columns[SlowdownRow] = [
+        attention,
+        ("vanilla batched", lambda row: f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})"),
+        ("slowdown", lambda row: metrics.format_ratio(row.slowdown_batched)),
+        ("XL at L = 1", lambda row: _short(row.xl_single_ms_per_token)),
+        ("slowdown", lambda row: metrics.format_ratio(row.slowdown_single)),
     ]
-    headings = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
     note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
-    console.show_table("vanilla batched, and XL one token at a time, ms/token", headings, others, [note])
-    rates = [
-        [
-            f"{row.attn_len:,}",
-            f"{row.xl_tokens_per_s:,.0f}",
-            f"{row.xl_share_of_peak:.1%}",
-            _in_mib(row.xl_peak_memory_bytes),
-            f"{row.xl_single_tokens_per_s:,.0f}",
-        ]
-        for row in rows
+    _show_rows("vanilla batched, and XL one token at a time, ms/token", others, rows, [note])
+    rates: Columns[SlowdownRow] = [
+        attention,
+        ("XL tokens/s", lambda row: f"{row.xl_tokens_per_s:,.0f}"),
+        ("of peak", lambda row: f"{row.xl_share_of_peak:.1%}"),
+        ("peak MiB", lambda row: _in_mib(row.xl_peak_memory_bytes)),
+        ("tokens/s at L = 1", lambda row: f"{row.xl_single_tokens_per_s:,.0f}"),
     ]
-    headings = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
-    console.show_table("one lane with memory, by attention length", headings, rates)
-
-
-def _show_throughput(title: str, rows: tuple["ThroughputRow", ...], peak_gflops_per_s: float) -> None:
-    works = [
-        [
-            row.work,
-            f"{row.tokens_per_s:,.0f}",
-            _spread(row.ms_per_token, row.low_high_ms),
-            f"{row.share_of_peak:.1%}",
-            _in_mib(row.peak_memory_bytes),
-        ]
-        for row in rows
-    ]
-    notes = [
-        f"of peak: share of the {peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
-        "keys and distinct distances only.",
-        "peak MiB: the whole process on a CPU, tensors on CUDA.",
-    ]
-    console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), works, notes)
-    latencies = [
-        [
-            row.work,
-            f"{row.steps_timed:,}",
-            _short_or_dash(row.latency_p50_ms),
-            _short_or_dash(row.latency_p90_ms),
-            _short_or_dash(row.latency_p95_ms),
-            _short_or_dash(row.latency_p99_ms),
-        ]
-        for row in rows
-    ]
-    note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
-    console.show_table("latency, ms per step", ("work", "steps", "p50", "p90", "p95", "p99"), latencies, [note])
+    _show_rows("one lane with memory, by attention length", rates, rows)
 
 
 def _in_mib(size: int | None) -> str:

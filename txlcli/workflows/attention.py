@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
@@ -23,13 +25,12 @@ ROWS = 16
 DIGITS = 7  # significant digits in JSON, as many as float32 has
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HeadMeasures:
-    """Averages over the queries of one head."""
+    """Averages over the queries of one head; layer and head are counted from 1."""
 
     layer: int
     head: int
-    """Both are counted from 1."""
     mean_distance_tokens: float
     width_tokens: float
     """exp of the entropy of its averaged attention."""
@@ -63,18 +64,10 @@ class AttentionResult:
     def heads(self) -> list[HeadMeasures]:
         """Measures of all heads, layer by layer."""
         maps = self.maps
-        layers, heads = maps.width.shape
+        measures = (maps.mean_distance, maps.width, maps.entropy_nats, maps.memory_share)
         return [
-            HeadMeasures(
-                layer=layer + 1,
-                head=head + 1,
-                mean_distance_tokens=_rounded(maps.mean_distance[layer, head]),
-                width_tokens=_rounded(maps.width[layer, head]),
-                entropy_nats=_rounded(maps.entropy_nats[layer, head]),
-                memory_share=_rounded(maps.memory_share[layer, head]),
-            )
-            for layer in range(layers)
-            for head in range(heads)
+            HeadMeasures(layer + 1, head + 1, *(_rounded(measure.item(layer, head)) for measure in measures))
+            for layer, head in np.ndindex(maps.width.shape)
         ]
 
     @property

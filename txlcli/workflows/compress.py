@@ -8,11 +8,12 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 from txlcli import __version__
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures import compression
-from txlcli.core.measures.adaptation import DynamicSettings, gradient_rms, head_segments
+from txlcli.core.measures.adaptation import DynamicSettings
 from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor, SymbolCoder
 from txlcli.core.reading.scoring import Lanes, score_total
 from txlcli.data import compressed_file
@@ -31,12 +32,15 @@ from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.system.input_files import MAX_TEXT, read_bytes
-from txlcli.workflows.evaluation import adapted, texts
+from txlcli.workflows.evaluation import adapted
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AdaptationSearch, CompressOptions
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
+CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
+"""Encodings of single symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,7 @@ def compress(
     """Compress a file with the predictions of a run; `force` replaces an existing target."""
     workspace = _exact(workspace)
     _check_target(target, source, force=force)
-    data = _read(source)
+    data = _read(source, partial(read_bytes, most=MAX_TEXT))
     opened = workspace.open_run(run_name)
     ids, others = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
@@ -169,7 +173,7 @@ class _Job:
         if self.dynamic is None:
             return FixedPredictor(model, self.settings, lanes)
         before = 0 if vocab.boundary is None else 1
-        rms = _gradient_rms(self.opened, self.settings, self.workspace)
+        rms = adapted.rms_of_train(self.opened, self.settings, self.opened.store(self.workspace.data_dir).ids("train"))
         return compression.DynamicPredictor(model, self.settings, lanes, self.dynamic, rms, before=before)
 
 
@@ -179,10 +183,7 @@ def decompress(
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
     workspace = _exact(workspace)
     _check_target(target, source, force=force)
-    try:
-        packed = compressed_file.read(source)
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
+    packed = _read(source, compressed_file.read)
     opened = workspace.open_run(run_name)
     _check_conditions(source, packed, opened)
     started = time.perf_counter()
@@ -217,9 +218,9 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
         raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
 
 
-def _read(source: Path) -> bytes:
+def _read(source: Path, read: Callable[[Path], Content]) -> Content:
     try:
-        return read_bytes(source, MAX_TEXT)
+        return read(source)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
 
@@ -231,14 +232,10 @@ def _may_escape(vocab: Vocab) -> bool:
 
 def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, dict[int, bytes]]:
     """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position."""
-    if vocab.tokenizer == "byte":
-        ids_of_bytes = np.array([vocab.ids_of.get(chr(value), vocab.size) for value in range(256)], dtype=np.int64)
-        ids = ids_of_bytes[np.frombuffer(data, dtype=np.uint8)]
-        return ids, {int(at): data[at : at + 1] for at in np.flatnonzero(ids == vocab.size)}
-    if vocab.tokenizer == "char":
-        text = data.decode("utf-8", errors="surrogateescape")  # a byte that is not UTF-8 is one symbol
+    if codec := CODECS.get(vocab.tokenizer):
+        text = data.decode(*codec)
         ids = np.array([vocab.ids_of.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
-        return ids, {int(at): _bytes_of(vocab, text[at]) for at in np.flatnonzero(ids == vocab.size)}
+        return ids, {int(at): text[at].encode(*codec) for at in np.flatnonzero(ids == vocab.size)}
     try:
         ids = vocab.encode(data.decode("utf-8"))
         is_exact = vocab.decode(ids).encode("utf-8") == data
@@ -252,17 +249,12 @@ def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, d
     return ids, {}
 
 
-def _bytes_of(vocab: Vocab, symbol: str) -> bytes:
-    if vocab.tokenizer == "byte":
-        return symbol.encode("latin-1")
-    return symbol.encode("utf-8", errors="surrogateescape")
-
-
 def _decode(vocab: Vocab, text: CodedText) -> bytes:
     """Return the bytes of a text."""
-    if not _may_escape(vocab) and vocab.tokenizer != "byte":
+    codec = CODECS.get(vocab.tokenizer)
+    if codec is None:
         return vocab.decode(text.ids).encode("utf-8")
-    symbols = [_bytes_of(vocab, symbol) for symbol in vocab.symbols]
+    symbols = [symbol.encode(*codec) for symbol in vocab.symbols]
     return b"".join(
         text.others[at] if number == vocab.size else symbols[number] for at, number in enumerate(text.ids.tolist())
     )
@@ -281,12 +273,6 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
     return settings
 
 
-def _gradient_rms(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[torch.Tensor]:
-    train = opened.store(workspace.data_dir).ids("train")
-    segments = head_segments(train, settings, adapted.RMS_SEGMENTS, opened.model.device)
-    return gradient_rms(opened.model, segments, settings)
-
-
 def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> DynamicSettings | None:
     """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss."""
     if opened.run.settings.model.absolute_positions:
@@ -295,11 +281,9 @@ def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> 
             "`dynamic`"
         )
     search = AdaptationSearch()
-    positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
-    text = texts.first_positions(opened, "valid", positions, workspace.data_dir)
-    valid = Scoring(opened, text, settings, workspace.reporter)
-    rms = _gradient_rms(opened, settings, workspace)
-    best = adapted.search_dynamic(valid, rms, search)
+    valid = adapted.valid_for_dynamic(opened, settings, search, workspace)
+    rms = adapted.rms_of_train(opened, settings, opened.store(workspace.data_dir).ids("train"))
+    best = adapted.search_dynamic(Scoring(opened, valid, settings, workspace.reporter), rms, search)
     return best if best.lr > 0 else None
 
 

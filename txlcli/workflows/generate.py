@@ -16,7 +16,6 @@ from txlcli.core.reading.sampling import Sampling
 from txlcli.corpora.corpus import unchanged
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation.out_of_memory import Reading, explained
 from txlcli.workflows.evaluation.texts import warn_if_trained_on
 from txlcli.workflows.options import DEFAULT_CONTEXT, DEFAULT_TOP_K, GenerateOptions
 from txlcli.workflows.reporter import Reporter
@@ -78,7 +77,7 @@ class Generation:
         for number in range(self.options.samples):
             seed = self.options.seed + number
             tokens = sampling.generate(reader, context, sampling_settings(self.options), seed=seed)
-            yield _explained(self.opened, itertools.islice(tokens, self.options.tokens))
+            yield itertools.islice(tokens, self.options.tokens)
 
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
@@ -124,7 +123,7 @@ class Conversation:
         tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
         self._unread, self._started = [], True
         sampled = sampling.continue_text(self._reader, tokens, sampling_settings(self._options), self._generator)
-        for token in _explained(self._opened, itertools.islice(sampled, self._options.tokens)):
+        for token in itertools.islice(sampled, self._options.tokens):
             self._unread = [token]  # the reader has read all before it
             yield token
 
@@ -138,22 +137,8 @@ def sampling_settings(options: GenerateOptions) -> Sampling:
 
 def _reader(opened: OpenRun) -> Reader:
     """Return the reader of a run, for one text."""
-    with explained(_reading(opened)):
-        settings = opened.run.settings.evaluation_settings()
-        return sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
-
-
-def _explained(opened: OpenRun, tokens: Iterator[int]) -> Iterator[int]:
-    """Yield tokens while they are sampled; the error says what fits if memory runs out."""
-    with explained(_reading(opened)):
-        yield from tokens
-
-
-def _reading(opened: OpenRun) -> Reading:
-    settings = dataclasses.replace(opened.run.settings.evaluation_settings(), batch_size=1)
-    by_windows = not opened.model.has_recurrent_state and settings.mem_len == 0
-    attn_len = settings.seg_len if by_windows else None
-    return Reading(opened=opened, settings=settings, attn_len=attn_len, can_change=("--precision",))
+    settings = opened.run.settings.evaluation_settings()
+    return sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
 
 
 def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:
@@ -213,11 +198,8 @@ def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspa
 
 def detokenize_lines(pieces: Iterable[str], detokenize: Callable[[str], str]) -> Iterator[str]:
     """Yield the detokenized lines of a text that arrives in pieces, each as soon as it is complete."""
-    line: list[str] = []
+    line = ""
     for piece in pieces:
-        *complete, last = piece.split("\n")
-        for part in complete:
-            yield detokenize("".join([*line, part, "\n"]))
-            line = []
-        line.append(last)
-    yield detokenize("".join(line))
+        *complete, line = (line + piece).split("\n")
+        yield from (detokenize(part + "\n") for part in complete)
+    yield detokenize(line)

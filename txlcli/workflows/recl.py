@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,13 +19,14 @@ from txlcli.data.context_file import ContextFile, Facts
 from txlcli.errors import RunError, TrainingError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
+from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.system import locks
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.sweep import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, RECL_LOSSES, ReclOptions
-from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.workspace import Workspace
 
 CONTEXT_SETTINGS = {
@@ -82,10 +83,7 @@ class ReclModel:
             "precision": self.precision,
             "loss_nats": self.loss_nats,
             "ppl": [metrics.finite(ppl) for ppl in self.ppl],
-            "recl": [
-                {**dataclasses.asdict(point), "gains": [_gain_to_json(gain) for gain in point.gains]}
-                for point in self.recl
-            ],
+            "recl": [{**vars(point), "gains": [_gain_to_json(gain) for gain in point.gains]} for point in self.recl],
         }
 
 
@@ -109,8 +107,7 @@ class ReclResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl recl --json` prints."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "models": [model.to_json() for model in self.models]}
+        return {**vars(self), "models": [model.to_json() for model in self.models]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,39 +124,13 @@ class _Member:
     """Everything that a loss at a context length depends on."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Losses that are needed, and the file that keeps them."""
-
-    text: ScoredText
-    positions: NDArray[np.int64]
-    options: ReclOptions
-    file: ContextFile
-    reporter: Reporter
-
-
-@dataclass(frozen=True)
-class _Missing:
-    """Losses of one model that the file does not have."""
-
-    member: _Member
-    positions: dict[int, NDArray[np.int64]]
-    """Positions to score, by context length."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens to read."""
-        return sum(context_len * len(positions) for context_len, positions in self.positions.items())
-
-
 def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:
     """Measure the RECL of every run of a group."""
     path = options.losses or workspace.runs_dir / RECL_LOSSES
     busy = f"another txl recl writes to {path}; wait for it, or give another `losses`"
     with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
         group, text = _open_group(run_names, options, workspace)
-        task = _Task(text, _positions(text, options), options, ContextFile(path), workspace.reporter)
-        losses = _group_losses(group, task)
+        losses = _group_losses(group, text, options, ContextFile(path), workspace.reporter)
     by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
     models = [
         ReclModel(
@@ -192,50 +163,46 @@ def _open_group(
 ) -> tuple[list[_Member], ScoredText]:
     """Open the runs, and the text that all of them are scored on."""
     group = run_directory.find_each(run_names, workspace.runs_dir)
-    _check_comparable(group)
+    for member in group:
+        _check_comparable(group[0], member)
     for member in () if options.unfinished else group:
         history.check_finished(member)
-    members: list[_Member] = []
-    text: ScoredText | None = None
-    for name in run_names:
-        opened = workspace.open_run(name)
-        if text is None:
-            text = texts.split_text(opened, options.split, None, workspace)
-        settings = opened.run.settings.evaluation_settings()
-        if opened.run.settings.train.mem_len == 0:
-            settings = dataclasses.replace(settings, mem_len=0)
-        facts = {
-            "txl": txlcli.__version__,
-            "weights": opened.checkpoint.weights_digest(),
-            "model": dataclasses.asdict(opened.run.settings.model),
-            "reading": _context_source(opened.run, settings).to_json(),
-            "precision": opened.precision,
-            "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
-        }
-        step = opened.checkpoint.state["step"]
-        members.append(_Member(opened.run, opened.model, settings, step, opened.precision, facts))
-    assert text is not None
-    return members, text
+    all_opened = [workspace.open_run(name) for name in run_names]
+    text = texts.split_text(all_opened[0], options.split, None, workspace)
+    return [_member(opened, text) for opened in all_opened], text
 
 
-def _check_comparable(group: Sequence[Run]) -> None:
+def _member(opened: OpenRun, text: ScoredText) -> _Member:
+    settings = opened.run.settings.evaluation_settings()
+    if opened.run.settings.train.mem_len == 0:
+        settings = dataclasses.replace(settings, mem_len=0)
+    facts = {
+        "txl": txlcli.__version__,
+        "weights": opened.checkpoint.weights_digest(),
+        "model": dataclasses.asdict(opened.run.settings.model),
+        "reading": _context_source(opened.run, settings).to_json(),
+        "precision": opened.precision,
+        "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
+    }
+    step = opened.checkpoint.state["step"]
+    return _Member(opened.run, opened.model, settings, step, opened.precision, facts)
+
+
+def _check_comparable(first: Run, other: Run) -> None:
     """Reject runs that cannot be compared, before any weights are loaded."""
-    first, *others = group
-    for member in group:
-        if not member.best_or_last.is_file():
-            raise RunError(f"{member.directory} has no saved weights yet; train it first, or leave it out")
-    for other in others:
-        corpus, other_corpus = first.settings.corpus.store, other.settings.corpus.store
-        if corpus != other_corpus:
-            raise UsageError(
-                f"{first.directory} was trained on {corpus}, {other.directory} on {other_corpus}; "
-                "RECL compares runs on one corpus, leave one of them out"
-            )
-        if other.vocab_fingerprint != first.vocab_fingerprint:
-            raise VocabularyError(
-                f"{first.directory} and {other.directory} have different vocabularies; "
-                "their losses per token cannot be compared, leave one of them out"
-            )
+    if not other.best_or_last.is_file():
+        raise RunError(f"{other.directory} has no saved weights yet; train it first, or leave it out")
+    corpus, other_corpus = first.settings.corpus.store, other.settings.corpus.store
+    if corpus != other_corpus:
+        raise UsageError(
+            f"{first.directory} was trained on {corpus}, {other.directory} on {other_corpus}; "
+            "RECL compares runs on one corpus, leave one of them out"
+        )
+    if other.vocab_fingerprint != first.vocab_fingerprint:
+        raise VocabularyError(
+            f"{first.directory} and {other.directory} have different vocabularies; "
+            "their losses per token cannot be compared, leave one of them out"
+        )
 
 
 def _context_source(run: Run, settings: EvalSettings) -> ContextSource:
@@ -268,65 +235,69 @@ def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     return sample_positions(count, longest=longest, sample_size=sample_size, seed=options.seed)
 
 
-def _group_losses(group: Sequence[_Member], task: _Task) -> NDArray[np.float32]:
+def _group_losses(
+    group: Sequence[_Member], text: ScoredText, options: ReclOptions, file: ContextFile, reporter: Reporter
+) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
     Losses that the file does not have are computed and added to it, also if the computation is interrupted.
     """
-    file, positions = task.file, task.positions
-    lengths = {
-        member: [read_length(member.model, member.settings, length) for length in task.options.contexts]
-        for member in group
-    }
-    all_missing = []
+    contexts, positions = options.contexts, _positions(text, options)
+    reporter.say(
+        f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
+        f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}"
+    )
+    missing: dict[_Member, dict[int, NDArray[np.int64]]] = {}  # positions to score, by context length
+    lengths = {}
     for member in group:
+        lengths[member] = [read_length(member.model, member.settings, length) for length in contexts]
         parts = {length: file.missing(member.facts, length, positions) for length in lengths[member]}
-        all_missing.append(_Missing(member, {length: part for length, part in parts.items() if len(part)}))
-    _announce(all_missing, task)
-    for missing in all_missing:
-        _compute(missing, task)
+        missing[member] = {length: part for length, part in parts.items() if len(part)}
+    tokens = sum(_tokens_to_read(parts) for parts in missing.values())
+    if tokens:
+        file.save(anyway=True)  # fails before any loss is computed
+        count = sum(len(part) for parts in missing.values() for part in parts.values())
+        reporter.say(f"{count:,} losses to compute, {tokens:,} tokens to read; saved in {file.path}")
+    else:
+        reporter.say(f"nothing to compute: {file.path} has every loss")
+    for member, parts in missing.items():
+        with reporter.progress(str(member.run.directory), total=_tokens_to_read(parts), unit="tokens") as bar:
+            for context_len, part in parts.items():
+                _compute(member, text, part, context_len, options.batch_size, file, bar)
     return np.array([[file.losses(member.facts, length, positions) for length in lengths[member]] for member in group])
 
 
-def _announce(all_missing: Sequence[_Missing], task: _Task) -> None:
-    """Report the work to do."""
-    say, contexts = task.reporter.say, task.options.contexts
-    models = f"{len(all_missing)} model{'s' if len(all_missing) > 1 else ''}"
-    say(
-        f"RECL on {task.text.title}: {len(task.positions):,} positions x {len(contexts)} context lengths "
-        f"({contexts[0]:,} to {contexts[-1]:,} tokens) x {models}"
+def _tokens_to_read(parts: Mapping[int, NDArray[np.int64]]) -> int:
+    return sum(context_len * len(part) for context_len, part in parts.items())
+
+
+def _compute(
+    member: _Member,
+    text: ScoredText,
+    positions: NDArray[np.int64],
+    context_len: int,
+    batch_size: int | None,
+    file: ContextFile,
+    bar: Step,
+) -> None:
+    """Compute the losses of one model at a context length, and save them."""
+    batches = context_losses(
+        member.model,
+        text.inputs,
+        text.targets,
+        positions,
+        member.settings,
+        context_len=context_len,
+        windows=batch_size or windows_at_once(member.model.device, context_len),
+        precision=member.precision,
     )
-    tokens = sum(missing.tokens for missing in all_missing)
-    if not tokens:
-        say(f"nothing to compute: {task.file.path} has every loss")
-        return
-    task.file.save(anyway=True)  # fails before any loss is computed
-    count = sum(len(positions) for missing in all_missing for positions in missing.positions.values())
-    say(f"{count:,} losses to compute, {tokens:,} tokens to read; saved in {task.file.path}")
-
-
-def _compute(missing: _Missing, task: _Task) -> None:
-    """Compute the missing losses of one model, the shortest context first; saved after each context length."""
-    member = missing.member
-    with task.reporter.progress(str(member.run.directory), total=missing.tokens, unit="tokens") as bar:
-        for context_len, all_positions in missing.positions.items():
-            batches = context_losses(
-                member.model,
-                task.text.inputs,
-                task.text.targets,
-                all_positions,
-                member.settings,
-                context_len=context_len,
-                windows=task.options.batch_size or windows_at_once(member.model.device, context_len),
-                precision=member.precision,
-            )
-            try:
-                for positions, losses in batches:
-                    _check_finite(losses, member, context_len)
-                    task.file.add(member.facts, context_len, positions, losses)
-                    bar.advance(context_len * len(positions), f"context {context_len:,}")
-            finally:  # an exception loses nothing, a killed process at most one context length
-                task.file.save()
+    try:
+        for part, losses in batches:
+            _check_finite(losses, member, context_len)
+            file.add(member.facts, context_len, part, losses)
+            bar.advance(context_len * len(part), f"context {context_len:,}")
+    finally:  # an exception loses nothing, a killed process at most one context length
+        file.save()
 
 
 def _check_finite(losses: NDArray[np.float32], member: _Member, context_len: int) -> None:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from txlcli.config import recipe
@@ -114,16 +115,8 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     """Time a run, or a recipe with random weights; by default the most recent run, or enwik8 without any run."""
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options.overrides, workspace)
-    lengths: Sequence[int] = []
-    if settings.model.recurrent_state:
-        if given := options.given("attn_len", "attention", "plot"):
-            raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {given[0]}")
-    else:
-        settings.check_attn_lens(options.attn_len or (), subject=title)
-        _check_window(settings.model.attention_window, options.attn_len or (), title)
-        lengths = options.attn_len or _lengths_of_table_9(
-            settings.model.longest_window, settings.model.attention_window
-        )
+    lengths = _attention_lengths(settings, options, title)
+    if lengths:
         settings = _with_attention(settings, model, options.attention)
     used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
@@ -150,11 +143,9 @@ def _open_subject(
 ) -> tuple[str, Settings, LanguageModel]:
     """Return title, settings and model of a run or a recipe."""
     runs_dir = workspace.runs_dir
-    if subject is None:
-        subject = (
-            str(run_directory.find(None, runs_dir).directory) if run_directory.any_run(runs_dir) else DEFAULT_RECIPE
-        )
-    if run_directory.is_run(subject, runs_dir):
+    if subject is None and not run_directory.any_run(runs_dir):
+        subject = DEFAULT_RECIPE
+    if subject is None or run_directory.is_run(subject, runs_dir):
         if overrides:
             raise UsageError("`overrides` changes a recipe, not a run; leave it out, or give a recipe")
         opened = workspace.open_run(subject)
@@ -167,21 +158,23 @@ def _open_subject(
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
-def _check_window(window: int | None, attn_lens: Sequence[int], title: str) -> None:
-    """Refuse attention lengths that the model does not have, with memory or without."""
-    longest = max(attn_lens, default=0)
+def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:
+    """Return the lengths to compare at, by default those of Table 9 that the model allows, or its limit."""
+    model, given = settings.model, options.attn_len or ()
+    if model.recurrent_state:
+        if unfit := options.given("attn_len", "attention", "plot"):
+            raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {unfit[0]}")
+        return ()
+    settings.check_attn_lens(given, subject=title)
+    window, longest = model.attention_window, max(given, default=0)
     if window is not None and longest > window:
         raise UsageError(
             f"`attn_len` {longest}: {title} attends to the last {window:,} tokens (model.window); give at most that"
         )
-
-
-def _lengths_of_table_9(*limits: int | None) -> list[int]:
-    """Return the attention lengths of Table 9 that the model's limits allow, or the smallest limit."""
-    longest = smallest_limit(*limits)
-    if longest is None:
-        return list(SLOWDOWN_BY_ATTN_LEN)
-    return [length for length in SLOWDOWN_BY_ATTN_LEN if length <= longest] or [longest]
+    limit = smallest_limit(model.longest_window, window)
+    if given or limit is None:
+        return given or tuple(SLOWDOWN_BY_ATTN_LEN)
+    return tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
 
 
 def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
@@ -202,13 +195,7 @@ def _with_attention(settings: Settings, model: LanguageModel, attention: Attenti
 class Bench:
     """Times one model; every number is a median with its lowest and highest value.
 
-    Args:
-        model: on its device.
-        settings: of the model, its training and its evaluation.
-        reporter: receives progress and messages.
-        precision: of matrix products.
-        repeat: repetitions of each measurement.
-        peak: rate of a large product in this precision, in operations per second; None measures it."""
+    `peak` is the rate of a large product in this precision, in operations per second; None measures it."""
 
     def __init__(
         self,
@@ -227,6 +214,16 @@ class Bench:
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         self._common: Any = {"precision": precision, "repeat": repeat}
 
+    def _training_settings(self) -> TrainSettings:
+        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
+        train = dataclasses.replace(self.settings.train, precision=self.precision)
+        if train.compile:
+            check_compiler(self.device, "training", "time a recipe with train.compile = false")
+        most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
+        if self.device.type == "cpu" and train.batch_size > most:
+            train = dataclasses.replace(train, batch_size=most, accumulate=1)
+        return train
+
     def _min_steps(self, flops: float = math.inf) -> int:
         """Return the least number of steps of `flops` operations in a repetition; on a CPU, only short ones repeat."""
         is_short = flops <= SHORT_STEP_S * SHARE_OF_PEAK * self.peak
@@ -235,25 +232,25 @@ class Bench:
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        flops = self._evaluation_flops(settings)
+        common: Any = {"min_steps": self._min_steps(), **self._common}
+        windowed: Any = {"max_distance": settings.max_distance, **self._common}
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
-                segments = time_evaluation(self.model, settings, min_steps=self._min_steps(), **self._common)
+                segments = time_evaluation(self.model, settings, **common)
             bar.reach(1, "one token at a time with memory")
-            tokens = time_single_tokens(self.model, settings, min_steps=self._min_steps(), **self._common)
+            tokens = time_single_tokens(self.model, settings, **common)
             bar.reach(2, "vanilla, one window at a time")
-            shared: Any = {"max_distance": settings.max_distance, **self._common}
-            vanilla = time_vanilla(self.model, attn_len, windows=1, min_steps=self._min_steps(), **shared)
+            vanilla = time_vanilla(self.model, attn_len, windows=1, min_steps=self._min_steps(), **windowed)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, vanilla, **shared)
+            windows, batched = best_windows(self.model, attn_len, vanilla, **windowed)
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,
             xl_ms_per_token=segments.median,
             xl_low_high_ms=(segments.low, segments.high),
             xl_tokens_per_s=1e3 / segments.median,
-            xl_share_of_peak=flops * 1e3 / segments.median / self.peak,
+            xl_share_of_peak=self._evaluation_flops(settings) * 1e3 / segments.median / self.peak,
             xl_peak_memory_bytes=memory[0] if memory else None,
             xl_single_ms_per_token=tokens.median,
             xl_single_low_high_ms=(tokens.low, tokens.high),
@@ -287,35 +284,27 @@ class Bench:
     def evaluation(self, lanes: int) -> ThroughputRow:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
-        work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}"
-        flops, tokens = self._evaluation_flops(settings), lanes * settings.seg_len
-        with self._reporter.progress(work), peak_memory(self.device) as memory:
-            min_steps = self._min_steps(tokens * flops)
-            timing = time_evaluation(self.model, settings, min_steps=min_steps, **self._common)
-        title = f"{work}, L {settings.seg_len}{self._memory(settings)}"
-        return self._throughput_row(title, timing, flops, memory, tokens=tokens)
+        work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}, L {settings.seg_len}{self._memory(settings)}"
+        timed = partial(time_evaluation, self.model, settings, precision=self.precision)
+        return self._timed(work, timed, self._evaluation_flops(settings), tokens=lanes * settings.seg_len)
 
     def single_tokens(self) -> ThroughputRow:
         """Time one token at a time, with the memory of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=1)
         if settings.mem_len or self.settings.model.recurrent_state:
-            title = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
+            work = f"{SINGLE_TOKENS}, L 1{self._memory(settings)}"
             flops = self._evaluation_flops(dataclasses.replace(settings, seg_len=1))
         else:
-            title = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
+            work = f"{SINGLE_TOKENS}, a window of {settings.seg_len} each"
             flops = window_flops_per_prediction(
-                self.settings.model,
-                self.model.vocab_size,
-                window=settings.seg_len,
-                max_distance=settings.max_distance,
+                self.settings.model, self.model.vocab_size, window=settings.seg_len, max_distance=settings.max_distance
             )
-        with self._reporter.progress(SINGLE_TOKENS), peak_memory(self.device) as memory:
-            timing = time_single_tokens(self.model, settings, min_steps=self._min_steps(flops), **self._common)
-        return self._throughput_row(title, timing, flops, memory, tokens=1)
+        timed = partial(time_single_tokens, self.model, settings, precision=self.precision)
+        return self._timed(work, timed, flops, tokens=1)
 
     def training(self) -> ThroughputRow:
         """Time optimizer steps with a full memory; they change the weights."""
-        train = self._train
+        train, full = self._train, self.settings.train.batch_size
         flops = training_flops_per_token(
             self.settings.model,
             self.model.vocab_size,
@@ -323,45 +312,29 @@ class Bench:
             mem_len=train.mem_len,
             batch_size=train.batch_size,
         )
-        tokens = train.batch_size * train.seg_len
-        with self._reporter.progress("training"), peak_memory(self.device) as memory:
-            timing = time_training(self.model, train, repeat=self.repeat, min_steps=self._min_steps(tokens * flops))
-        lanes, full = f"{train.batch_size} lanes", self.settings.train.batch_size
+        lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
+        work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"
+        timed = partial(time_training, self.model, train)
+        row = self._timed(work, timed, flops, tokens=train.batch_size * train.seg_len)
         if train.batch_size < full:
-            lanes = f"{train.batch_size} of {full} lanes"
             self._reporter.say(
                 f"training was timed with a batch size of {train.batch_size} instead of {full}: on a CPU a larger one "
                 "changes the speed little"
             )
-        title = f"training, {lanes}, L {train.seg_len}{self._memory(train)}"
-        return self._throughput_row(title, timing, flops, memory, tokens=tokens)
+        return row
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
-        return decoding_flops_per_token(
-            self.settings.model,
-            self.model.vocab_size,
-            keys=keys_seen(self.settings.model, settings),
-            max_distance=settings.max_distance,
-        )
+        keys, limit = keys_seen(self.settings.model, settings), settings.max_distance
+        return decoding_flops_per_token(self.settings.model, self.model.vocab_size, keys=keys, max_distance=limit)
 
     def _memory(self, section: EvalSettings | TrainSettings) -> str:
         return "" if self.settings.model.recurrent_state else f", M {section.mem_len}"
 
-    def _training_settings(self) -> TrainSettings:
-        """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
-        train = dataclasses.replace(self.settings.train, precision=self.precision)
-        if train.compile:
-            check_compiler(self.device, "training", "time a recipe with train.compile = false")
-        most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
-        if self.device.type == "cpu" and train.batch_size > most:
-            train = dataclasses.replace(train, batch_size=most, accumulate=1)
-        return train
-
-    def _throughput_row(
-        self, work: str, timing: Timing, flops: float, memory: list[int], *, tokens: int
-    ) -> ThroughputRow:
-        """Return the figures of steps of `tokens` tokens, with `flops` operations per token."""
+    def _timed(self, work: str, timed: Callable[..., Timing], flops: float, *, tokens: int) -> ThroughputRow:
+        """Time steps of `tokens` tokens, with `flops` operations per token."""
+        with self._reporter.progress(work), peak_memory(self.device) as memory:
+            timing = timed(repeat=self.repeat, min_steps=self._min_steps(tokens * flops))
         rate = 1e3 / timing.median
         return ThroughputRow(
             work=work,

@@ -12,7 +12,6 @@ from tests.core.builders import V, draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     FLATNESS_STEPS,
-    CacheSettings,
     ContinuousCache,
     DynamicSettings,
     gradient_rms,
@@ -83,9 +82,8 @@ def test_the_cache_does_not_change_the_losses_of_the_model():
 def test_the_search_returns_the_parameters_with_the_lowest_loss():
     losses = -np.log(np.array([0.1, 0.2, 0.4], dtype=np.float32))
     useless, useful = np.zeros(3, dtype=np.float32), np.array([0.9, 0.9, 0.9], dtype=np.float32)
-    found = search_cache(losses, np.stack([useless, useful]), thetas=[0.1, 0.2], size=SIZE)
-    assert found == CacheSettings(size=SIZE, theta=0.2, share=0.6)  # the largest candidate
-    assert search_cache(losses, np.stack([useless, useless]), thetas=[0.1, 0.2], size=SIZE).share == 0.0
+    assert search_cache(losses, np.stack([useless, useful]), [0.1, 0.2]) == (0.2, 0.6)  # the largest candidate
+    assert search_cache(losses, np.stack([useless, useless]), [0.1, 0.2])[1] == 0.0
 
 
 def test_a_cache_improves_the_loss_of_a_repetitive_text():
@@ -97,9 +95,9 @@ def test_a_cache_improves_the_loss_of_a_repetitive_text():
     assert thetas == sorted(thetas)
     assert min(thetas) > 0
     scores, cached = score_with_cache(model, inputs, targets, settings, size=50, thetas=thetas)
-    best = search_cache(scores.losses_nats, cached, thetas=thetas, size=50)
-    row = cached[thetas.index(best.theta)]
-    assert mixed_losses(scores.losses_nats, row, best.share).mean() < 0.8 * scores.losses_nats.mean()
+    theta, share = search_cache(scores.losses_nats, cached, thetas)
+    row = cached[thetas.index(theta)]
+    assert mixed_losses(scores.losses_nats, row, share).mean() < 0.8 * scores.losses_nats.mean()
 
 
 def test_candidates_of_theta_use_the_hidden_states_of_the_given_settings():

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, small_model
-from tests.core.model.test_encodings import CHANGES
+from tests.core.model.test_encodings import CHANGES, slopes  # noqa: F401 - registers an encoding for every test
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, total_score

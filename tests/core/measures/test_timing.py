@@ -12,7 +12,7 @@ import torch
 from tests.core.builders import small_model, small_rnn
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures import timing
-from txlcli.core.measures.timing import EventClock, Timing
+from txlcli.core.measures.timing import Timing
 
 CPU = torch.device("cpu")
 B, L, M = 2, 5, 7
@@ -21,11 +21,6 @@ TRAIN = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=3)
 
 def small_float_model():
     return small_model(dtype=torch.float32)
-
-
-def test_a_timing_has_a_median_and_extremes():
-    times = Timing((3.0, 1.0, 2.0, 9.0, 2.5))
-    assert (times.median, times.low, times.high) == (2.5, 1.0, 9.0)
 
 
 def test_the_warm_up_call_is_not_counted():
@@ -37,15 +32,13 @@ def test_the_warm_up_call_is_not_counted():
     assert next(pauses, None) is None
 
 
-def test_percentiles_are_those_of_all_steps():
+def test_percentiles_are_those_of_all_steps_and_few_steps_have_only_the_median():
     # Interpolated between the sorted steps 1, 2, ..., 10, 21: 95 % of the way from the first to the last is number 9.5.
     times = Timing((1.0,), step_ms=(21.0, 1.0, 4.0, 2.0, 3.0, 10.0, 9.0, 8.0, 7.0, 5.0, 6.0))
     assert [times.latency_ms(percent) for percent in (0, 50, 90, 95, 100)] == pytest.approx([1, 6, 10, 15.5, 21])
-
-
-def test_of_few_steps_only_the_median_latency_is_given():
-    times = Timing((1.0,), step_ms=tuple(map(float, range(9))))
+    times = Timing((3.0, 1.0, 2.0, 9.0, 2.5), step_ms=tuple(map(float, range(9))))
     assert [times.latency_ms(percent) for percent in (50, 90, 99)] == [4.0, None, None]
+    assert (times.median, times.low, times.high) == (2.5, 1.0, 9.0)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -61,7 +54,10 @@ class Event:
     """A CUDA event whose time is the number of steps queued before it; it notes when the host waits for it."""
 
     def __init__(self, queued, waits):
-        self.at, self._waits = len(queued), waits
+        self._queued, self._waits = queued, waits
+
+    def record(self, stream):
+        self.at = len(self._queued)
 
     def synchronize(self):
         self._waits.append(self.at)
@@ -70,15 +66,12 @@ class Event:
         return 7.0 * (later.at - self.at)
 
 
-def test_on_cuda_the_host_waits_once_per_repetition_after_the_last_step():
+def test_on_cuda_the_host_waits_once_per_repetition_after_the_last_step(monkeypatch):
     queued, waits = [], []
-
-    def new_clock(device):
-        return EventClock(device, lambda _: Event(queued, waits))
-
-    times = timing.measure(
-        lambda: queued.append(0), CPU, tokens=14, repeat=3, steps=10, warm_up=False, new_clock=new_clock
-    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda *, enable_timing: Event(queued, waits))
+    for name in ("synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    times = timing.measure(lambda: queued.append(0), torch.device("cuda"), tokens=14, repeat=3, steps=10, warm_up=0)
     assert waits == [10, 20, 30]
     assert times.ms_per_token == (0.5,) * 3
     assert times.step_ms == (7.0,) * 30
@@ -222,15 +215,6 @@ def test_training_is_timed_with_a_full_memory():
     assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
 
 
-@pytest.mark.parametrize("mem_len", [0, M])
-@pytest.mark.parametrize("seg_len", [1, L])
-def test_evaluation_is_timed_once_per_repetition(mem_len, seg_len):
-    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
-    times = timing.time_evaluation(small_float_model(), settings, precision="fp32", repeat=3)
-    assert len(times.ms_per_token) == 3
-    assert 0 < times.low <= times.median <= times.high < math.inf
-
-
 def test_a_longer_window_takes_the_vanilla_model_longer():
     # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
     long, short = (
@@ -258,16 +242,9 @@ def search_where_windows_beyond(limit, work):
     return timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=1)
 
 
-def allocate_too_much():
-    torch.empty(1 << 50)
-
-
 def test_the_search_for_windows_ends_where_memory_ends():
-    windows, _ = search_where_windows_beyond(2, allocate_too_much)
+    windows, _ = search_where_windows_beyond(2, lambda: torch.empty(1 << 50))
     assert windows == 2
-
-
-def test_the_search_for_windows_hides_no_other_error():
     with pytest.raises(RuntimeError, match="size mismatch"):
         search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2))
 

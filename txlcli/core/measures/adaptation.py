@@ -35,20 +35,11 @@ LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 DECAYS = (0.0, 1e-3, 1e-2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheSettings:
-    """The continuous cache (Grave et al. 2016b)."""
-
-    size: int
-    """Number of hidden states kept, each with the token that followed it."""
-    theta: float
-    """Sharpness of the distribution over the cache: softmax(theta h_t . h_i)."""
-    share: float
-    """lambda: share of the cache in the mixture with the model."""
-
-
 class ContinuousCache:
-    """The last C = `size` hidden states of each lane, with the tokens that followed; K thetas are tried together."""
+    """The last C = `size` hidden states of each lane, with the tokens that followed (Grave et al. 2016b).
+
+    The distribution over the cache is softmax(theta h_t . h_i); K thetas are tried together.
+    """
 
     def __init__(self, size: int, thetas: Sequence[float]) -> None:
         self._size, self._thetas = size, thetas
@@ -122,16 +113,15 @@ def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSetting
 
 
 def search_cache(
-    losses_nats: NDArray[np.float32], cached: NDArray[np.float32], *, thetas: Sequence[float], size: int
-) -> CacheSettings:
+    losses_nats: NDArray[np.float32], cached: NDArray[np.float32], thetas: Sequence[float]
+) -> tuple[float, float]:
     """Return the theta and lambda with the lowest loss, from `score_with_cache` on the validation split."""
     totals = {
         (theta, share): float(mixed_losses(losses_nats, row, share).sum(dtype=np.float64))
         for theta, row in zip(thetas, cached, strict=True)
         for share in SHARES
     }
-    theta, share = min(totals, key=lambda pair: totals[pair])
-    return CacheSettings(size=size, theta=theta, share=share)
+    return min(totals, key=lambda pair: totals[pair])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +145,11 @@ def gradient_rms(
     parameters = model.predicting_weights
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     memory, count = None, 0
-    for read, targets in segments:
+    for count, (read, targets) in enumerate(segments, 1):  # noqa: B007 - the number of segments
         memory = memory or model.first_memory(len(read), settings.mem_len)
         losses, memory = losses_and_memory(model, read, targets, memory, settings)
         for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
             square.addcmul_(gradient, gradient)
-        count += 1
     return [(square / max(count, 1)).sqrt() for square in squares]
 
 
@@ -246,11 +235,8 @@ def losses_and_memory(
 
 def attention_limits(settings: EvalSettings) -> dict[str, int]:
     """Return the limits that `forward` takes of a model with attention, as far as they are set."""
-    limits = {
-        "key_limit": key_limit(settings.same_length, settings.mem_len),
-        "max_distance": settings.max_distance,
-        "compressed_len": settings.compressed_len,
-    }
+    limits = {"key_limit": key_limit(settings.same_length, settings.mem_len), "max_distance": settings.max_distance}
+    limits["compressed_len"] = settings.compressed_len
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 

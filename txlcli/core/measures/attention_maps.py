@@ -134,22 +134,18 @@ class AttentionMaps:
 
     def widest(self, count: int) -> list[tuple[int, int]]:
         """Return the `count` widest heads as (layer, head), counted from 0, the widest first."""
-        order = np.argsort(-self.width, axis=None, kind="stable")[:count]
-        n_heads = self.width.shape[1]
-        return [(int(number) // n_heads, int(number) % n_heads) for number in order]
+        order, n_heads = np.argsort(-self.width, axis=None, kind="stable")[:count], self.width.shape[1]
+        return [divmod(number, n_heads) for number in order.tolist()]
 
     def context_of(self, layer: int, head: int) -> Numbers:
         """Return attention of the R queries by position, (R, C): the C = n positions up to the first query, in order.
 
         They are the context of the first query's target. NaN where a query does not see a position.
         """
-        rows = self.rows[layer, head]
-        by_position = np.full((len(rows), self.distances), np.nan)
-        for number, row in enumerate(rows):
-            distance = self.distances - 1 - np.arange(self.distances) + number
-            visible = distance < len(row)
-            by_position[number, visible] = row[distance[visible]]
-        return by_position
+        rows = self.rows[layer, head].astype(np.float64)
+        last = self.distances - 1
+        distance = last - np.arange(self.distances) + np.arange(len(rows))[:, None]  # (R, C)
+        return np.where(distance <= last, np.take_along_axis(rows, np.minimum(distance, last), axis=1), np.nan)
 
 
 def strongest(attention: Numbers) -> NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import DTYPES, float32_products
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training.loop import Training
@@ -67,66 +68,37 @@ class Timing:
         return float(np.percentile(self.step_ms, percent))
 
 
-class HostClock:
-    """Times steps on the host, for devices where a call returns when its work is done.
+class Clock:
+    """Times steps: on CUDA by events, without waiting between steps, so that launches overlap; else on the host."""
 
-    Args:
-        seconds: the time; by default wall time.
-    """
-
-    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
-        self._seconds = seconds
-        self._marks: list[float] = []
+    def __init__(self, device: torch.device, seconds: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._seconds = device, seconds
+        self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Note the end of a step, or the start of the first one."""
-        self._marks.append(self._seconds())
-
-    def intervals_ms(self) -> list[float]:
-        """Return the time of each step."""
-        return [1e3 * (end - start) for start, end in itertools.pairwise(self._marks)]
-
-
-def _recorded_event(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-class EventClock:
-    """Times steps on a CUDA device by events, without waiting for it between steps, so that launches overlap.
-
-    Args:
-        device: whose current stream runs the steps.
-        new_event: records an event that keeps its time in the current stream.
-    """
-
-    def __init__(self, device: torch.device, new_event: Callable[[torch.device], Any] = _recorded_event) -> None:
-        self._device, self._new_event = device, new_event
-        self._events: list[Any] = []
-
-    def mark(self) -> None:
-        """Note the end of the work queued so far, or the start of the first step."""
-        self._events.append(self._new_event(self._device))
+        """Note the end of the work so far, or the start of the first step."""
+        if self._device.type == "cuda":
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record(torch.cuda.current_stream(self._device))
+        else:
+            self._marks.append(self._seconds())
 
     def intervals_ms(self) -> list[float]:
         """Wait for the last step, and return the time of each."""
-        self._events[-1].synchronize()
-        return [start.elapsed_time(end) for start, end in itertools.pairwise(self._events)]
+        steps = itertools.pairwise(self._marks)
+        if self._device.type == "cuda":
+            self._marks[-1].synchronize()
+            return [start.elapsed_time(end) for start, end in steps]
+        return [1e3 * (end - start) for start, end in steps]
 
 
-def clock_of(device: torch.device) -> HostClock | EventClock:
-    """Return a new clock for steps on a device."""
-    return EventClock(device) if device.type == "cuda" else HostClock()
-
-
-def idle_clock_of(device: torch.device) -> HostClock | EventClock:
+def idle_clock_of(device: torch.device) -> Clock:
     """Return a new clock for steps as they would take on an idle machine.
 
     On a CPU it counts the processor time of the calling thread, which has its share of every operation, and not the
     time in which other processes run.
     """
-    return EventClock(device) if device.type == "cuda" else HostClock(time.thread_time)
+    return Clock(device, time.thread_time)
 
 
 def measure(
@@ -136,42 +108,26 @@ def measure(
     tokens: int,
     repeat: int,
     steps: int = 1,
-    warm_up: bool = True,
-    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
+    warm_up: int = 1,
+    new_clock: Callable[[torch.device], Clock] = Clock,
 ) -> Timing:
-    """Time steps; the warm-up call is not counted.
-
-    Args:
-        work: one step.
-        device: that runs it. The host waits for it once per repetition.
-        tokens: that a step processes.
-        repeat: number of repetitions.
-        steps: of a repetition.
-        warm_up: take a step before.
-        new_clock: makes the clock of a repetition.
-    """
+    """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted."""
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
-    if warm_up:
+    for _ in range(warm_up):
         work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    ms_per_token, step_ms = [], []
+    repetitions: list[list[float]] = []
     for _ in range(repeat):
         clock = new_clock(device)
         clock.mark()
         for _ in range(steps):
             work()
             clock.mark()
-        intervals = clock.intervals_ms()
-        ms_per_token.append(sum(intervals) / (steps * tokens))
-        step_ms += intervals
-    return Timing(tuple(ms_per_token), tuple(step_ms))
-
-
-def _whole_periods(period: int, least: int) -> int:
-    """Return the smallest multiple of a period that is at least `least`."""
-    return -(-max(least, period) // period) * period
+        repetitions.append(clock.intervals_ms())
+    ms_per_token = tuple(sum(times) / (steps * tokens) for times in repetitions)
+    return Timing(ms_per_token, tuple(itertools.chain(*repetitions)))
 
 
 def peak_flops_per_s(
@@ -179,7 +135,7 @@ def peak_flops_per_s(
     precision: str,
     repeat: int = 5,
     *,
-    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
+    new_clock: Callable[[torch.device], Clock] = Clock,
 ) -> float:
     """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
@@ -194,45 +150,50 @@ def peak_flops_per_s(
     return 2.0 * size**3 / (timing.low / 1e3)
 
 
-def time_evaluation(
-    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
+def _time_reader(
+    model: LanguageModel,
+    reader: Reader,
+    shape: tuple[int, int],
+    *,
+    filled: int,
+    warm_up: int | None,
+    repeat: int,
+    min_steps: int,
 ) -> Timing:
-    """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
-    tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
-    if settings.mem_len:
-        reader.read_last(_random_tokens(model, (settings.batch_size, settings.mem_len)))
-    # A repetition covers a whole period of the sliding buffer, so that the slide is part of the time.
-    period = -(-reader.housekeeping_interval // settings.seg_len)
-    for _ in range(period):  # warm-up
-        reader.losses(reader.read(tokens), tokens)
+    """Time the scoring of tokens (B, L) after `filled` tokens, which are read in segments.
+
+    A repetition covers whole periods of the sliding buffer, so that the slide is part of the time. By default, the
+    warm-up is one period.
+    """
+    tokens = _random_tokens(model, shape)
+    if filled:
+        reader.read_last(_random_tokens(model, (shape[0], filled)))
+    period = -(-reader.housekeeping_interval // shape[1])
     return measure(
         lambda: reader.losses(reader.read(tokens), tokens),
         reader.device,
         tokens=tokens.numel(),
         repeat=repeat,
-        steps=_whole_periods(period, min_steps),
-        warm_up=False,
+        steps=-(-max(min_steps, period) // period) * period,
+        warm_up=warm_up or period,
     )
+
+
+def time_evaluation(
+    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
+) -> Timing:
+    """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    shape, filled = (settings.batch_size, settings.seg_len), settings.mem_len
+    return _time_reader(model, reader, shape, filled=filled, warm_up=None, repeat=repeat, min_steps=min_steps)
 
 
 def time_single_tokens(
     model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
 ) -> Timing:
-    """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory.
-
-    A repetition covers a whole period of the sliding buffer; the memory is filled in segments, which is faster.
-    """
-    reader = reader_of_one_text(model, settings, precision=precision)
-    token = _random_tokens(model, (1, 1))
-    reader.read_last(_random_tokens(model, (1, settings.mem_len or settings.seg_len)))
-    return measure(
-        lambda: reader.losses(reader.read(token), token),
-        reader.device,
-        tokens=1,
-        repeat=repeat,
-        steps=_whole_periods(reader.housekeeping_interval, min_steps),
-    )
+    """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
+    reader, filled = reader_of_one_text(model, settings, precision=precision), settings.mem_len or settings.seg_len
+    return _time_reader(model, reader, (1, 1), filled=filled, warm_up=1, repeat=repeat, min_steps=min_steps)
 
 
 def time_vanilla(
@@ -244,7 +205,7 @@ def time_vanilla(
     precision: str,
     repeat: int,
     min_steps: int = 1,
-    warm_up: bool = True,
+    warm_up: int = 1,
 ) -> Timing:
     """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
 
@@ -267,18 +228,23 @@ def time_training(
     *,
     repeat: int,
     min_steps: int = 1,
-    new_clock: Callable[[torch.device], HostClock | EventClock] = clock_of,
+    new_clock: Callable[[torch.device], Clock] = Clock,
 ) -> Timing:
     """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
-    steps = -(-settings.mem_len // settings.seg_len) + repeat * min_steps + 1
-    length = settings.batch_size * settings.seg_len * (steps + 1) + 1
+    filling, tokens = -(-settings.mem_len // settings.seg_len), settings.batch_size * settings.seg_len
+    length = tokens * (filling + repeat * min_steps + 2) + 1
     ids = _random_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, valid=None, directory=Path(), identity={})
-    for _ in range(-(-settings.mem_len // settings.seg_len)):
-        training.update()
-    tokens = settings.batch_size * settings.seg_len
-    return measure(training.update, training.device, tokens=tokens, repeat=repeat, steps=min_steps, new_clock=new_clock)
+    return measure(
+        training.update,
+        training.device,
+        tokens=tokens,
+        repeat=repeat,
+        steps=min_steps,
+        warm_up=filling + 1,
+        new_clock=new_clock,
+    )
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
@@ -292,16 +258,9 @@ def best_windows(
 ) -> tuple[int, Timing]:
     """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
-    Two and four are always tried, more as long as doubling saves a twentieth and memory suffices. The search times each
-    number once (on CUDA after a warm-up call); the best one is then timed with all repetitions.
-
-    Args:
-        model: the weights.
-        attn_len: tokens in a window.
-        single: the time of one window at a time.
-        max_distance: distances beyond it share one encoding.
-        precision: of matrix products.
-        repeat: repetitions for the best number.
+    `single` is the time of one window. Two and four are always tried, more as long as doubling saves a twentieth and
+    memory suffices. The search times each number once (on CUDA after a warm-up call); the best one is then timed with
+    all repetitions.
     """
     on_cuda = model.device.type == "cuda"
     time_windows = partial(
@@ -310,28 +269,25 @@ def best_windows(
         attn_len,
         max_distance=max_distance,
         precision=precision,
-        warm_up=on_cuda,
+        warm_up=int(on_cuda),
         min_steps=MIN_STEPS if on_cuda else 1,
     )
     best, best_ms, windows = 1, single.median, 2
     while True:
         try:
-            tried = time_windows(windows=windows, repeat=1)
+            ms = time_windows(windows=windows, repeat=1).median
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if on_cuda:
                 torch.cuda.empty_cache()
             break
-        gained = tried.median < 0.95 * best_ms
-        if gained:
-            best, best_ms = windows, tried.median
-        if not gained and windows >= MIN_SEARCHED:
+        if ms < 0.95 * best_ms:
+            best, best_ms = windows, ms
+        elif windows >= MIN_SEARCHED:
             break
         windows *= 2
-    if best == 1:
-        return 1, single
-    timed = time_windows(windows=best, repeat=repeat)
+    timed = single if best == 1 else time_windows(windows=best, repeat=repeat)
     return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky
 
 
@@ -347,16 +303,12 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         yield peak_bytes
         peak_bytes.append(torch.cuda.max_memory_allocated(device))
         return
-    was_reset = _reset_high_water_mark()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        was_reset = True
+    except OSError:
+        was_reset = False
     yield peak_bytes
     if was_reset:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
         peak_bytes += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-
-
-def _reset_high_water_mark() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True

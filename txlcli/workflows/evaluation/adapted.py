@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     DECAYS,
     LARGER_LEARNING_RATES,
@@ -27,9 +28,10 @@ from txlcli.core.measures.adaptation import (
 )
 from txlcli.core.reading.scoring import Lanes, Tokens
 from txlcli.errors import UsageError
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.sweep import EvalRow, make_row, over_memory
-from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -48,19 +50,16 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
             f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
         )
 
-    def valid(positions: int) -> Scoring:
-        text = texts.first_positions(opened, "valid", positions, workspace.data_dir)
-        return dataclasses.replace(scoring, text=text)
-
     # Missing splits must be reported before anything is scored.
     methods: list[Callable[[], EvalRow]] = []
     if cache is not None:
-        for_cache = valid(max(search.cache_tokens, search.cache_fills * cache * settings.batch_size))
-        methods.append(partial(_with_cache, scoring, for_cache, cache))
+        positions = max(search.cache_tokens, search.cache_fills * cache * settings.batch_size)
+        on_valid = texts.first_positions(opened, "valid", positions, workspace.data_dir)
+        methods.append(partial(_with_cache, scoring, dataclasses.replace(scoring, text=on_valid), cache))
     if options.dynamic:
-        for_dynamic = valid(max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size))
+        on_valid = valid_for_dynamic(opened, settings, search, workspace)
         train = opened.store(workspace.data_dir).ids("train")
-        methods.append(partial(_dynamic, scoring, for_dynamic, train, search))
+        methods.append(partial(_dynamic, scoring, dataclasses.replace(scoring, text=on_valid), train, search))
     if text.split is None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     if text.split == "valid":
@@ -82,26 +81,37 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     thetas = theta_candidates(scoring.opened.model, valid.text.inputs, settings)
     with_cache = partial(score_with_cache, settings=settings, size=size)
     on_valid, cached = valid.score(partial(with_cache, thetas=thetas), "cache, on valid")
-    best = search_cache(on_valid.losses_nats, cached, thetas=thetas, size=size)
-    scores, cached = scoring.score(partial(with_cache, thetas=[best.theta]), "cache")
-    mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], best.share))
-    if best.share == SHARES[-1]:
-        scoring.reporter.say(
-            f"lambda = {best.share:g} is the largest value tried: the cache predicts most of this text"
-        )
+    theta, share = search_cache(on_valid.losses_nats, cached, thetas)
+    scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
+    mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], share))
+    if share == SHARES[-1]:
+        scoring.reporter.say(f"lambda = {share:g} is the largest value tried: the cache predicts most of this text")
     row = make_row(scoring, mixed, next_step="leave out `cache`")
-    parameters = {"theta": best.theta, "lambda": best.share, "searched_on": searched_on}
+    parameters = {"theta": theta, "lambda": share, "searched_on": searched_on}
     return dataclasses.replace(row, method=f"cache {size:,}", adaptation=parameters)
 
 
 def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> EvalRow:
-    model, settings = scoring.opened.model, scoring.settings
-    rms = gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
+    settings, rms = scoring.settings, rms_of_train(scoring.opened, scoring.settings, train)
     best = search_dynamic(valid, rms, search)
     scores = scoring.score(partial(score_dynamic, settings=settings, dynamic=best, rms=rms), "dynamic evaluation")
     row = make_row(scoring, scores, next_step="leave out `dynamic`")
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     return dataclasses.replace(row, method="dynamic", adaptation=parameters)
+
+
+def valid_for_dynamic(
+    opened: OpenRun, settings: EvalSettings, search: AdaptationSearch, workspace: Workspace
+) -> ScoredText:
+    """Return the beginning of the validation split, long enough for `search_dynamic`."""
+    positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
+    return texts.first_positions(opened, "valid", positions, workspace.data_dir)
+
+
+def rms_of_train(opened: OpenRun, settings: EvalSettings, train: Tokens) -> list[Tensor]:
+    """Return the root mean square of each gradient on the first segments of the training split."""
+    segments = head_segments(train, settings, RMS_SEGMENTS, opened.model.device)
+    return gradient_rms(opened.model, segments, settings)
 
 
 def search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> DynamicSettings:

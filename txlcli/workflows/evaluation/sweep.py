@@ -12,16 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
-from txlcli.core.reading.registry import sized_for
-from txlcli.core.reading.scoring import Lanes, Scores, attention_span, attention_span_in
+from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.core.training.validation import score_in_processes, score_windows_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.out_of_memory import Reading, explained
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.workspace import Workspace
@@ -95,11 +92,8 @@ def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Ite
     for length in lengths:
         at_length = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=length))
         title = "evaluation" if opened.model.has_recurrent_state else f"M = {length}"
-        filled = Reading(opened=opened, settings=_filled(at_length))
-        with explained(filled):
-            scored = partial(score_in_processes, settings=at_length.settings, world=world)
-            scores = scoring.score(scored, title)
-        row = make_row(at_length, scores)
+        scored = partial(score_in_processes, settings=at_length.settings, world=world)
+        row = make_row(at_length, scoring.score(scored, title))
         one_lane, vanilla = world.from_rank_0(partial(_times, at_length)) if timed else (None, None)
         ratio = vanilla / one_lane if one_lane and vanilla else None
         yield dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
@@ -114,31 +108,21 @@ def over_windows(scoring: Scoring, lengths: Sequence[int], *, stride: int, batch
     for length in lengths:
         tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
         windows = batch_size or windows_at_once(opened.model.device, min(length, tokens))
-        of_windows = dataclasses.replace(scoring.settings, batch_size=windows)
-        reading = Reading(opened=opened, settings=of_windows, attn_len=min(length, tokens))
-        with explained(reading):
-            scored = partial(
-                score_windows_in_processes,
-                world=world,
-                attn_len=length,
-                stride=stride,
-                windows=windows,
-                max_distance=scoring.settings.max_distance,
-            )
-            scores = scoring.score(scored, f"N = {length}")
+        scored = partial(
+            score_windows_in_processes,
+            world=world,
+            attn_len=length,
+            stride=stride,
+            windows=windows,
+            max_distance=scoring.settings.max_distance,
+        )
+        scores = scoring.score(scored, f"N = {length}")
         fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
         window = opened.model.settings.attention_window or most
         at_length = dataclasses.replace(scoring.settings, mem_len=0, seg_len=length)
         row = make_row(scoring.with_settings(at_length), scores)
         span = (min(fewest, window), min(most, window))
         yield dataclasses.replace(row, attn_len_min=span[0], attn_len_max=span[1], attn_len=length, stride=stride)
-
-
-def _filled(scoring: Scoring) -> EvalSettings:
-    """Return the settings cut to what the text fills."""
-    lanes = Lanes.of(len(scoring.text.targets), scoring.settings)
-    settings = sized_for(scoring.opened.model, scoring.settings, lanes.length)
-    return dataclasses.replace(settings, batch_size=lanes.number)
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
