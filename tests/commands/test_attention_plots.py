@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from tests.commands.test_plots import MAGIC
 from txlcli.commands import attention_plots
-from txlcli.commands.options import FIGURE_FORMATS
 from txlcli.core.measures.attention_maps import strongest
+from txlcli.workflows.options import FIGURE_FORMATS
 
 N, H, DISTANCES = 3, 2, 7
 

@@ -5,7 +5,6 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -13,10 +12,9 @@ from matplotlib.figure import Figure
 
 from txlcli import console
 from txlcli.commands import plots
-from txlcli.commands.options import FIGURE_FORMATS, check_figure
 from txlcli.errors import TxlError, UsageError
+from txlcli.workflows.options import FIGURE_FORMATS, parse_figure
 
-PLOT = SimpleNamespace(opts=["--plot"])
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
 
@@ -29,13 +27,13 @@ def draw(path, **changed):
 @pytest.mark.parametrize("log_y", [False, True])
 def test_the_extension_selects_the_format(tmp_path, ending, log_y):
     path = tmp_path / f"curve{ending}"
-    check_figure(PLOT, path)
+    assert parse_figure(str(path), "") == path
     draw(path, log_y=log_y)
     assert path.read_bytes().startswith(MAGIC[ending])
 
 
 def test_the_extension_may_be_in_capitals(tmp_path):
-    check_figure(PLOT, tmp_path / "curve.PNG")
+    parse_figure("curve.PNG", "")
     draw(tmp_path / "curve.PNG")
     assert (tmp_path / "curve.PNG").read_bytes().startswith(MAGIC[".png"])
 
@@ -96,18 +94,17 @@ def test_a_missing_value_leaves_a_gap(tmp_path):
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.jpeg"])
-def test_another_extension_is_refused(tmp_path, name):
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        *((name, "unknown figure format; use the extension .png, .svg or .pdf") for name in ("curve.txt", "curve")),
+        ("nowhere/curve.png", "there is no folder nowhere; make it first"),
+    ],
+)
+def test_a_path_that_no_figure_can_be_written_to_is_rejected(path, message):
     with pytest.raises(UsageError) as caught:
-        check_figure(PLOT, tmp_path / name)
-    assert str(caught.value) == (
-        f"--plot {tmp_path / name}: unknown figure format; use the extension .png, .svg or .pdf"
-    )
-
-
-def test_a_missing_directory_is_refused():
-    with pytest.raises(UsageError, match=r"^--plot nowhere/curve\.png: there is no folder nowhere; make it first$"):
-        check_figure(PLOT, Path("nowhere/curve.png"))
+        parse_figure(path, f"`plot` {path}")
+    assert str(caught.value) == f"`plot` {path}: {message}"
 
 
 def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):

@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    Force,
-    Json,
-    Precision,
-    Run,
-    RunsDir,
-    Verbose,
-    with_options,
-)
+from txlcli.commands.options import Force, Json, Run, Verbose, Where, with_options
 from txlcli.config.encodings import ENCODINGS, limits_distance
 from txlcli.errors import RunError, UsageError
 from txlcli.runs import run_directory
@@ -35,10 +23,8 @@ def attention(
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")] = None,
     format_: Annotated[Literal["png", "svg", "pdf"], Option("--format", help="File format of the figures.")] = "png",
     force: Force = False,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Where,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -50,10 +36,9 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    run = run_directory.find(run_name, runs_dir, data_dir=data_dir)
+    run = run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
-    from txlcli.workflows.workspace import Workspace
 
     directory = run.directory / "figures" if out is None else out
     paths = {number: directory / f"figure{number}.{format_}" for number in workflow.select_figures(run, options)}
@@ -62,8 +47,7 @@ def attention(
     existing = [path for path in paths.values() if path.exists()]
     if existing and not force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    workspace = where.workspace(json=json)
     result = workflow.run(str(run.directory), options, workspace)
     _make_directory(directory)
     for number, path in paths.items():

@@ -7,7 +7,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, RunsDir, with_options
+from txlcli.commands.options import Directories, Force, Json, with_options
 from txlcli.runs import run_directory
 from txlcli.workflows.options import CompressOptions
 
@@ -26,8 +26,8 @@ def compress(
     target: Annotated[Path, Argument(metavar="OUT", help="Compressed file to write.")],
     options: CompressOptions,
     force: Force = False,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    directories: Directories,
     json: Json = False,
 ) -> None:
     """Compress a file with a run's predictions.
@@ -37,22 +37,24 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(
+        run_name, directories.runs_dir, data_dir=directories.data_dir
+    )  # a wrong name, before PyTorch is imported
     from txlcli.workflows import compress as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=console.TerminalReporter(bars=not json))
+    workspace = directories.workspace(json=json)
     result = workflow.compress(run_name, source, target, options, workspace, force=force)
     console.show_result(result, show_compressed, json=json)
 
 
+@with_options
 def decompress(
     run_name: RunToUse,
     source: Annotated[Path, Argument(metavar="IN", help='File that "txl compress" wrote.')],
     target: Annotated[Path, Argument(metavar="OUT", help="File to write.")],
     force: Force = False,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    directories: Directories,
     json: Json = False,
 ) -> None:
     """Restore a file that "txl compress" wrote.
@@ -61,11 +63,10 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, runs_dir, data_dir=data_dir)
+    run_directory.find(run_name, directories.runs_dir, data_dir=directories.data_dir)
     from txlcli.workflows import compress as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, reporter=console.TerminalReporter(bars=not json))
+    workspace = directories.workspace(json=json)
     result = workflow.decompress(run_name, source, target, workspace, force=force)
     console.show_result(result, show_restored, json=json)
 

@@ -1,5 +1,6 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +11,7 @@ import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    Json,
-    Precision,
-    Run,
-    RunsDir,
-    Verbose,
-    with_options,
-)
+from txlcli.commands.options import Json, Run, Verbose, Where, with_options
 from txlcli.errors import TxlError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
@@ -39,10 +29,8 @@ def evaluate(
     processes: Annotated[
         int, Option(min=1, help="Divide the lanes, or the windows, among this many processes, one per GPU.")
     ] = 1,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Where,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -57,18 +45,16 @@ def evaluate(
     launcher.check_processes(processes)
     processes = max(processes, launcher.world_size())
     options.check_processes(processes)
-    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
     if processes > 1 and not launcher.is_started():
         sys.exit(_start_processes(processes, context.find_root().obj))
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
         from txlcli.workflows.reporter import CallbackReporter
-        from txlcli.workflows.workspace import Workspace
 
-        reporter = console.TerminalReporter(bars=not json) if launcher.is_main() else CallbackReporter()
-        workspace = Workspace(
-            data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter
-        )
+        workspace = where.workspace(json=json)
+        if not launcher.is_main():
+            workspace = dataclasses.replace(workspace, reporter=CallbackReporter())
         result = workflow.run(run_name, options, workspace)
         if launcher.is_main():
             _show(result, options, verbose=verbose, json=json)

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    Json,
-    Precision,
-    Run,
-    RunsDir,
-    with_options,
-)
+from txlcli.commands.options import Json, Run, Where, with_options
 from txlcli.errors import TxlError, UsageError, VocabularyError
 from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS, read_stdin
@@ -45,10 +35,8 @@ def generate(
     raw: Annotated[
         bool, Option("--raw", help="Write control characters of the text to a terminal unchanged, not as escapes.")
     ] = False,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Where,
     json: Json = False,
 ) -> None:
     """Generate text with a trained model.
@@ -65,16 +53,14 @@ def generate(
         raise UsageError("--raw has no effect with --json, which escapes control characters always; leave out one")
     if options.prompt is not None:
         options = dataclasses.replace(options, prompt=_read_prompt(options.prompt))
-    run_directory.find(run_name, runs_dir, data_dir=data_dir)  # a wrong name is reported before PyTorch is imported
+    run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import generate as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    workspace = where.workspace(json=json)
     if interactive:
         opened = workspace.open_run(run_name)
-        reporter.say(f"generating with {opened.run.directory}; {COMMANDS_IN_A_LINE}")
-        converse(workflow.Conversation(opened, options, reporter), raw=raw)
+        workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS_IN_A_LINE}")
+        converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
     elif json:
         console.show_json(workflow.run(run_name, options, workspace).to_json())
     else:

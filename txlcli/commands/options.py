@@ -4,21 +4,22 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from typer import Argument, CallbackParam, Option
+from typer import Argument, Option
 
+from txlcli import console
 from txlcli.commands import completion
-from txlcli.config.settings import AttentionBackend
 from txlcli.config.settings import Precision as PrecisionName
-from txlcli.errors import UsageError
 from txlcli.system import command_lines
-from txlcli.system.atomic_files import check_output
 from txlcli.workflows.options import Options, OptionTraits
 
+if TYPE_CHECKING:
+    from txlcli.workflows.workspace import Workspace
+
 DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
-FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 Run = Annotated[
     str | None,
@@ -32,36 +33,36 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Devi
 Precision = Annotated[
     PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")
 ]
-Attention = Annotated[
-    AttentionBackend | None, Option("--attention", help="Attention backend; all compute the same function.")
-]
 Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
-Overrides = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        autocompletion=completion.settings,
-        help="Override a setting of the recipe; repeatable.",
-    ),
-]
 
 
-def check_figure(param: CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a path that no figure can be written to, before anything is computed for it."""
-    if path is not None:
-        given = f"{param.opts[0]} {path}"
-        if path.suffix.lower() not in FIGURE_FORMATS:
-            *others, last = FIGURE_FORMATS
-            raise UsageError(f"{given}: unknown figure format; use the extension {', '.join(others)} or {last}")
-        check_output(path, given)
-    return path
+@dataclass(frozen=True, kw_only=True)
+class _Flags:
+    """Flags that most commands share; `with_options` builds them from the fields."""
+
+    def workspace(self, *, json: bool) -> "Workspace":
+        """Return the workspace, which shows no bars next to JSON. Imports PyTorch."""
+        from txlcli.workflows.workspace import Workspace
+
+        return Workspace(**vars(self), reporter=console.TerminalReporter(bars=not json))
 
 
-Plot = Annotated[
-    Path | None,
-    Option("--plot", callback=check_figure, help="Also plot the result to this .png, .svg or .pdf file."),
-]
+@dataclass(frozen=True, kw_only=True)
+class Directories(_Flags):
+    """Flags for the directories of stores and runs."""
+
+    data_dir: DataDir = DATA_DIR
+    runs_dir: RunsDir = RUNS_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where(_Flags):
+    """Flags for the device and the directories of stores and runs."""
+
+    device: Device = "auto"
+    precision: Precision = None
+    data_dir: DataDir = DATA_DIR
+    runs_dir: RunsDir = RUNS_DIR
 
 
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
@@ -74,12 +75,12 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a class of options by one flag for each of its fields.
+    """Replace each parameter of a command that is a class of options or flags by one flag for each of its fields.
 
     The command receives the object. Fields without traits belong to the Python interface alone.
     """
     hints = get_type_hints(command, include_extras=True)
-    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options)}
+    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | _Flags)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in classes:
@@ -90,6 +91,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, cls in classes.items():
+            if issubclass(cls, _Flags):
+                values[name] = cls(**{field.name: values.pop(field.name) for field in dataclasses.fields(cls)})
+                continue
             given = {field: (traits, values.pop(field)) for field, traits in _fields_with_flags(cls).items()}
             values[name] = cls(
                 **{field: _parse(field, traits, value) for field, (traits, value) in given.items() if value is not None}
@@ -106,10 +110,15 @@ def _fields_with_flags(cls: type[Options]) -> dict[str, OptionTraits]:
     return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
 
 
-def _parameters_of(cls: type[Options]) -> list[inspect.Parameter]:
-    """Return a Typer parameter for each field of a class of options."""
-    hints = get_type_hints(cls)
+def _parameters_of(cls: type[Options | _Flags]) -> list[inspect.Parameter]:
+    """Return a Typer parameter for each field of a class of options or flags."""
+    hints = get_type_hints(cls, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    if issubclass(cls, _Flags):
+        return [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in defaults.items()
+        ]
     parameters = []
     for name, traits in _fields_with_flags(cls).items():
         given: Any = str | None if traits.parse else hints[name]

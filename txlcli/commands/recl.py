@@ -8,17 +8,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    Json,
-    Precision,
-    RunsDir,
-    Verbose,
-    with_options,
-)
+from txlcli.commands.options import Json, Verbose, Where, with_options
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ReclOptions
 
@@ -32,10 +22,8 @@ def recl(
         list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=completion.runs)
     ],
     options: ReclOptions,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Where,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -48,12 +36,10 @@ def recl(
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
     for name in run_names:  # a wrong name is reported before PyTorch is imported
-        run_directory.find(name, runs_dir)
+        run_directory.find(name, where.runs_dir)
     from txlcli.workflows import recl as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    workspace = where.workspace(json=json)
     result = workflow.run(run_names, options, workspace)
     console.show_result(result, partial(show, verbose=verbose), json=json)
     if options.plot is not None:

@@ -8,16 +8,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Device,
-    Json,
-    Precision,
-    RunsDir,
-    with_options,
-)
+from txlcli.commands.options import Json, Where, with_options
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError
 from txlcli.paper import metrics
@@ -43,10 +34,8 @@ def speed(
             autocompletion=completion.runs_and_recipes,
         ),
     ] = None,
-    device: Device = "auto",
-    precision: Precision = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Where,
     json: Json = False,
 ) -> None:
     """Time a model with and without memory.
@@ -56,13 +45,11 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    if subject is not None and not run_directory.is_run(subject, runs_dir):
-        _check_recipe(subject, options.overrides, runs_dir)
+    if subject is not None and not run_directory.is_run(subject, where.runs_dir):
+        _check_recipe(subject, options.overrides, where.runs_dir)
     from txlcli.workflows import speed as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter(bars=not json)
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, precision=precision, reporter=reporter)
+    workspace = where.workspace(json=json)
     result = workflow.run(subject, options, workspace)
     if options.plot is not None:
         plot_times(options.plot, result)
