@@ -68,12 +68,11 @@ def test_processes_search_for_a_length_together(here):
 
 
 @pytest.mark.slow
-def test_the_table_names_the_processes_and_the_losses_are_written_and_recorded_once(here):
+def test_the_losses_of_processes_are_written_and_recorded_once(here):
     run = run_directory.find("byte", Path("runs"))
     before = len(list(history.read_evals(run)))
-    process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png", "--verbose")
-    stdout, stderr = ended(process, 0)
-    assert "ms/token: 2 processes together; one lane and vanilla: rank 0 alone, with its own threads." in stdout
+    process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png")
+    _, stderr = ended(process, 0)
     assert sum(line.endswith(" written to two.h5") for line in stderr) == 1
     assert Path("two.png").exists()
     recorded = list(history.read_evals(run))

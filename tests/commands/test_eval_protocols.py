@@ -87,13 +87,6 @@ def test_the_table_shows_what_the_json_says(here):
     assert "sliding windows of 5 read every token 5 times; Ctrl-C shows the rows before them" in table.stderr
 
 
-def test_measures_that_are_not_defined_are_explained(here):
-    table = done("eval", "word", "--protocols", "disjoint", "--positions", 50, "--verbose")
-    assert [row[2:5] for row in cells(table)] == [[cells(table)[0][2], "-", "-"]]
-    assert "ppl/word: only whole texts have a known number of words." in table.stdout
-    assert "bits/byte: not every byte of this text is scored." in table.stdout
-
-
 def test_rows_are_recorded_with_their_protocol(here):
     done("eval", "byte", "--protocols", "recurrence,disjoint", "--positions", 97)
     *_, disjoint, recurrence = map(json.loads, Path("runs/byte/evals.jsonl").read_text().splitlines())
@@ -120,6 +113,8 @@ def test_a_model_without_memory_lacks_recurrence(here):
     assert f"no recurrence: {reason}." in done("eval", "vanilla", "--protocols", "all", "--positions", 97).stdout
     message = refusal("eval", "vanilla", "--protocols", "disjoint,recurrence")
     assert message == f"--protocols recurrence: {reason}; or leave recurrence out"
+    message = refusal("eval", "vanilla", "--protocols", "strided", "--stride", 6)
+    assert message == "--stride 6 exceeds the window length 5; give at most that"
     message = refusal("eval", "vanilla", "--protocols", "all", "--attn-len", 6)
     assert message.startswith("--attn-len 6: runs/vanilla has learned 5 positions, so that no window is longer;")
 
@@ -155,11 +150,6 @@ def test_processes_divide_windows_and_lanes(here):
     assert [row["loss_nats"] for row in json.loads(stdout)["rows"]] == pytest.approx(
         [row["loss_nats"] for row in alone], rel=1e-6
     )
-
-
-def test_a_stride_longer_than_a_window_is_rejected(here):
-    message = refusal("eval", "byte", "--protocols", "strided", "--stride", 6)
-    assert message == "--stride 6 exceeds the window length 5; give at most that"
 
 
 def test_an_interrupted_comparison_keeps_its_finished_rows(here, watched):

@@ -221,23 +221,16 @@ GREEDY_DOES_NOT_SAMPLE = "`greedy` does not sample: leave out `top_k`, `top_p`, 
     ("options", "message"),
     [
         ({"prompt": "a", "at": 3}, PROMPT_IS_THE_CONTEXT),
-        ({"prompt": "a", "context": 3}, PROMPT_IS_THE_CONTEXT),
         ({"prompt": "a", "reference": True}, PROMPT_IS_THE_CONTEXT),
         ({"greedy": True, "top_k": 3}, GREEDY_DOES_NOT_SAMPLE),
-        ({"greedy": True, "top_p": 0.5}, GREEDY_DOES_NOT_SAMPLE),
-        ({"greedy": True, "temperature": 0.5}, GREEDY_DOES_NOT_SAMPLE),
         ({"greedy": True, "samples": 2}, GREEDY_DOES_NOT_SAMPLE),
         ({"temperature": 0.0}, "`temperature` 0.0: must be at least 0.001"),
         ({"temperature": math.nan}, "`temperature` nan: must be at least 0.001"),
-        ({"temperature": 1001.0}, "`temperature` 1001.0: must be at most 1000"),
         ({"top_p": 0.0}, "`top_p` 0.0: must be greater than 0 and at most 1"),
         ({"top_p": 1.5}, "`top_p` 1.5: must be greater than 0 and at most 1"),
         ({"top_k": -1}, "`top_k` -1: must be at least 0"),
         ({"tokens": 0}, "`tokens` 0: must be at least 1"),
         ({"tokens": 10**30}, f"`tokens` {10**30}: must be at most 2147483647"),
-        ({"samples": 0}, "`samples` 0: must be at least 1"),
-        ({"context": -5}, "`context` -5: must be at least 1"),
-        ({"seed": -1}, "`seed` -1: must be at least 0"),
     ],
 )
 def test_wrong_options_are_rejected(options, message):
@@ -257,7 +250,6 @@ def test_wrong_options_are_rejected(options, message):
         ),
         (["--reference", "--tokens", 500], "--reference: only 458 tokens follow token 1 of the test split"),
         (["--greedy", "--top-k", 3], "--greedy does not sample: leave out --top-k, --top-p, --temperature and"),
-        (["--tokens", 10**30], "Invalid value for '--tokens': Input should be less than or equal to 2147483647"),
     ],
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):
@@ -287,9 +279,3 @@ def test_only_a_passage_needs_the_store_and_its_test_split(here):
     (here / "data/novel.h5").unlink()
     assert refusal("generate", "byte", code=1).startswith("no token store at data/novel.h5; run ")
     done("generate", "byte", "--prompt", "the", "--tokens", 1)
-
-
-def test_another_vocabulary_is_rejected(here):
-    (here / "data/char.h5").write_bytes((here / "data/word.h5").read_bytes())
-    message = refusal("generate", "char", code=1)
-    assert message.startswith("data/char.h5 has another vocabulary than the one runs/char was trained with; ")

@@ -85,13 +85,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
     assert [row["tokens_per_step"] for row in output["throughput"]] == [5, 15, 1, 15]
 
 
-def test_latencies_are_printed_beside_the_throughput(here):
-    shown = done("speed", "byte", *QUICK).stdout
-    assert "latency, ms per step" in shown
-    heading = next(line for line in shown.splitlines() if "p50" in line)
-    assert [word for word in heading.split() if word.isalnum()] == ["work", "steps", "p50", "p90", "p95", "p99"]
-
-
 def test_timing_a_smaller_batch_size_is_reported(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
@@ -174,44 +167,24 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(watched, command, 
 
 
 LEARNED = ["--set", "model.position=learned", "--set"]
+LIMITS = [
+    ([*LEARNED, "model.n_positions={}"], "has learned 11 positions, so that no window is longer"),
+    (["--set", "model.window={}"], "attends to the last 11 tokens (model.window)"),
+]
 
 
-@pytest.mark.parametrize(("known", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)])
-def test_table_9_is_limited_to_the_learned_positions(here, known, lengths):
-    output = json_of("speed", "tiny.toml", *LEARNED, f"model.n_positions={known}", "--repeat", 1)
+@pytest.mark.parametrize("changes", [changes for changes, _ in LIMITS], ids=["learned", "window"])
+@pytest.mark.parametrize(("limit", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)])
+def test_table_9_is_limited_to_the_positions_of_the_model(here, changes, limit, lengths):
+    output = json_of("speed", "tiny.toml", *(word.format(limit) for word in changes), "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths
 
 
-def test_a_length_beyond_the_learned_positions_is_refused_before_timing(here):
-    result = txl("speed", "tiny.toml", *LEARNED, "model.n_positions=11", "--attn-len", "7,12")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        "error: --attn-len 12: recipe tiny.toml with random weights (V = 256) has learned 11 positions, so that no "
-        "window is longer; give at most that\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("window", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)]
-)  # Table 9 goes on to 3,800
-def test_table_9_is_limited_to_the_window(here, window, lengths):
-    output = json_of("speed", "tiny.toml", "--set", f"model.window={window}", "--repeat", 1)
-    assert [row["attn_len"] for row in output["slowdown"]] == lengths
-
-
-def test_a_length_beyond_the_window_is_refused_before_timing(here):
-    result = txl("speed", "tiny.toml", "--set", "model.window=11", "--attn-len", "7,12")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        "error: --attn-len 12: recipe tiny.toml with random weights (V = 256) attends to the last 11 tokens "
-        "(model.window); give at most that\n"
-    )
-
-
-def test_timing_does_not_change_the_run(here):
-    before = {path: path.read_bytes() for path in (here / "runs/byte").iterdir()}
-    done("speed", "byte", "--attn-len", 7, "--repeat", 1)
-    assert {path: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
+@pytest.mark.parametrize(("changes", "reason"), LIMITS, ids=["learned", "window"])
+def test_a_length_beyond_the_positions_of_the_model_is_rejected_before_timing(here, changes, reason):
+    message = refusal("speed", "tiny.toml", *(word.format(11) for word in changes), "--attn-len", "7,12")
+    start = "--attn-len 12: recipe tiny.toml with random weights (V = 256)"
+    assert message == f"{start} {reason}; give at most that"
 
 
 def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
@@ -222,11 +195,15 @@ def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
     assert "363x" in result.stdout
     assert "XL: one lane, M = attention, L = 5." in result.stdout
+    heading = next(line for line in result.stdout.splitlines() if "p50" in line)
+    assert [word for word in heading.split() if word.isalnum()] == ["work", "steps", "p50", "p90", "p95", "p99"]
     assert "GFLOP/s of a large matrix product, counting visible keys" in result.stdout
 
 
-def test_the_most_recent_run_is_the_default(here):
+def test_the_most_recent_run_is_the_default_and_does_not_change(here):
+    before = {path: path.read_bytes() for path in (here / "runs/sentencepiece").iterdir()}
     result = done("speed", "--attn-len", 7, "--repeat", 1, "--precision", "bf16")
+    assert {path: path.read_bytes() for path in (here / "runs/sentencepiece").iterdir()} == before
     assert "timing run runs/sentencepiece on cpu (" in result.stderr
     assert result.stderr.endswith("), bf16\n")
 
@@ -247,17 +224,13 @@ def test_a_run_can_be_timed_in_another_precision(here):
 
 USAGE = [
     (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave it out"),
-    (["byte", "--attn-len", "1"], "--attn-len 1: must be at least 2"),
-    (["byte", "--attn-len", "-800"], "--attn-len -800: must be at least 2"),
     (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: '800;1800' is not a whole number"),
-    (["byte", "--repeat", "0"], "Invalid value for '--repeat'"),
     (["byte", "--plot", "speed.txt"], "--plot speed.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (
         ["enwik"],
         'unknown run or recipe "enwik"; did you mean "enwik8"? ("txl runs" and "txl recipes" list all)',
     ),
-    (["runs/bite"], 'unknown run or recipe "runs/bite"; did you mean "byte"?'),
     (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
 ]
 

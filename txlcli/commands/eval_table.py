@@ -24,7 +24,9 @@ def show(result: EvalResult, *, verbose: bool = False) -> None:
 def _columns(result: EvalResult) -> list[tuple[str, Callable[[EvalRow], str]]]:
     """Return the columns: the heading, and the function that formats the cell of a row."""
     first, timed, compared = result.rows[0], _has_slowdown(result), result.lacking is not None
-    names = [result.metric, "ppl_per_word", "bits_per_byte"] if compared else _names(result)
+    names = [result.metric, "ppl_per_word", "bits_per_byte"]
+    if not compared:
+        names = metrics.wanted_measures(result.unit, first.measures)
     columns: list[tuple[bool, str, Callable[[EvalRow], str]]] = [
         (True, _label_heading(first), partial(_label, starred=len(result.rows) > 1)),
         (True, "attention", _attention),
@@ -79,11 +81,6 @@ def _number(value: float | None, digits: str) -> str:
     return "-" if value is None else format(value, digits)
 
 
-def _names(result: EvalResult) -> list[str]:
-    """Return the measures to show, the metric first."""
-    return metrics.wanted_measures(result.unit, result.rows[0].measures)
-
-
 def _notes(result: EvalResult) -> list[str]:
     """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
     rows, timed = result.rows, _has_slowdown(result)
@@ -95,9 +92,6 @@ def _notes(result: EvalResult) -> list[str]:
         notes.append(_describe_search(result.search))
     if any(_has_short_lanes(row) for row in rows):
         notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
-    if any(_exceeds_text(row) for row in rows):
-        length, ending = ("N", ".") if rows[0].stride else ("M", ", and no slowdown is measured.")
-        notes.append(f"{length} is longer than the text in some rows: no query sees that many tokens{ending}")
     notes += [_describe_adaptation(row) for row in rows if row.adaptation]
     if result.paper is not None:
         notes.append(f"The paper's result for this recipe: {result.paper} {result.metric}.")
@@ -107,17 +101,7 @@ def _notes(result: EvalResult) -> list[str]:
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
             f"{result.slowdown_windows} windows).",
         ]
-    if result.processes > 1:
-        alone = "; one lane and vanilla: rank 0 alone, with its own threads" if timed else ""
-        notes.append(f"ms/token: {result.processes} processes together{alone}.")
     return notes
-
-
-def _exceeds_text(row: EvalRow) -> bool:
-    """Return True if the memory or the window is longer than the text."""
-    if row.attn_len is not None:
-        return row.attn_len > row.tokens
-    return row.attn_len_max is not None and row.mem_len > row.tokens
 
 
 def _has_short_lanes(row: EvalRow) -> bool:
@@ -158,10 +142,6 @@ def _notes_on_protocols(result: EvalResult, lacking: dict[str, str]) -> list[str
         )
     if with_memory is not None:
         notes.append(f"recurrence: {describe_settings(result, with_memory)}")
-    if "ppl_per_word" not in rows[0].measures:
-        notes.append("ppl/word: only whole texts have a known number of words.")
-    if "bits_per_byte" not in rows[0].measures:
-        notes.append("bits/byte: not every byte of this text is scored.")
     return notes
 
 
@@ -190,7 +170,7 @@ def plot_loss_and_time(path: Path, result: EvalResult) -> None:
     """Plot the metric, and the time per token with and without memory, over the memory length."""
     from txlcli.commands import plots
 
-    metric = _names(result)[0]
+    metric = result.metric
     rows = sorted(result.rows, key=lambda row: row.mem_len)
     timed = [row for row in rows if row.slowdown is not None]
     figure = plots.new_figure(9.6, 4.2)
@@ -218,7 +198,7 @@ def plot_curve(path: Path, result: EvalResult) -> None:
     """Plot the metric over the memory length, or over the window length."""
     from txlcli.commands import plots
 
-    metric, in_windows = _names(result)[0], result.rows[0].stride is not None
+    metric, in_windows = result.metric, result.rows[0].stride is not None
     curve = sorted((row.attn_len or row.mem_len, _plotted(row, metric)) for row in result.rows)
     plots.plot_curves(
         path,
