@@ -2,7 +2,7 @@
 
 import pytest
 
-from txlcli.config.encodings import ENCODINGS, EncodingTraits, limits_distance, register_encoding
+from txlcli.config.encodings import ENCODINGS, EncodingTraits, register_encoding
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
 from txlcli.errors import RecipeError
@@ -55,33 +55,7 @@ def test_a_name_is_registered_once(register):
         register("shaw", EncodingTraits())
 
 
-@pytest.mark.parametrize(
-    ("position", "scored"),
-    [
-        ("relative", True),
-        ("shaw", True),
-        ("sinusoid", False),
-        ("learned", False),
-        ("rotary", False),
-        ("alibi", False),
-        ("t5", True),
-        ("none", False),
-        ("unknown", False),
-        (None, False),
-    ],
-)
-def test_only_relative_encodings_score_distances(position, scored):
-    assert limits_distance(position) is scored
-    assert limits_distance([position]) is False  # a damaged file may hold anything
-
-
 def test_rotary_rejects_an_odd_head_width():
     with pytest.raises(RecipeError, match='\\[model\\] d_head must be even with position = "rotary", not 5'):
         TransformerSettings(**SHAPE, position="rotary")
     assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
-
-
-@pytest.mark.parametrize("value", [3, True, ["relative"]])
-def test_a_position_that_is_not_text_is_rejected(value):
-    with pytest.raises(RecipeError, match="position must be a word, not"):
-        section("model", {**SHAPE, "position": value})

@@ -1,9 +1,7 @@
 """Recipes: packaged ones are valid, the user's own are read strictly, --set comes last."""
 
-import dataclasses
 import json
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,34 +87,12 @@ def test_a_directory_is_not_a_recipe(tmp_path, monkeypatch):
     assert recipe.load("enwik8").corpus.store == "enwik8"
 
 
-def test_an_unknown_recipe_is_rejected_with_a_suggestion():
-    with pytest.raises(UnknownNameError) as caught:
-        recipe.load("recipes/enwik.toml")
-    assert str(caught.value).startswith(
-        'unknown recipe "recipes/enwik.toml"; did you mean "enwik8"? '
-        '(no such file; "txl recipes" lists the packaged ones)'
-    )
-    assert caught.value.exit_code == 2
-
-
-def test_omitted_keys_have_their_defaults(tiny):
-    settings = recipe.load(tiny())
-    assert settings.train.lr == 2.5e-4
-    assert settings.model.tie_biases is True
-    assert settings.log.every == 200
-    assert settings.published.parameters is None
-
-
 def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
     path = tiny("\n[log]\nevery = 13\n", "max_steps = 11", "max_steps = 11\nlr = 0.5\nclip = 0.75")
     settings = recipe.load(path, ["train.lr=0.125", "published.valid=3"])
     assert (settings.train.lr, settings.train.clip, settings.train.weight_decay) == (0.125, 0.75, 0.0)
     assert settings.log.every == 13
     assert settings.published.valid == 3.0
-
-
-def test_the_last_set_of_a_key_wins(tiny):
-    assert changed(tiny(), "train.lr=0.5", "train.lr=0.25").train.lr == 0.25
 
 
 @pytest.mark.parametrize(
@@ -282,11 +258,8 @@ def test_a_key_in_place_of_a_section_is_rejected(tmp_path, overrides):
 DEEP, DIGITS = "which no recipe needs; give plain values", "9" * 4301
 ENDLESS = {
     "lists": ("a = " + "[" * 100_000 + "]" * 100_000, "nested more than 8 levels deep"),
-    "open lists": ("a = " + "[" * 100_000, "nested more than 8 levels deep"),
     "tables": ("a = " + "{b = " * 40_000, "nested more than 8 levels deep"),
-    "nine levels": ("a = " + "[" * 9 + "]" * 9, "nested more than 8 levels deep"),
-    "digits": (f"a = {DIGITS}", "a number does not fit 64 bits"),
-    "hexadecimal digits": (f"a = 0x{DIGITS}", "a number does not fit 64 bits"),
+    "digits": (f"a = 0x{DIGITS}", "a number does not fit 64 bits"),
     "2**63": (f"a = [{2**63}]", "a number does not fit 64 bits"),
 }
 
@@ -298,22 +271,6 @@ def test_deep_nesting_and_endless_numbers_are_rejected_at_once(tmp_path, name):
     path.write_text(TINY.replace("[corpus]\n", f"{text}\n[corpus]\n"))
     started = time.monotonic()
     assert refusal(str(path)) == f"{path}: {reason}, {DEEP}"
-    assert time.monotonic() - started < 2
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("[" * 100_000, "nested more than 8 levels deep"),
-        ("{a=" * 40_000, "nested more than 8 levels deep"),
-        (DIGITS, "a number does not fit 64 bits"),
-        (f"0x{DIGITS}", "a number does not fit 64 bits"),
-    ],
-)
-def test_deep_nesting_and_endless_numbers_in_set_are_rejected_at_once(tiny, value, reason):
-    path = tiny()
-    started = time.monotonic()
-    assert refusal(path, f"train.lr={value}") == f"--set train.lr: {reason}; give a plain value"
     assert time.monotonic() - started < 2
 
 
@@ -337,16 +294,3 @@ def test_lists_are_preserved_in_the_file_of_a_run(tiny):
     assert table["model"]["cutoffs"] == [5, 11]
     assert recipe.resolve(table, where="here") == settings
     assert "tie_projections" not in recipe.to_table(changed(tiny()))["model"]
-
-
-def test_override_does_not_modify_its_argument():
-    table = tomllib.loads(TINY)
-    result = recipe.override(table, ["train.seg_len=3", "log.every=7"])
-    assert table == tomllib.loads(TINY)
-    assert result["train"]["seg_len"] == 3
-    assert result["log"] == {"every": 7}
-
-
-def test_settings_are_frozen(tiny):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.load(tiny()).train.lr = 1.0
