@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from tests.conftest import hides_gpus
 from tests.gpu import correctness, ptb, throughput
-from tests.gpu.stage import Skip
 from txlcli.config import recipe
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
@@ -40,29 +39,6 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_its_row(tmp_path, name):
         correctness.run_tests(str(file), None, [].append)
 
 
-@pytest.mark.slow
-def test_cases_of_a_test_are_counted_by_backend(tmp_path):
-    file = tmp_path / "test_cases.py"
-    file.write_text(
-        "import pytest\n\n"
-        "@pytest.mark.parametrize('x', [1, 2, 3])\n"
-        "@pytest.mark.parametrize('backend', ['auto', 'sdpa'])\n"
-        "def test_one(backend, x):\n    if x == 2:\n        pytest.skip('no two')\n\n"
-        "def test_two():\n    pytest.skip('nothing')\n"
-    )
-    *one, (two, backend) = correctness.cases([file])
-    assert [backend for _, backend in one] == ["reference", "auto", "sdpa", "triton", "flex"]
-    told = []
-    correctness.run_tests(one[0][0], "sdpa", told.append)
-    assert [outcome["passed"] for outcome in told] == [1, 1, 2]
-    assert (told[-1]["failed"], told[-1]["skipped"]) == ({}, {"no two": 1})
-    with pytest.raises(Skip, match="the test has no case of flex"):
-        correctness.run_tests(one[0][0], "flex", told.append)
-    assert backend is None
-    with pytest.raises(Skip, match="nothing"):
-        correctness.run_tests(two, None, told.append)
-
-
 def test_every_test_of_cuda_is_a_row_and_sees_the_gpu():
     tests = list(correctness.cases())
     assert len(tests) == len(set(tests)) > 30
@@ -89,16 +65,6 @@ def test_evaluation_and_single_tokens_are_timed_with_their_own_lengths():
 
 
 @pytest.mark.slow
-def test_a_profile_lists_the_operations_that_take_the_most_time():
-    _, found = throughput.profile("wt103", (), "cpu", toy=True, shown=5)
-    times = [operation["us"] for operation in found["operations"]]
-    assert times == sorted(times, reverse=True)
-    assert len(times) == 5
-    assert 0 < sum(times) < found["total_us"]
-    assert found["operations"][0]["name"] in found["table"]
-
-
-@pytest.mark.slow
 def test_ptb_trains_the_fastest_way_and_evaluates_the_run_it_keeps(tmp_path):
     code, found = run(ptb, tmp_path, "--keep", str(tmp_path / "kept"))
     assert (code, found["stage"], found["complete"]) == (0, "ptb", True)
@@ -112,20 +78,6 @@ def test_ptb_trains_the_fastest_way_and_evaluates_the_run_it_keeps(tmp_path):
     assert evaluation["best_mem_len"] in (8, 16)
     assert 1 < evaluation["test_ppl"] < 500
     assert (tmp_path / "kept" / "best.safetensors").exists()
-
-
-def test_ptb_without_a_store_names_the_command_that_prepares_it(tmp_path):
-    app = typer.Typer()
-    app.command()(ptb.main)
-    options = ["--device", "cpu", "--data-dir", str(tmp_path), "--json", str(tmp_path / "results.json")]
-    ended = CliRunner().invoke(app, options)
-    assert ended.exit_code == 1
-    assert "txl prepare ptb" in str(ended.exception)
-
-
-@pytest.mark.parametrize(("ms_per_step", "steps"), [(5.0, 40_000), (12.15, 40_000), (20.0, 24_300), (60_000.0, 100)])
-def test_a_schedule_is_shortened_to_the_steps_that_fit(ms_per_step, steps):
-    assert ptb.fitting_steps(ms_per_step, 600.0, 40_000) == steps
 
 
 def test_a_shortened_schedule_has_the_share_of_warm_up_of_the_recipe():

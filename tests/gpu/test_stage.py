@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.gpu.stage import MACHINE, Skip, Stage
+from tests.gpu.stage import Skip, Stage
 
 
 def number(value):
@@ -43,16 +43,6 @@ def written(tmp_path):
     return json.loads((tmp_path / "results.json").read_text())
 
 
-def test_results_are_written_after_every_row_and_one_process_computes_them(stage, tmp_path):
-    first = stage.run("first", number, value=3)
-    assert (first["status"], first["value"]) == ("passed", 3)
-    assert written(tmp_path)["rows"] == [first]
-    assert stage.run("second", number, value=5)["process"] == first["process"] != os.getpid()
-    assert not written(tmp_path)["complete"]
-    assert stage.end() == 0
-    assert (written(tmp_path)["complete"], written(tmp_path)["passed"]) == (True, 2)
-
-
 def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(stage, tmp_path):
     assert stage.run("parts", parts) is None
     assert stage.run("killed", killed) is None
@@ -78,20 +68,3 @@ def test_a_row_that_takes_too_long_fails_and_the_next_one_runs(stage):
     assert stage.run("hang", hang, at_most_s=0.5) is None
     assert (stage.rows[0]["status"], stage.rows[0]["reason"]) == ("failed", "it took longer than 0.5 s")
     assert stage.run("next", number, value=7)["value"] == 7
-
-
-def test_rows_beyond_the_time_of_the_stage_are_not_run(tmp_path):
-    stage = Stage("test", facts={}, json_file=tmp_path / "results.json", minutes=1 / 60)
-    assert stage.run("hang", hang) is None
-    assert stage.run("next", number, value=7) is None
-    assert [row["status"] for row in stage.rows] == ["not run", "not run"]
-    assert [row["reason"] for row in stage.rows] == ["it was stopped, since no time was left", "no time was left"]
-    assert stage.end() == 0
-
-
-def test_a_name_that_no_row_has_is_rejected(tmp_path, capsys):
-    stage = Stage("test", facts={}, json_file=tmp_path / "results.json", minutes=1, only="evil")
-    stage.run(MACHINE, number, value=1)
-    assert stage.run("good", number, value=1) is None
-    assert stage.end() == 2
-    assert '--only "evil": no row has this in its name' in capsys.readouterr().err

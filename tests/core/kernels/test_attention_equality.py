@@ -13,7 +13,6 @@ from tests.core.attention_cases import (
     DEFAULT,
     ONE_SEQUENCE,
     OTHER_BACKENDS,
-    SHAPES,
     SINGLE_QUERIES,
     TWO_SEQUENCES,
     UNEQUAL_BLOCKS,
@@ -22,7 +21,6 @@ from tests.core.attention_cases import (
     L,
     M,
     attend,
-    by_backend,
     call,
     draw,
     draw_inputs,
@@ -205,34 +203,6 @@ def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(im
     expected = with_gradients(masked, tensors, reach=D)
     assert 0 < mask.double().mean() < 1
     assert_equal(with_gradients(seeded, tensors, reach=D), expected)
-
-
-@pytest.mark.parametrize("backend", OTHER_BACKENDS)
-@pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
-@pytest.mark.parametrize("unseen", [0, 1])
-def test_backends_equal_the_default(backend, seg_len, key_len, unseen):
-    reach = max(1, key_len - unseen)
-    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
-    expected = by_backend("auto", *inputs, reach=reach)
-    for result, wanted in zip(by_backend(backend, *inputs, reach=reach), expected, strict=True):
-        torch.testing.assert_close(result, wanted, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("backend", OTHER_BACKENDS)
-def test_backends_equal_the_default_without_positions(backend):
-    inputs = [*draw_inputs()[:3], None, None, None]
-    expected = by_backend("auto", *inputs, reach=K)
-    for result, wanted in zip(by_backend(backend, *inputs, reach=K), expected, strict=True):
-        torch.testing.assert_close(result, wanted, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.usefixtures("static_shapes")
-@pytest.mark.parametrize("backend", [*OTHER_BACKENDS, pytest.param("flex", marks=pytest.mark.slow)])
-def test_backends_score_far_distances_as_the_default(backend):
-    inputs = [tensor.detach().float() for tensor in draw_inputs(reach=L + 2)]
-    inputs[-1][:, :L] = inputs[-1][:, :1]
-    expected = attend(*inputs, reach=K - 1)
-    torch.testing.assert_close(attend(*inputs, reach=K - 1, backend=backend), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", OTHER_BACKENDS)

@@ -144,21 +144,6 @@ def test_each_call_drops_others_and_one_seed_the_same():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.slow
-def test_one_mask_is_drawn_whatever_the_tiles(monkeypatch):
-    tensors = cast(arguments(RELATIVE, seg_len=70, key_len=90, reach=90, width=16))
-
-    def outputs():
-        torch.manual_seed(3)
-        return with_gradients(attention_triton.attend, tensors, reach=90, dropout=0.4)
-
-    expected = outputs()
-    small = triton_launch.Launch(16, 16, 4, 1)
-    monkeypatch.setattr(attention_triton, "launch_of", lambda *_: small)
-    for name, tensor in outputs().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize("terms", ["all terms", "distance bias"])
 def test_no_position_score_of_a_key_that_is_not_seen_counts(terms, monkeypatch):
     """Position scores of distances before the first key, and of padding, are NaN before the kernels run."""

@@ -17,10 +17,6 @@ def no_compiler():
         yield
 
 
-def test_a_machine_with_a_compiler_is_accepted():
-    check_compiler(CPU, "compile", "leave it out")
-
-
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_the_error_names_it():
     with pytest.raises(UsageError) as caught:
@@ -41,13 +37,6 @@ def test_flex_attention_needs_a_compiler_for_the_device():
         check_attention("flex", CUDA, d_head=64)
     assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
     assert str(caught.value).endswith("; install Triton, or take --attention auto")
-
-
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize("kind", ["auto", "reference", "sdpa"])
-def test_all_other_attention_needs_neither(kind):
-    check_attention(kind, CPU, d_head=64)
-    check_attention(kind, CUDA, d_head=64)
 
 
 def machine(triton="3.7.1", capability=(9, 0), **more):
@@ -85,10 +74,6 @@ def test_what_the_kernels_of_triton_do_not_support_is_rejected(found, d_head, me
 
 def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu():
     check_attention("triton", CPU, d_head=64, toolchain=machine(capability=None, interprets=True))
-
-
-def test_a_cpu_has_no_compute_capability():
-    assert Toolchain.of(CPU).capability is None
 
 
 @pytest.mark.parametrize(

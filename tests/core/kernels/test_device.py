@@ -31,16 +31,6 @@ def product_dtype(device, precision):
         return (matrix @ matrix).dtype
 
 
-def test_the_cpu_is_always_available():
-    assert pick_device("cpu") == CPU
-    assert describe(CPU).startswith("cpu (")
-
-
-@without_cuda
-def test_auto_is_the_cpu_without_cuda():
-    assert pick_device("auto") == CPU
-
-
 @without_cuda
 def test_cuda_is_rejected_if_it_is_not_available():
     with pytest.raises(UsageError, match=r"^--device cuda: PyTorch finds no CUDA device here; use --device cpu$"):
@@ -58,11 +48,6 @@ def test_some_precisions_need_cuda(precision, others):
     with pytest.raises(UsageError, match=f"^precision {precision} needs a CUDA device; use {others} on the CPU$"):
         check_precision(precision, CPU)
     check_precision("fp16", CUDA)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_cpu_multiplies_fp32_and_bf16(precision):
-    check_precision(precision, CPU)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -99,14 +84,6 @@ def test_float32_products_use_tf32_inside_a_block_only():
     assert float32_settings() == before
 
 
-def test_a_setting_of_the_user_comes_back():
-    with float32_products(CUDA, "tf32"):
-        before = float32_settings()
-        with pytest.raises(RuntimeError, match="inside"), autocast(CUDA, "fp32"):
-            raise RuntimeError("inside")
-        assert float32_settings() == before
-
-
 @pytest.mark.parametrize(("device", "precision"), [(CPU, "fp32"), (CUDA, "bf16"), (CUDA, "fp16")])
 def test_other_precisions_leave_the_products_of_float32_alone(device, precision):
     before = float32_settings()
@@ -121,11 +98,6 @@ def test_kernels_of_triton_multiply_float32_in_the_same_precision(precision, exp
         assert launch_of("forward", torch.bfloat16, 64).precision == "ieee"
 
 
-@with_cuda
-def test_cuda_multiplies_fp16():
-    assert product_dtype(CUDA, "fp16") == torch.float16
-
-
 def test_more_than_a_cpu_has_free_is_rejected(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable:    3145728 kB\n", encoding="ascii")
@@ -134,10 +106,6 @@ def test_more_than_a_cpu_has_free_is_rejected(tmp_path):
     with pytest.raises(MemoryError, match=r"^tried to allocate 3\.5 GiB, of 3\.0 GiB that are free$") as caught:
         check_free_memory(7 << 29, CPU, meminfo=meminfo)
     assert is_out_of_memory(caught.value)
-
-
-def test_nothing_is_rejected_where_the_free_memory_is_unknown(tmp_path):
-    check_free_memory(1 << 60, CPU, meminfo=tmp_path / "no such file")
 
 
 @pytest.mark.skipif(not MEMINFO.exists(), reason="only Linux has /proc/meminfo")
@@ -156,10 +124,6 @@ def test_available_memory_is_what_is_free_and_what_the_process_holds(tmp_path):
     held = torch.ones(64 << 20)  # 256 MiB
     assert available_bytes(CPU, meminfo=meminfo) - before > 200 << 20
     assert held.numel() == 64 << 20
-
-
-def test_available_memory_is_unknown_where_the_system_does_not_say(tmp_path):
-    assert available_bytes(CPU, meminfo=tmp_path / "no such file") is None
 
 
 SHOW_AVAILABLE = """

@@ -25,11 +25,6 @@ def test_neighbouring_entries_are_independent(lag):
     assert abs(correlation) < 4 / 500_009**0.5
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3, 5)])
-def test_the_mask_has_the_requested_shape(shape):
-    assert keep_mask(torch.Size(shape), 0.3, CPU).shape == shape
-
-
 @pytest.mark.parametrize(("rate", "kept"), [(0.0, 1.0), (1e-9, 1.0), (1 - 1e-9, 0.0)])
 def test_a_rate_at_either_end_keeps_all_or_nothing(rate, kept):
     assert keep_mask(torch.Size((1009,)), rate, CPU).double().mean() == kept

@@ -5,11 +5,10 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.builders import V, draw_tokens, make_decoder, read_segments, small_model, small_rnn
+from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import (
     Linear,
@@ -17,7 +16,6 @@ from txlcli.core.kernels.linear import (
     cached_casts,
     linear,
     onednn_is_faster,
-    should_pack,
     use_onednn,
 )
 from txlcli.core.kernels.private import onednn_has_bf16
@@ -76,16 +74,6 @@ def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, 
             torch.testing.assert_close(function(lay(rows), *leaves[1:]), out.detach(), rtol=0, atol=0)
         results.append((out, *grads))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-
-
-@needs_onednn
-@pytest.mark.parametrize("trained", range(3))
-def test_only_the_gradients_that_are_needed_are_computed(everywhere, trained):
-    tensors = [draw(L, INPUTS), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS)]
-    assert not linear(*tensors).requires_grad
-    tensors[trained].requires_grad_()
-    grads = linear(*tensors).grad_fn.apply(torch.ones(L, OUTPUTS))
-    assert [grad is not None for grad in grads] == [number == trained for number in range(4)]
 
 
 @needs_onednn
@@ -175,25 +163,6 @@ def test_onednn_multiplies_fp32_on_the_cpus_that_were_measured(monkeypatch, tmp_
     assert onednn_is_faster(path) is expected
 
 
-@needs_onednn
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_onednn_does_not_change_a_model(norm):
-    model, tokens = small_model(norm=norm, dtype=torch.float32), draw_tokens(B, 13)
-    assert all(isinstance(module, Linear) for module in model.modules() if isinstance(module, nn.Linear))
-
-    def results(use):
-        model.zero_grad()
-        with use_onednn(use):
-            log_probs, _ = read_segments(model, tokens, [L, L, 3], mem_len=M)
-            log_probs[..., V // 2].mean().backward()
-        return log_probs.detach(), [parameter.grad.clone() for parameter in model.parameters()]
-
-    with OneDnnCounter() as onednn:
-        given = results(EVERYWHERE)
-    assert onednn.count > 50
-    torch.testing.assert_close(given, results(NOWHERE), rtol=1e-4, atol=1e-5)
-
-
 PRECISIONS = [
     pytest.param(torch.float32, 1e-5, marks=needs_onednn),
     pytest.param(torch.bfloat16, 0.05, marks=needs_bf16),
@@ -212,20 +181,6 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
         given = module(rows)
     assert given.dtype == dtype
     torch.testing.assert_close(given.float(), expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("changed", "dtype"),
-    [({"min_columns": INPUTS + 1}, torch.float32), ({}, torch.float64), ({"fp32": False}, torch.float32)],
-)
-def test_a_matrix_is_packed_where_that_is_faster(changed, dtype):
-    weight = draw(OUTPUTS, INPUTS)
-    with use_onednn(EVERYWHERE):
-        assert should_pack(weight, torch.float32)
-        assert should_pack(weight, torch.bfloat16) == onednn_has_bf16()
-    with use_onednn(dataclasses.replace(EVERYWHERE, **changed)):
-        assert not should_pack(weight, dtype)
-        assert not should_pack(weight.to("meta"), dtype)
 
 
 def test_a_matrix_that_is_not_packed_is_cast_without_changing_the_parameter():

@@ -16,20 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.attention_cases import OTHER_BACKENDS, attend, by_backend, draw, draw_inputs, shifted
 from tests.core.builders import draw_tokens, small_model
-from tests.core.measures.test_attention_maps import FIRST, R, eval_settings, observe, stream
 from tests.core.reading.test_decoder import decode
-from txlcli.core.kernels.device import DTYPES, row_multiple, use_row_multiple
+from txlcli.core.kernels.device import DTYPES, use_row_multiple
 from txlcli.core.kernels.linear import cached_casts, linear
 from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape, Workspace, scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
 MULTIPLE = 8
-
-
-def test_only_cuda_needs_aligned_rows():
-    assert row_multiple(torch.device("cpu")) == 1
-    assert row_multiple(torch.device("cuda")) == MULTIPLE
 
 
 @pytest.mark.parametrize("known", [None, 2])
@@ -58,21 +52,6 @@ def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unsee
     for result, wanted in zip(results, expected, strict=True):
         assert result.shape == wanted.shape
         torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("seg_len", [1, L, 8])
-@pytest.mark.parametrize("unseen", [1, 6])
-@pytest.mark.parametrize(("reach", "known"), [(K, K), (9, 9), (9, 2)])
-def test_no_query_sees_the_keys_that_align_rows(seg_len, unseen, reach, known):
-    shape = ScoreShape(B * H, seg_len, K + unseen, reach, known, unseen)
-    with use_row_multiple(MULTIPLE):
-        buffer = PaddedScoreBuffer(draw(1), shape, fill=-math.inf)
-    score = draw(B * H, seg_len, reach)
-    buffer.by_distance.copy_(score)
-    np.testing.assert_array_equal(buffer.by_key[:, :, :K], shifted(score, seg_len, K))
-    assert (buffer.by_key[:, :, K:] == -math.inf).all()
-    written = buffer.by_distance[:, :, reach - known :]
-    assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
 
 
 @pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 17), (8, 19), (3, 16)])
@@ -142,16 +121,6 @@ def test_aligned_rows_do_not_change_a_decoder(same_length, max_distance):
         torch.testing.assert_close(decode(model, tokens, **limits), expected, rtol=0, atol=1e-12)
 
 
-def test_aligned_rows_do_not_change_attention_maps():
-    model, tokens = small_model(), stream()
-    expected = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
-    with use_row_multiple(MULTIPLE):
-        maps = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
-    np.testing.assert_allclose(maps.by_distance, expected.by_distance, rtol=0, atol=1e-12)
-    for term, shares in expected.by_term.items():
-        np.testing.assert_allclose(maps.by_term[term], shares, rtol=0, atol=1e-12)
-
-
 PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
 
 
@@ -204,20 +173,3 @@ def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precis
     torch.testing.assert_close(found, loss, rtol=0.01, atol=0)
     for name, gradient in grads.items():
         assert (gradient - expected[name]).norm() <= 0.05 * expected[name].norm(), name
-
-
-def test_the_mask_of_fused_attention_has_aligned_rows(monkeypatch):
-    masks = []
-    fused = torch.nn.functional.scaled_dot_product_attention
-
-    def watched(*tensors, attn_mask, **options):
-        masks.append(attn_mask)
-        return fused(*tensors, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    for key_len in (K, 10, 13):
-        inputs = draw_inputs(seg_len=8, key_len=max(key_len, 8))
-        with use_row_multiple(MULTIPLE):
-            attend(*inputs, reach=max(key_len, 8), backend="sdpa")
-    for mask in masks:
-        assert mask.storage_offset() % MULTIPLE == mask.stride(2) % MULTIPLE == 0

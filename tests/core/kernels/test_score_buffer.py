@@ -46,11 +46,6 @@ def test_distances_out_of_reach_are_not_seen(reach):
     assert seen == reference.allowed_pairs(seg_len=L, mem_len=M, key_limit=reach)
 
 
-def test_scores_by_key_are_a_view():
-    buffer = PaddedScoreBuffer(draw(1), ScoreShape(H, L, M + L, M + L, M + L), fill=0.0)
-    assert buffer.by_key.untyped_storage().data_ptr() == buffer.by_distance.untyped_storage().data_ptr()
-
-
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("reach", [1, 4, M + L])
 @pytest.mark.parametrize("seg_len", [1, L])

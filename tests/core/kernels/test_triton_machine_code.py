@@ -104,25 +104,6 @@ def test_divided_keys_are_combined(reports, capability):
     assert list(reports) == ["forward", "combine"]
 
 
-@pytest.mark.slow
-def test_lengths_need_few_kernels(reports, monkeypatch):
-    """A memory that grows, and segments of any length, compile a kernel again for few alignments of their rows only."""
-    compiled = set()
-    monkeypatch.setattr(
-        "tests.core.kernels.test_triton_machine_code.resources", lambda kernel: compiled.add(kernel.asm["ptx"])
-    )
-    for key_len in (1, 2, 7, 16, 64, 100, 128, 160, 203):
-        rows = min(key_len, 64)
-        tensors = {
-            name: draw(1, H, length, 64) for name, length in (("query", rows), ("key", key_len), ("value", key_len))
-        }
-        given = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
-        position_key = draw(H, key_len, 64, dtype=torch.bfloat16)
-        with compiling_for(90), torch.no_grad():
-            call(attention_triton.attend, **given, position_key=position_key, reach=key_len)
-    assert len(compiled) <= 8
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_kernels_of_the_softmax_spill_no_registers(capability, dtype, monkeypatch):

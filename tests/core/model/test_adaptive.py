@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import reference
 from tests.core import oracle
@@ -84,17 +83,6 @@ def test_parameters_of_an_adaptive_model_equal_a_calculation_by_hand():
     assert count_parameters(model_settings(cutoffs=CUTOFFS, d_embed=6), V) == narrow + 6 * 14
 
 
-@pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
-def test_embedding_of_every_id_equals_the_oracle(case):
-    model = adaptive_model(**case)
-    tokens = torch.randperm(V - 1, generator=torch.Generator().manual_seed(3)).view(2, 9)
-    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
-    expected = [[reference.embed(token, weights) for token in row] for row in tokens.tolist()]
-    np.testing.assert_allclose(
-        model.embed(tokens, torch.arange(tokens.shape[1])).detach(), expected, rtol=0, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
     # A GPU embeds with all bands. Ids are repeated, and one band has none.
@@ -107,37 +95,6 @@ def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
             results.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-class RowsRead(TorchDispatchMode):
-    """Counts how often each row of each table is read."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Note the rows of an embedding, then read them."""
-        if func is torch.ops.aten.embedding.default:
-            self.counts.append(args[1].flatten().bincount(minlength=len(args[0])))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("tokens", [draw_tokens(4, 13, vocab_size=V), torch.zeros(3, 17, dtype=torch.long)], ids=str)
-def test_tokens_of_other_bands_are_spread_over_all_rows_and_add_nothing_to_gradients(tokens):
-    model = adaptive_model()
-    bands = model.embedding.bands
-    with RowsRead() as rows:
-        vectors = model.embedding.embed_all_bands(tokens)
-    vectors.sum().backward()
-    for band, table, counts in zip(bands, model.embedding.tables, rows.counts, strict=True):
-        own = torch.stack([(tokens == token).sum() for token in range(band.first, band.end)])
-        others = tokens.numel() - own.sum()
-        assert counts.sum() == tokens.numel()
-        assert (counts - own).min() >= 0
-        assert (counts - own).max() <= -(-tokens.numel() // band.size)
-        assert others == (counts - own).sum()
-        assert not table.grad[own == 0].any()
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
@@ -192,31 +149,6 @@ def test_the_likeliest_tokens_are_the_top_of_all(case, count):
         expected, ids = model.softmax.log_probs(hidden, model.embedding)[0].topk(min(count, V))
         torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
         assert tokens.tolist() == ids.tolist()
-
-
-@pytest.mark.parametrize(
-    ("clusters", "count", "unneeded"),
-    [
-        ([-50.0, -50.0], 5, [1, 2]),  # five ids of the head, all likelier than a tail
-        ([-40.0, -50.0], 6, [2]),  # the sixth comes from the likelier tail
-        ([-50.0, -40.0], 6, [1]),
-        ([-50.0, -40.0], 13, [1]),  # 5 + 8
-        ([50.0, -50.0], 2, [2]),
-        ([-50.0, 50.0], 8, [1]),
-    ],
-)
-def test_a_tail_is_computed_only_if_it_can_contain_a_likeliest_token(clusters, count, unneeded):
-    model, hidden = adaptive_model(div_val=2), draw_hidden(1)
-    with torch.no_grad():
-        model.softmax.cluster_weight.zero_()
-        model.softmax.cluster_bias.copy_(torch.tensor(clusters))
-        expected = model.softmax.log_probs(hidden, model.embedding)[0].topk(count)
-        for number in unneeded:
-            model.embedding.tables[number].fill_(math.nan)  # makes results NaN if this tail is computed
-    scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
-    torch.testing.assert_close(scores, expected.values, rtol=0, atol=1e-12)
-    assert torch.equal(tokens, expected.indices)
-    assert not torch.isfinite(model.softmax.likeliest(hidden, V, model.embedding)[0]).all()
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
@@ -299,20 +231,6 @@ def test_the_decoder_equals_the_model(case):
         torch.testing.assert_close(scores, top.values, rtol=0, atol=1e-12)
         assert torch.equal(ids, top.indices)
     torch.testing.assert_close(torch.cat(parts, dim=1), expected.detach(), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_decoder_in_bf16_is_close_to_fp32(case):
-    model, tokens = adaptive_model(dtype=torch.float32, std=0.1, **case), draw_tokens(B, L)
-
-    def log_probs(precision):
-        decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L, precision=precision)
-        return decoder.log_probs(decoder.read(tokens))
-
-    exact, rounded = log_probs("fp32"), log_probs("bf16")
-    assert rounded.dtype == torch.float32
-    assert not torch.equal(exact, rounded)
-    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])

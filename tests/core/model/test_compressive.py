@@ -10,7 +10,6 @@ from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
@@ -146,31 +145,6 @@ def test_pooling_and_evaluation_have_no_reconstruction_loss():
         assert torch.equal(objective, loss)
 
 
-def test_training_lowers_the_reconstruction_loss():
-    model, tokens = compressive().train(), draw_tokens(B, 4 * L)
-    _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
-    optimizer = torch.optim.Adam([one for name, one in model.named_parameters() if ".compression." in name], lr=0.01)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        objective, loss, _ = model.objective(
-            tokens[:, :L], tokens[:, L : 2 * L], memory, mem_len=M, part="full", progress=0.0
-        )
-        (objective - loss).backward()
-        optimizer.step()
-        losses.append(float((objective - loss).detach()))
-    assert losses[-1] < losses[0] / 2
-
-
-def test_no_gradient_passes_through_the_memories():
-    model = compressive().train()
-    _, memory = read_segments(model, draw_tokens(1, 3 * L), [L] * 3, mem_len=M)
-    assert not any(past.requires_grad for past in memory)
-    hidden, _ = model(torch.tensor([[5, 6, 7]]), memory, mem_len=M)
-    hidden.square().sum().backward()
-    assert model.embedding.tables[0].grad.abs().sum(-1).nonzero().flatten().tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize("backend", OTHER_BACKENDS)
 def test_every_attention_backend_gives_the_same_outputs_and_gradients(backend):
     tokens, results = draw_tokens(B, 4 * L), []
@@ -243,18 +217,6 @@ def test_a_sampled_text_is_read_in_segments_of_l_tokens():
         expected, _ = read_segments(model, torch.tensor([tokens]), cut(len(tokens), L), mem_len=M)
         tokens.append(int(expected[0, -1].argmax()))
         assert next(sampled_tokens) == tokens[-1]
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_in_bf16_a_reader_is_close_to_the_model(norm):
-    model, tokens = compressive(dtype=torch.float32, std=0.1, norm=norm), draw_tokens(B, 4 * L)
-    with autocast(torch.device("cpu"), "bf16"):
-        expected, _ = read_segments(model, tokens, [L] * 4, mem_len=M)
-    for length in (L, 1):
-        reader = make_token_reader(model, evaluation(), batch_size=B, precision="bf16")
-        with torch.inference_mode():
-            parts = [reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)
 
 
 def test_a_memory_is_full_when_positions_and_slots_are():

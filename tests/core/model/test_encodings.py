@@ -13,8 +13,7 @@ from tests.extensions import registered_slopes
 from txlcli.config.encodings import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
-from txlcli.core.model.attention import distance_encoding
-from txlcli.core.model.encodings import ShawEncoding, T5Encoding, alibi_slopes
+from txlcli.core.model.encodings import T5Encoding, alibi_slopes
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import key_limit
@@ -107,19 +106,6 @@ def test_learned_positions_are_added_to_the_input_of_every_layer():
         torch.testing.assert_close(given, expected)
 
 
-@pytest.mark.parametrize("position", ["sinusoid", "learned"])
-def test_absolute_positions_tell_the_order_of_tokens_within_a_segment(position):
-    # Without them the last token sees a bag of tokens, whatever their order.
-    tokens = torch.tensor([[1, 2, 3, 4, 5]])
-    turned = torch.tensor([[4, 3, 2, 1, 5]])
-    bag = small_model(n_layers=1, position="learned", n_positions=L)
-    with torch.no_grad():
-        bag.encoding.position_tables[0].zero_()
-    for model, differs in ((bag, False), (small_model(n_layers=1, **EVERY[position]), True)):
-        last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
-        assert torch.allclose(*last) != differs
-
-
 def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions():
     # Pair c of a head is the number x_c + i x_(c + D/2), which position p turns by p * 10000 ** (-2c / D).
     model = small_model(**CHANGES["rotary"])
@@ -186,14 +172,6 @@ def test_buckets_of_t5_are_the_published_ones():
     assert T5Encoding.buckets(torch.arange(300)).tolist() == [reference.t5_bucket(d) for d in range(300)]
 
 
-def test_a_model_without_positions_sees_a_bag_of_tokens():
-    tokens, turned = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[4, 3, 2, 1, 5]])
-    for position, differs in (("none", False), ("alibi", True), ("t5", True)):
-        model = small_model(n_layers=1, **EVERY[position])
-        last = [read_segments(model, one, [L], mem_len=0)[0][:, -1] for one in (tokens, turned)]
-        assert torch.allclose(*last) != differs
-
-
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     model, tokens = small_model(dtype=torch.float32, **CHANGES["rotary"]), draw_tokens(B, 6 * L)
     early, late = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
@@ -204,20 +182,6 @@ def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
     for part in parts[:5]:  # everything that two layers can see
         early.read(part), late.read(part)
     torch.testing.assert_close(late.read(parts[5]), early.read(parts[5]), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("position", EVERY)
-def test_memory_keeps_the_layer_inputs_and_is_never_changed(position):
-    model, tokens = small_model(**EVERY[position]), draw_tokens(B, 3 * L)
-    memory = model.first_memory(B, M)
-    for segment in tokens.split(L, dim=1):
-        before = [past.clone() for past in memory]
-        _, following = model(segment, memory, mem_len=M)
-        assert all(torch.equal(past, kept) for past, kept in zip(memory, before, strict=True))
-        memory = following
-    positions = torch.arange(L)
-    first = model.encoding.add_to_layer_input(model.embed(tokens[:, -L:], positions), 0, positions)
-    torch.testing.assert_close(memory[0][:, -L:], first)  # the last segment with its own positions
 
 
 @pytest.mark.parametrize("position", EVERY)
@@ -320,13 +284,6 @@ def test_parameter_counts_equal_a_calculation_by_hand():
     assert count_parameters(settings["learned"], V) == shared + 2 * L * 14
     assert count_parameters(settings["t5"], V) == shared + 32 * H
     assert count_parameters(settings["alibi"], V) == count_parameters(settings["none"], V) == shared
-
-
-def test_sinusoids_of_a_distance_and_of_a_position_are_equal():
-    np.testing.assert_allclose(
-        distance_encoding(torch.tensor([7]), 14)[0], reference.distance_encoding(7, 14), atol=1e-12
-    )
-    assert isinstance(small_model(**CHANGES["shaw"]).encoding, ShawEncoding)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import draw_tokens, small_model
 from txlcli.core.model.losses import counted_positions, layer_weight
-from txlcli.core.model.registry import count_parameters
 
 B, L, M = 2, 6, 7
 
@@ -103,13 +102,6 @@ def test_the_classifiers_do_not_change_predictions():
         for parameter in model.auxiliary.parameters():
             parameter.fill_(np.nan)
         assert torch.equal(model.log_probs(model(tokens, model.first_memory(B, 0), mem_len=0)[0]), before)
-
-
-def test_every_layer_has_two_classifiers_but_the_last():
-    model = vanilla()
-    own = V * 14 + V
-    plain = count_parameters(vanilla(auxiliary_losses=False).settings, V)
-    assert count_parameters(model.settings, V) == plain + (2 * 3 - 1) * own
 
 
 def test_classifiers_over_bands_are_adaptive_too():

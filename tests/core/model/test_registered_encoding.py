@@ -9,7 +9,6 @@ from txlcli.config.encodings import EncodingTraits
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.encodings import ENCODINGS, Encoding, register_encoding
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.loop import new_model
 
 B, L, M, H = 2, 5, 7, 3
@@ -77,10 +76,6 @@ def test_a_training_step_with_memory_gives_every_head_its_gradient(backend, reco
     torch.optim.Adam(model.parameters(), lr=1e-3).step()
 
 
-def test_new_models_begin_with_the_slopes_of_the_encoding():
-    assert TransformerXL(model_settings(position="slopes"), 19).encoding.log_factors.count_nonzero() == 0
-
-
 class RampEncoding(SlopesEncoding):
     """Slopes whose factors begin as 1, 2, ..., H."""
 
@@ -93,11 +88,6 @@ class RampEncoding(SlopesEncoding):
 def ramp():
     with registered_encoding("ramp", RampEncoding):
         yield
-
-
-def test_an_encoding_initializes_its_own_parameters(ramp):
-    model = TransformerXL(model_settings(position="ramp"), 19)
-    torch.testing.assert_close(model.encoding.log_factors.exp(), torch.arange(1.0, H + 1))
 
 
 def test_a_new_run_begins_with_the_parameters_of_its_encoding(ramp):

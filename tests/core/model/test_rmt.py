@@ -6,11 +6,9 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
@@ -100,15 +98,6 @@ def test_gradients_pass_through_the_segments_of_a_call_and_end_between_calls():
 
 
 @torch.no_grad()
-def test_a_change_reaches_every_later_token():
-    model, tokens = with_memory_tokens(), draw_tokens(1, 12 * L)
-    other = tokens.clone()
-    other[:, 3] = (other[:, 3] + 1) % V
-    before, after = (read(model, text, [12 * L])[0] for text in (tokens, other))
-    assert set((before != after).any(-1).nonzero()[:, 1].tolist()) == set(range(3, 12 * L))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 3], [1] * 23, [7, 1, 2, 11, 2], [20, 3]], ids=str)
 def test_how_a_text_is_cut_into_calls_makes_no_difference(lengths):
     model, tokens = with_memory_tokens(), draw_tokens(B, T)
@@ -146,29 +135,6 @@ def test_a_sampled_text_is_read_in_segments():
             expected, _ = read(model, torch.tensor([tokens]), [len(tokens)])
         tokens.append(int(expected[0, -1].argmax()))
         assert next(sampled_tokens) == tokens[-1]
-
-
-@pytest.mark.parametrize("backend", OTHER_BACKENDS)
-def test_every_attention_backend_gives_the_same_outputs_and_gradients(backend):
-    tokens, results = draw_tokens(B, 3 * L), []
-    for name in ("auto", backend):
-        model = with_memory_tokens().train()
-        model.set_attention_backend(name)
-        hidden, memory = model(tokens, model.first_memory(B, 0), mem_len=0)
-        model.losses(hidden, tokens).mean().backward()
-        results.append([hidden, memory[0], *(parameter.grad for parameter in model.parameters())])
-    for given, expected in zip(*results, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
-
-
-def test_in_bf16_a_reader_is_close_to_the_model():
-    model, tokens = with_memory_tokens(dtype=torch.float32, std=0.1), draw_tokens(B, T)
-    with torch.no_grad(), autocast(torch.device("cpu"), "bf16"):
-        expected, _ = read(model, tokens, [T])
-    settings = EvalSettings(seg_len=L, mem_len=0, same_length="off")
-    reader = make_reader(model, settings, batch_size=B, precision="bf16")
-    given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
-    torch.testing.assert_close(given.float(), expected.float(), rtol=0, atol=0.05)
 
 
 def test_the_first_state_is_the_only_parameter_of_its_own():

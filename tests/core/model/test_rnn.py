@@ -1,8 +1,5 @@
 """LSTM and QRNN: layers compared with their definition, the carried state, all ways of reading."""
 
-import dataclasses
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -11,15 +8,13 @@ from torch import nn
 from tests import reference
 from tests.core.builders import V, draw_tokens, rnn_settings, small_rnn
 from tests.core.oracle import bands_of, numbers_of
-from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run
+from tests.core.training.test_loop import new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel, rnns_in_training_mode
 from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
-from txlcli.core.reading.scoring import score, scored_stream
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import new_model
 from txlcli.errors import RunError
@@ -168,28 +163,6 @@ def test_the_state_has_two_tensors_per_layer_with_the_lane_first_and_no_gradient
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_reading_does_not_change_the_given_memory(case):
-    model, tokens = make_case(case).train(), draw_tokens(B, 2 * L)
-    _, memory = model(tokens[:, :L], model.first_memory(B, 0), mem_len=0)
-    copies = [tensor.clone() for tensor in memory]
-    hidden, _ = model(tokens[:, L:], memory, mem_len=0)
-    hidden.sum().backward()
-    assert all(tensor.equal(copy) for tensor, copy in zip(memory, copies, strict=True))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_lane_does_not_depend_on_other_lanes_nor_a_token_on_later_ones(case):
-    model, tokens = make_case(case), draw_tokens(3, T)
-    changed = tokens.clone()
-    changed[0], changed[2] = (tokens[0] + 1) % V, (tokens[2] + 3) % V
-    changed[1, 13:] = (tokens[1, 13:] + 1) % V
-    one, other = (_read(model, given, [L] * 4 + [3])[0] for given in (tokens, changed))
-    torch.testing.assert_close(one[1, :13], other[1, :13], rtol=0, atol=1e-12)
-    assert (one[1, 13:] - other[1, 13:]).abs().min(dim=-1).values.max() > 1e-6
-    assert (one[0] - other[0]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seg_len", [1, L, 64])
 def test_the_reader_equals_the_model(case, seg_len):
     model, tokens = make_case(case), draw_tokens(B, T)
@@ -204,34 +177,6 @@ def test_the_reader_equals_the_model(case, seg_len):
         last = reader.log_probs(reader.read_last(tokens))
         torch.testing.assert_close(last, expected[:, -1:], rtol=0, atol=1e-10)
         reader.reset()
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_split_is_scored_with_the_state_of_all_earlier_tokens_for_any_segment_length(arch):
-    model, stream = small_rnn(arch), draw_tokens(1, T + 1)[0].numpy()
-    inputs, targets = scored_stream(stream, None)
-    log_probs, _ = _read(model, torch.from_numpy(inputs)[None], [T])
-    expected = -log_probs[0].numpy()[np.arange(T), targets]
-    for seg_len in (1, L, 64):
-        scores = score(model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=0, batch_size=1))
-        np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_generation_reads_its_own_tokens_and_is_reproducible(arch):
-    model, context = small_rnn(arch), draw_tokens(1, T)[0]
-    settings = EvalSettings(seg_len=L, mem_len=0)
-    texts = []
-    for sampling in (Sampling(top_k=5), Sampling(top_k=5), Sampling(greedy=True)):
-        reader = reader_of_one_text(model, settings, precision="fp32")
-        assert isinstance(reader, StateReader)
-        texts.append(list(itertools.islice(generate(reader, context, sampling, seed=3), 17)))
-    assert texts[0] == texts[1]
-    given = context.tolist()
-    for token in texts[2]:
-        log_probs, _ = _read(model, torch.tensor([given]), [len(given)])
-        assert token == log_probs[0, -1].argmax()
-        given.append(token)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -300,22 +245,6 @@ def test_training_carries_the_state_between_segments_and_resets_it_after_an_epoc
     assert not any(tensor.count_nonzero() for tensor in seen)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_training_learns_a_repetitive_text(tmp_path, arch, precision):
-    # The last two tokens determine the next one: a b c a d e ...; the last alone does not.
-    ids = np.resize(np.array([0, 1, 2, 0, 3, 4], dtype=np.uint8), LANES * LANE_LEN + 1)
-    model = new_model(
-        rnn_settings(arch, n_layers=2, d_model=16, d_hidden=23, init_std=0.3), V, seed=1, device=torch.device("cpu")
-    )
-    training = new_training(
-        tmp_path, ids=ids, model=model, valid=False, mem_len=0, max_steps=150, lr=0.02, precision=precision
-    )
-    losses = [report.loss_nats for report in run(training, report_every=10)]
-    assert losses[0] > 1.0
-    assert losses[-1] < 0.15
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_dropout_acts_on_the_embedding_between_layers_and_on_the_output(arch):
     model, tokens = small_rnn(arch).train(), draw_tokens(B, L)
@@ -366,11 +295,6 @@ def test_initial_weights_are_small_and_biases_of_the_softmax_zero(arch):
             assert weight.abs().max() <= size**-0.5
             assert weight.abs().max() > 0.9 * size**-0.5
             assert weight.std() > 0
-
-
-def test_settings_are_kept_when_other_keys_change():
-    settings = dataclasses.replace(rnn_settings("qrnn"), cutoffs=(5,))
-    assert (settings.first_window, settings.widths) == (3, [11, 11, 7])
 
 
 def test_rnns_without_dropout_of_their_own_are_in_training_mode_inside_the_block_only():

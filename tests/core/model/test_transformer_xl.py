@@ -55,10 +55,6 @@ def test_any_memory_length_equals_the_oracle(mem_len):
     assert_equals_oracle(small_model(), draw_tokens(B, 13), [L, L, 3], mem_len=mem_len)
 
 
-def test_one_layer_and_one_token_equal_the_oracle():
-    assert_equals_oracle(small_model(n_layers=1), draw_tokens(1, 1), [1], mem_len=M)
-
-
 def test_losses_are_the_cross_entropy_in_token_order():
     model = small_model()
     tokens, targets = draw_tokens(B, L), draw_tokens(B, L, seed=6)
@@ -69,14 +65,6 @@ def test_losses_are_the_cross_entropy_in_token_order():
     ]
     losses = model.losses(hidden, targets)
     np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-10)
-
-
-def test_a_lane_does_not_depend_on_its_neighbours():
-    model, tokens = small_model(), draw_tokens(3, 12)
-    together, _ = read_segments(model, tokens, [L, M], mem_len=M)
-    for lane in range(3):
-        alone, _ = read_segments(model, tokens[lane : lane + 1], [L, M], mem_len=M)
-        torch.testing.assert_close(alone[0], together[lane], rtol=0, atol=1e-12)
 
 
 def test_the_softmax_is_tied_to_the_embedding():

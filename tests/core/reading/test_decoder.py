@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import draw_tokens, make_decoder, read_segments, small_model
-from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 
 B, L, M, T = 2, 5, 7, 53
@@ -38,14 +35,6 @@ def by_the_model(model, tokens, *, seg_len, mem_len, same_length="off", max_dist
     return read_segments(model, tokens, lengths, mem_len=mem_len, key_limit=limit, max_distance=max_distance)[0]
 
 
-@pytest.mark.parametrize(
-    ("same_length", "mem_len", "limit"),
-    [("off", 7, None), ("m", 7, 7), ("m_plus_one", 7, 8), ("m", 1, 1), ("m", 0, None), ("m_plus_one", 0, None)],
-)
-def test_keys_per_query(same_length, mem_len, limit):
-    assert key_limit(same_length, mem_len) == limit
-
-
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("memory_start", ["empty", "zeros"])
@@ -70,14 +59,6 @@ def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(pos
     torch.testing.assert_close(decode(model, tokens, **lengths), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("max_distance", [1, 4, 100])
-def test_shared_distances_equal_the_model(max_distance):
-    model, tokens = small_model(), draw_tokens(B, T)
-    options = {"seg_len": L, "mem_len": M, "max_distance": max_distance}
-    expected = by_the_model(model, tokens, **options)
-    torch.testing.assert_close(decode(model, tokens, **options), expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
 @pytest.mark.parametrize("max_distance", [1, 9])
 @pytest.mark.parametrize("seg_len", [1, L])
@@ -94,36 +75,6 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
     sizes = model.settings
     per_distance = 2 * B * seg_len * sizes.n_layers * sizes.n_heads * sizes.d_head
     assert saved == per_distance * (decoder.reach - (max_distance + seg_len))
-
-
-@settings(max_examples=15)
-@given(st.lists(st.integers(1, L), min_size=1, max_size=23), st.sampled_from(["off", "m", "m_plus_one"]))
-def test_segments_may_have_any_lengths_up_to_l(lengths, same_length):
-    model, tokens = small_model(), draw_tokens(B, sum(lengths))
-    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L, same_length=same_length)
-    given_logits = decode_parts(model, tokens.split(lengths, dim=1), decoder)
-    expected, _ = read_segments(model, tokens, lengths, mem_len=M, key_limit=key_limit(same_length, M))
-    torch.testing.assert_close(given_logits, expected, rtol=0, atol=1e-10)
-
-
-def test_with_m_keys_for_every_query_the_result_does_not_depend_on_l():
-    model, tokens = small_model(), draw_tokens(B, T)
-    first, *others = (decode(model, tokens, seg_len=seg_len, mem_len=M, same_length="m") for seg_len in (1, 3, 5, 7, T))
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=1e-10)
-
-
-def test_without_a_limit_the_result_depends_on_l():
-    model, tokens = small_model(), draw_tokens(B, T)
-    ones, fives = (decode(model, tokens, seg_len=seg_len, mem_len=M) for seg_len in (1, L))
-    assert not torch.allclose(ones, fives, atol=1e-6)
-
-
-@pytest.mark.parametrize("seg_len", [1, 3, L, 11])
-def test_chunks_equal_one_long_segment_while_the_memory_holds_all(seg_len):
-    model, tokens = small_model(), draw_tokens(B, 23)
-    whole, _ = read_segments(model, tokens, [23], mem_len=0)
-    torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, mem_len=23), whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 100), (0, 5, 5), (7, 1, 8)])

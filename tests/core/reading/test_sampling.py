@@ -96,12 +96,6 @@ def test_each_token_is_drawn_from_the_model_with_its_memory(length):
     assert tokens == expected
 
 
-def test_tokens_come_one_by_one_and_without_end():
-    endless = generate(decoder(small_model(n_layers=1)), draw_tokens(1, 3)[0], Sampling(), seed=0)
-    assert len(first(300, endless)) == 300
-    assert isinstance(next(endless), int)
-
-
 @pytest.mark.parametrize("options", [Sampling(), Sampling(greedy=True), Sampling(top_p=0.5)])
 def test_probabilities_that_are_not_numbers_are_rejected(options):
     assert sample(torch.full((3,), torch.nan), torch.arange(3), options, torch.Generator()).tolist() == [NO_TOKEN]

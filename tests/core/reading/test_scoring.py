@@ -175,22 +175,6 @@ def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
-def test_tokens_may_be_of_any_integer_type(dtype):
-    model = small_model()
-    inputs, targets = draw_stream(11)
-    expected = score(model, inputs, targets, reading(1)).losses_nats
-    given_losses = score(model, inputs.astype(dtype), targets.astype(dtype), reading(1)).losses_nats
-    assert np.array_equal(given_losses, expected)
-
-
-def test_bf16_scores_are_close_to_fp32():
-    model = small_model(dtype=torch.float32, std=0.1)
-    inputs, targets = draw_stream(23)
-    exact, rounded = (score(model, inputs, targets, reading(2), precision=p) for p in ("fp32", "bf16"))
-    np.testing.assert_allclose(rounded.losses_nats, exact.losses_nats, atol=0.05)
-
-
 @pytest.mark.parametrize(
     ("seg_len", "mem_len", "same_length", "span"),
     [
@@ -207,22 +191,10 @@ def test_attention_span(seg_len, mem_len, same_length, span):
     assert attention_span(model_settings(), settings) == span
 
 
-def test_slots_of_a_compressed_memory_are_keys():
-    model = model_settings(arch="compressive", compressed_len=4)
-    settings = EvalSettings(seg_len=5, mem_len=7, same_length="off")
-    assert attention_span(model, settings) == (4 + 8, 4 + 12)
-    assert attention_span(model, dataclasses.replace(settings, compressed_len=3)) == (3 + 8, 3 + 12)
-    assert attention_span(model, dataclasses.replace(settings, mem_len=0)) == (1, 5)
-
-
 def test_the_total_is_summed_in_float64():
     # In float32, 2^24 + 1 is 2^24.
     scores = Scores(np.array([2**24, 1, 1], dtype=np.float32), seconds=0.5, lanes=1)
     assert scores.total_nats == 2**24 + 2
-
-
-def test_ms_per_token():
-    assert Scores(np.zeros(5, dtype=np.float32), seconds=0.5, lanes=1).ms_per_token == pytest.approx(100)
 
 
 @pytest.mark.parametrize("boundary", [None, 3])

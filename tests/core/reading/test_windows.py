@@ -92,13 +92,6 @@ def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, str
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
 
 
-def test_a_window_longer_than_the_text_reads_it_once():
-    model = small_model()
-    inputs, targets = stream(5)
-    scores = score_windows(model, inputs, targets, attn_len=100, stride=1, windows=4)
-    np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, 100), rtol=1e-5)
-
-
 def test_positions_that_were_not_learned_are_rejected():
     model = small_model(position="learned", n_positions=N)
     with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
@@ -120,11 +113,3 @@ def test_a_text_is_drawn_from_the_window_of_its_last_tokens(kind, length):
         expected.append(int(model.log_probs(hidden)[0, -1].argmax()))
         text.append(expected[-1])
     assert drawn == expected
-
-
-def test_a_reader_that_is_reset_starts_anew():
-    model, tokens = small_model(position="sinusoid"), draw_tokens(1, 11)
-    reader = WindowReader(model, attn_len=N, precision="fp32")
-    first = reader.read(tokens)
-    reader.reset()
-    torch.testing.assert_close(reader.read(tokens), first)
