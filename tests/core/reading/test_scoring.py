@@ -1,7 +1,6 @@
 """Scoring: every token once, in the order of the stream, given what memory and segment hold."""
 
 import dataclasses
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -210,20 +209,3 @@ def test_a_total_is_the_sum_of_all_losses(boundary, count):
     total = score_total(model, split.inputs, split.targets, reading(3))
     assert total.tokens == len(targets)
     assert total.nats == pytest.approx(expected.total_nats, rel=1e-7)
-
-
-def test_a_validation_of_a_hundred_million_tokens_takes_little_memory():
-    class Enough(Exception):
-        """The first segment is scored."""
-
-    def stop(_):
-        raise Enough
-
-    ids = np.broadcast_to(np.uint8(3), 100_000_000)
-    split = ValidSplit.of(ids, boundary=5)
-    tracemalloc.start()
-    with pytest.raises(Enough):
-        score_total(small_model(), split.inputs, split.targets, reading(8), on_tokens=stop)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 50 * 2**20

@@ -28,7 +28,7 @@ from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.compilation import not_compiled
-from txlcli.core.kernels.triton_launch import Launch, check_shape, launch_of, splits_of
+from txlcli.core.kernels.triton_launch import Launch, check_sequences, launch_of, splits_of
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -47,7 +47,7 @@ def attend(
 
 @not_compiled
 def _attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, dropout: float, splits: int | None) -> Tensor:
-    check_shape(query)
+    check_sequences(query)
     # The bias by distance is added to the position scores, not to the position keys.
     inputs = AttentionInputs.of(query, key, value, dataclasses.replace(terms, distance_bias=None))
     by_distance = _position_scores(inputs, terms.distance_bias)

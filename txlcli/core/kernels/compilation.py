@@ -1,24 +1,20 @@
 """Checks that compilers of kernels work here: torch.compile for layers and FlexAttention, Triton for attention."""
 
 import functools
-import importlib.metadata
+import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
 
+from txlcli.core.kernels.device import check_ampere
 from txlcli.core.kernels.private import compiler_may_trace
 from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OLDEST_TRITON = (3, 6)
-NEEDS_CUDA = "attention {} needs a CUDA device; take auto, reference or sdpa on a CPU"
-OLDEST_CAPABILITY = (8, 0)
-"""Compute capability of Ampere, the first GPUs with tensor cores for bf16."""
 
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -40,63 +36,24 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """Releases and hardware that kernels of Triton depend on."""
-
-    triton: str | None
-    """Release of Triton; None if it is not installed."""
-    capability: tuple[int, int] | None
-    """Compute capability of the device; None if it is not a CUDA device."""
-    interprets: bool = False
-    """True if Triton interprets its kernels, so that they run on a CPU, slowly: TRITON_INTERPRET=1."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> "Toolchain":
-        """Inspect the machine."""
-        try:
-            triton = importlib.metadata.version("triton")
-        except importlib.metadata.PackageNotFoundError:
-            triton = None
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        return cls(triton, capability, os.environ.get("TRITON_INTERPRET") == "1")
-
-
-def check_attention(
-    backend: str, device: torch.device, *, d_head: int | None, toolchain: Toolchain | None = None
-) -> None:
+def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:
     """Raise a UsageError if an attention backend does not work on the device; "auto" works everywhere.
 
     FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support the varying
-    lengths of a memory.
-
-    Args:
-        backend: name of the attention backend.
-        device: that the model is on.
-        d_head: head width D of the model; None without attention.
-        toolchain: for Triton's kernels; by default the installed one.
+    lengths of a memory. `d_head` is the head width D of the model; None without attention.
     """
-    if backend == "triton":
-        _check_triton(toolchain or Toolchain.of(device), d_head)
-    elif backend == "flex":
-        if device.type != "cuda":
-            raise UsageError(NEEDS_CUDA.format(backend))
+    if backend not in ("triton", "flex"):
+        return
+    interprets = backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"  # slowly, on a CPU
+    if device.type != "cuda" and not interprets:
+        raise UsageError(f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU")
+    if backend == "flex":
         check_compiler(device, "attention flex", "take --attention auto")
-
-
-def _check_triton(found: Toolchain, d_head: int | None) -> None:
-    if found.capability is None and not found.interprets:
-        raise UsageError(NEEDS_CUDA.format("triton"))
-    if found.triton is None:
+        return
+    if importlib.util.find_spec("triton") is None:
         raise UsageError("attention triton needs the package triton; pip install triton, or take --attention auto")
-    if tuple(map(int, found.triton.split(".")[:2])) < OLDEST_TRITON:
-        oldest = ".".join(map(str, OLDEST_TRITON))
-        raise UsageError(f"attention triton needs triton {oldest} or later, not {found.triton}; take --attention auto")
-    if found.capability is not None and found.capability < OLDEST_CAPABILITY:
-        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_CAPABILITY, found.capability))
-        raise UsageError(
-            f"attention triton needs a GPU of compute capability {oldest} or higher, not {this}; take --attention auto"
-        )
+    if device.type == "cuda":
+        check_ampere(device, "attention triton", "take --attention auto")
     if d_head is not None and d_head > MAX_WIDTH:
         raise UsageError(
             f"attention triton has heads of at most {MAX_WIDTH} units, not {d_head}; take --attention auto"

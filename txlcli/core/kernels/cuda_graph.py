@@ -1,5 +1,6 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,22 +38,13 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, po
         raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
 
 
-class GraphsOfOnePool:
-    """Captures graphs that share memory for intermediate results, as `capture` does: one is replayed at a time.
+def graphs_of_one_pool(*, instead: str) -> CaptureGraph:
+    """Return a function that captures graphs which share memory for intermediate results, as `capture` does.
 
-    Args:
-        instead: next step without graphs.
+    The result of one must be read before another is replayed. `instead` is the next step without graphs.
     """
-
-    def __init__(self, *, instead: str) -> None:
-        self._instead = instead
-        self._pool: Any = None
-
-    def __call__(self, run: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-        """Capture a function, whose result must be read before another graph of the pool is replayed."""
-        if self._pool is None and device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-        return capture(run, device, instead=self._instead, pool=self._pool)
+    pool = functools.cache(torch.cuda.graph_pool_handle)  # made at the first capture
+    return lambda run, device: capture(run, device, instead=instead, pool=pool() if device.type == "cuda" else None)
 
 
 def _capture(run: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:

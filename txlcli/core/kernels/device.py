@@ -17,8 +17,8 @@ from txlcli.system import launcher
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the operands of matrix products in each precision."""
-OLDEST_TF32 = (8, 0)
-"""Compute capability of Ampere, the first GPUs that multiply in TF32."""
+AMPERE = (8, 0)
+"""Compute capability of the first GPUs that multiply bf16 and TF32."""
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 Value = TypeVar("Value")
@@ -41,22 +41,21 @@ def pick_device(name: str) -> torch.device:
 def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision."""
     if precision == "tf32":
-        _check_tf32(device)
+        if device.type != "cuda":
+            raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
+        check_ampere(device, "precision tf32", "use fp32 or fp16")
     if precision == "fp16" and device.type != "cuda":
         raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
 
 
-def _check_tf32(device: torch.device) -> None:
-    if device.type != "cuda":
-        raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
+def check_ampere(device: torch.device, feature: str, instead: str) -> None:
+    """Check that a CUDA device is recent enough for a feature; `instead` is the next step without it."""
     capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST_TF32:
-        oldest, this = (".".join(map(str, numbers)) for numbers in (OLDEST_TF32, capability))
-        raise UsageError(
-            f"precision tf32 needs a GPU of compute capability {oldest} or higher, not {this}; use fp32 or fp16"
-        )
+    if capability < AMPERE:
+        oldest, this = (".".join(map(str, numbers)) for numbers in (AMPERE, capability))
+        raise UsageError(f"{feature} needs a GPU of compute capability {oldest} or higher, not {this}; {instead}")
 
 
 def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:

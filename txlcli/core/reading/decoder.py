@@ -21,7 +21,7 @@ from torch import Tensor
 from txlcli.config.model_settings import MemoryStart
 from txlcli.config.settings import EvalSettings, SameLength
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.kernels.cuda_graph import CaptureGraph, GraphsOfOnePool
+from txlcli.core.kernels.cuda_graph import CaptureGraph, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.layer import rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
@@ -107,7 +107,7 @@ class Decoder(Reader):
         model.encoding.check_positions(self._period)
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
-        self._capture_graph = capture_graph or GraphsOfOnePool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
+        self._capture_graph = capture_graph or graphs_of_one_pool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
         self._graph_step: GraphStep | None = None  # made when the first single token is read
         self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
         self.reset()

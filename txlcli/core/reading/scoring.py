@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,13 +24,8 @@ BLOCK_TOKENS = 1 << 18
 """Tokens that are converted and sent to the device together."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
-
-
-class ReaderOfBatches(Protocol):
-    """A function that makes another reader of a model."""
-
-    def __call__(self, settings: EvalSettings, *, batch_size: int) -> Reader:
-        """Return a reader of B lanes."""
+NewBatchReader = Callable[..., Reader]
+"""Makes another reader of a model, given the settings and `batch_size`."""
 
 
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
@@ -50,25 +44,6 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     if boundary is None:
         return tokens[:-1], tokens[1:]
     return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
-
-
-class Preceded:
-    """Inputs of a split that begins with an implied boundary, (T,): the boundary, then all ids but the last.
-
-    Copies only what is read.
-    """
-
-    def __init__(self, ids: Tokens, boundary: int) -> None:
-        self._ids, self._boundary = ids, boundary
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, part: slice) -> Tokens:
-        first, end, _ = part.indices(len(self))
-        if first:
-            return self._ids[first - 1 : end - 1]
-        return np.concatenate([np.array([self._boundary], dtype=np.int64), self._ids[: max(0, end - 1)]])[:end]
 
 
 @dataclass(frozen=True)
@@ -203,14 +178,14 @@ def score_lanes(
 
 def score_total(
     model: LanguageModel,
-    inputs: Tokens | Preceded,
+    inputs: Tokens,
     targets: Tokens,
     settings: EvalSettings,
     *,
     precision: str = "fp32",
     numbers: range | None = None,
     on_tokens: Callable[[int], None] | None = None,
-    new_reader: ReaderOfBatches | None = None,
+    new_reader: NewBatchReader | None = None,
 ) -> Total:
     """Score as `score_lanes` does, all lanes by default, and keep the sum of all losses only.
 
@@ -232,14 +207,14 @@ def score_total(
 
 def _segments(
     model: LanguageModel,
-    inputs: Tokens | Preceded,
+    inputs: Tokens,
     targets: Tokens,
     lanes: "Lanes",
     settings: EvalSettings,
     precision: str,
     numbers: range | None = None,
     *,
-    new_reader: ReaderOfBatches | None = None,
+    new_reader: NewBatchReader | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment of some lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
@@ -282,7 +257,7 @@ class Lanes:
         return self.number * self.length - self.count
 
     def cut(
-        self, tokens: Tokens | Preceded, device: torch.device, part: slice | None = None, numbers: range | None = None
+        self, tokens: Tokens, device: torch.device, part: slice | None = None, numbers: range | None = None
     ) -> Tensor:
         """Cut (T,) -> (B, l), a part of each lane, or of those with these `numbers`.
 

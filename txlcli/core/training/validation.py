@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Lanes, Preceded, Scores, Tokens, Total, score_lanes, score_total
+from txlcli.core.reading.scoring import Lanes, Scores, Tokens, Total, score_lanes, score_total
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
@@ -22,14 +23,16 @@ from txlcli.errors import UsageError
 class ValidSplit:
     """Inputs and targets of the validation split, (T,) each, as they are stored."""
 
-    inputs: Tokens | Preceded
+    inputs: Tokens
     targets: Tokens
 
     @classmethod
     def of(cls, ids: Tokens, boundary: int | None, count: int | None = None) -> "ValidSplit":
-        """Return what `scored_stream` does, without a copy of the ids."""
+        """Return what `scored_stream` does, in the dtype of the ids."""
         head = ids if count is None else ids[: count + (boundary is None)]
-        return cls(head[:-1], head[1:]) if boundary is None else cls(Preceded(head, boundary), head)
+        if boundary is None:
+            return cls(head[:-1], head[1:])
+        return cls(np.concatenate([np.array([boundary], dtype=head.dtype), head[:-1]]), head)
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a validation early
