@@ -1,8 +1,6 @@
 """Token files of nanoGPT, llm.c and Megatron: read as their authors describe them, and refused if damaged."""
 
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -189,18 +187,14 @@ def test_a_header_of_llm_c_with_another_number_of_ids_is_rejected(tmp_path, coun
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda index: index[:33], "too short for a header"),
-        (lambda index: b"", "too short for a header"),
-        (lambda index: b"N" + index[1:], "no index of Megatron"),
-        (lambda index: index[:9] + b"\2" + index[10:], "no index of ids (version 2, type 8)"),
-        (lambda index: index[:17] + b"\6" + index[18:], "no index of ids (version 1, type 6)"),
+        (lambda index: b"", "not an index of ids (version 0, type 0)"),
+        (lambda index: b"N" + index[1:], "not an index of ids (version 1, type 8)"),
+        (lambda index: index[:9] + b"\2" + index[10:], "not an index of ids (version 2, type 8)"),
+        (lambda index: index[:17] + b"\6" + index[18:], "not an index of ids (version 1, type 6)"),
         (lambda index: index[:-1], "81 bytes instead of 82"),
         (lambda index: index[:18] + b"\xff" * 8 + index[26:], "82 bytes instead of 221,360,928,884,514,619,438"),
         (lambda index: index[:34] + b"\3" + index[35:], "lengths and offsets of its sequences disagree"),
-        (lambda index: index[:37] + b"\xff" + index[38:], "lengths and offsets of its sequences disagree"),
         (lambda index: index[:50] + b"\5" + index[51:], "lengths and offsets of its sequences disagree"),
-        (lambda index: index[:-16] + b"\3" + index[-15:], "its documents do not cover its sequences"),
-        (lambda index: index[:-8] + b"\1" + index[-7:], "its documents do not cover its sequences"),
     ],
 )
 def test_a_damaged_index_is_rejected(tmp_path, change, reason):
@@ -212,44 +206,10 @@ def test_a_damaged_index_is_rejected(tmp_path, change, reason):
     )
 
 
-TRUNCATE_WHILE_READING = """
-import os, sys, threading, time
-from pathlib import Path
-from txlcli.errors import CorpusInputError
-from txlcli.exchange import token_files
-
-index = Path(sys.argv[1])
-whole = index.read_bytes()
-started = time.perf_counter()
-token_files.find(index, None)
-seconds = time.perf_counter() - started
-for tenth in range(10):
-    index.write_bytes(whole)
-    truncation = threading.Timer(seconds * tenth / 10, os.truncate, (index, 4096))
-    truncation.start()
-    try:
-        token_files.find(index, None)
-    except CorpusInputError as error:
-        print(error)
-    truncation.join()
-"""
-
-
-def test_an_index_that_another_program_truncates_is_an_error(tmp_path):
-    count = token_files.BLOCK + 5
-    token_files.write_megatron(tmp_path / "data.bin", np.zeros(count, np.uint8), 251, np.arange(count))
-    index = tmp_path / "data.idx"
-    command = [sys.executable, "-c", TRUNCATE_WHILE_READING, str(index)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    for line in ended.stdout.splitlines():
-        assert line.startswith(f"{index}: ")
-
-
 def test_an_index_without_ids_is_rejected(tmp_path):
     (tmp_path / "data.idx").write_bytes(megatron_index([7]))
     assert refusal(tmp_path / "data.idx") == (
-        f"{tmp_path}/data.bin: there is no such file; the ids of an .idx are in the .bin next to it"
+        f"{tmp_path}/data.bin: not a file; the ids of an .idx are in the .bin next to it"
     )
 
 
@@ -268,20 +228,6 @@ def test_a_directory_of_megatron_without_train_is_not_read_as_text(tmp_path):
     assert refusal(tmp_path) == (
         f"{tmp_path}: no file is named after train; give {path} to split its ids, or rename the files"
     )
-
-
-@pytest.mark.parametrize("broken", ["train.bin", "train.idx"])
-def test_directories_and_broken_links_with_names_of_token_files_are_rejected(tmp_path, broken):
-    path = tmp_path / broken
-    if broken == "train.idx":
-        (tmp_path / "train.bin").write_bytes(packed("H", IDS))
-    path.symlink_to("nowhere")
-    assert refusal(tmp_path) == (
-        f"{path}: a link to a file that does not exist; copy the file there, or remove the link"
-    )
-    path.unlink()
-    path.mkdir()
-    assert refusal(tmp_path) == f"{path}: a folder, not a file of ids; rename it, or move it away"
 
 
 def test_an_unknown_version_of_llm_c_is_rejected_unless_the_file_has_no_header(tmp_path):

@@ -28,8 +28,8 @@ WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 256  # int32
 LLM_C_BEGINNING = struct.Struct("<iii")  # magic, version, number of ids; the rest is not used
-LLM_C_TYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-"""Type of the ids by magic number and version: GPT-2's vocabulary, Llama 3's."""
+LLM_C_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
+"""Version and type of the ids by magic number: GPT-2's vocabulary, Llama 3's."""
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -140,37 +140,26 @@ def _is_of_megatron(index: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _check_file(path: Path) -> None:
-    """Reject a path that is not a file."""
-    if check_regular(path).is_file():
-        return
-    if path.is_dir():
-        raise CorpusInputError(f"{path}: a folder, not a file of ids; rename it, or move it away")
-    if path.is_symlink():
-        raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
-    raise CorpusInputError(f"{path}: there is no such file; the ids of an .idx are in the .bin next to it")
-
-
 def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
     """Return the format of a file, and its ids."""
-    _check_file(path)
+    if not check_regular(path).is_file():
+        raise CorpusInputError(f"{path}: not a file; the ids of an .idx are in the .bin next to it")
     size = path.stat().st_size
     if not size:
         raise CorpusInputError(f"{path}: the file is empty; give one with token ids")
     index = _with_ending(path, IDX)
-    if index.exists() or index.is_symlink():
-        _check_file(index)
+    if check_regular(index).is_file():
         return "Megatron", _of_megatron(path, size, index)
     with path.open("rb") as file:
         head = file.read(LLM_C_BEGINNING.size)
     magic, version, count = LLM_C_BEGINNING.unpack(head.ljust(LLM_C_BEGINNING.size, b"\0"))
-    known = LLM_C_TYPES.get((magic, version))
-    if known is not None:
-        return "llm.c", _of_llm_c(path, size, np.dtype(known), count)
-    if dtype is None and size >= 4 * LLM_C_HEADER and (expected := _llm_c_version(magic)) is not None:
+    known_version, known_type = LLM_C_TYPES.get(magic, (None, ""))
+    if version == known_version:
+        return "llm.c", _of_llm_c(path, size, np.dtype(known_type), count)
+    if known_version is not None and dtype is None and size >= 4 * LLM_C_HEADER:
         raise CorpusInputError(
-            f"{path}: its header of llm.c has version {version}, but ids have version {expected}; write it again, or "
-            "give --dtype uint16 if the file has no header"
+            f"{path}: its header of llm.c has version {version}, but ids have version {known_version}; write it again, "
+            "or give --dtype uint16 if the file has no header"
         )
     kind = np.dtype(dtype or DTYPES[0]).newbyteorder("<")
     if size % kind.itemsize:
@@ -195,11 +184,6 @@ def _seems_uint32(part: TokenPart) -> bool:
     return len(ids) >= 64 and bool(upper.max() < 256 and lower.max() >= least)
 
 
-def _llm_c_version(magic: int) -> int | None:
-    """Return the version of llm.c's files with a magic number; None if there are none."""
-    return next((version for number, version in LLM_C_TYPES if number == magic), None)
-
-
 def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenPart:
     offset = 4 * LLM_C_HEADER
     expected = offset + count * dtype.itemsize
@@ -218,20 +202,15 @@ def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
         return CorpusInputError(f"{index}: {what}; it does not belong to {path.name}, or is damaged: write both again")
 
     with index.open("rb") as file:
-        header = file.read(MEGATRON_HEADER.size)
-        if len(header) < MEGATRON_HEADER.size:
-            raise damaged("too short for a header")
+        header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
         magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
         if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
-            raise damaged(
-                f"no index of ids (version {version}, type {code})" if magic == MAGIC else "no index of Megatron"
-            )
+            raise damaged(f"not an index of ids (version {version}, type {code})")
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
         if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
             raise damaged(f"{index.stat().st_size:,} bytes instead of {length:,}")
         lengths = np.fromfile(file, "<i4", sequences).astype(np.int64)
         offsets = np.fromfile(file, "<i8", sequences)
-        bounds = np.fromfile(file, "<i8", documents)
     dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
     ends = np.cumsum(lengths) * dtype.itemsize
     if (lengths < 0).any() or not np.array_equal(offsets, ends - lengths * dtype.itemsize):
@@ -239,8 +218,6 @@ def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
     end = int(ends[-1]) if sequences else 0
     if end != size:
         raise damaged(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
-    if not len(bounds) or (bounds[0], bounds[-1]) != (0, sequences) or (np.diff(bounds) < 0).any():
-        raise damaged("its documents do not cover its sequences")
     return TokenPart(path, dtype, 0, size // dtype.itemsize)
 
 
@@ -258,7 +235,7 @@ def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
             "nanogpt or megatron"
         )
     dtype = np.dtype(dtype_of("llm.c", vocab_size))
-    magic, version = next(key for key, name in LLM_C_TYPES.items() if name == dtype.name)
+    magic, version = next((magic, version) for magic, (version, name) in LLM_C_TYPES.items() if name == dtype.name)
     header = np.zeros(LLM_C_HEADER, dtype="<i4")
     header[:3] = magic, version, len(ids)
     with path.open("wb") as file:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from txlcli.corpora.locate import whole
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.chunks import ChunkEncoder, Job, count_lines, count_words
+from txlcli.workflows.preparation.chunks import ChunkEncoder, count_lines, count_words
 
 BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"
 
@@ -29,9 +29,8 @@ def test_lines_are_counted_like_universal_newlines(text):
 
 def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
     (tmp_path / "text").write_bytes(data)
-    encoded = encoder(Job(whole(tmp_path / "text"), tmp_path / "ids"))
-    if encoder.tokenizer == "word":
-        encoded = replace(encoded, symbols=[str(word) for word in encoded.symbols])
+    encoded = encoder((whole(tmp_path / "text"), tmp_path / "ids"))
+    encoded = replace(encoded, symbols=encoded.symbols.to_pylist())
     return encoded, np.fromfile(encoded.path, dtype=encoded.dtype).tolist()
 
 

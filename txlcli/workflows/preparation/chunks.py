@@ -17,7 +17,6 @@ from txlcli.errors import CorpusInputError
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
 TAIL = 1 << 16  # bytes before the end of a chunk that are searched for a line end
 LONGEST_WORD = 64 << 20  # bytes; a longer word is cut between characters
-_ALL_CHARACTERS = 0x110000
 _MAX_BYTES_OF_A_STRING = 2**31 - 1  # for Arrow; longer ones take more memory
 
 Chunk = tuple[Slice, ...]
@@ -130,7 +129,7 @@ class EncodedChunk:
     """
 
     symbols: Any
-    """List of texts, or an Arrow array of words, which is sent to the parent process in less time; or None."""
+    """Arrow array of texts, or None."""
     counts: NDArray[np.int64]
     path: Path
     dtype: np.dtype[Any]
@@ -139,16 +138,8 @@ class EncodedChunk:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Job:
-    """A chunk to read, and the file for its ids."""
-
-    chunk: Chunk
-    path: Path
-
-
-# Symbols in first-seen order, how often each occurs, and the text as numbers of those symbols.
-Numbered = tuple[Any, NDArray[np.int64], NDArray[Any]]
+Job = tuple[Chunk, Path]
+"""A chunk to read, and the file for its ids."""
 
 
 @dataclass(frozen=True)
@@ -162,28 +153,34 @@ class ChunkEncoder:
 
     def __call__(self, job: Job) -> EncodedChunk:
         """Read one chunk, count its symbols and write its ids."""
-        parts = read_chunk(job.chunk)
-        symbols, counts, ids = self._number(parts)
+        chunk, path = job
+        parts = read_chunk(chunk)
+        symbols, ids = self._number(parts)
         # Written to disk here: sending the ids to the parent process would take longer than computing them.
-        job.path.write_bytes(np.ascontiguousarray(ids).data)
+        path.write_bytes(np.ascontiguousarray(ids).data)
         lines = sum(count_lines(part.data) + part.lacks_line_end for part in parts)
         closing = lines if self.boundary is not None else 0
-        words = ids.size - closing if self.tokenizer == "word" else sum(count_words(part.data) for part in parts)
-        size = sum(len(part.data) for part in parts)
         return EncodedChunk(
-            symbols=symbols, counts=counts, path=job.path, dtype=ids.dtype, words=words, lines=lines, bytes=size
+            symbols=symbols,
+            counts=np.bincount(ids, minlength=self._sentencepiece.size if symbols is None else len(symbols)),
+            path=path,
+            dtype=ids.dtype,
+            words=ids.size - closing if self.tokenizer == "word" else sum(count_words(part.data) for part in parts),
+            lines=lines,
+            bytes=sum(len(part.data) for part in parts),
         )
 
-    def _number(self, parts: list[Part]) -> Numbered:
+    def _number(self, parts: list[Part]) -> tuple[Any, NDArray[Any]]:
+        """Return the symbols in first-seen order, and the text as indices of them; see `EncodedChunk`."""
         if self.tokenizer == "byte":
-            return _number_bytes(b"".join(part.data for part in parts))
-        if self.tokenizer == "char":
-            return _number_characters("".join(part.text for part in parts))
+            return _number_codes(np.frombuffer(b"".join(part.data for part in parts), dtype=np.uint8))
         if self.tokenizer == "word":
             texts = [part.text + ("\n" if part.lacks_line_end else "") for part in parts]
             return _number_words(self._word_rules.spell_line_ends("".join(texts)))
-        ids = np.array(self._sentencepiece.encode("".join(part.text for part in parts)), dtype=np.uint32)
-        return None, np.bincount(ids, minlength=self._sentencepiece.size), ids
+        text = "".join(part.text for part in parts)
+        if self.tokenizer == "char":
+            return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
+        return None, np.array(self._sentencepiece.encode(text), dtype=np.uint32)
 
     @cached_property
     def _word_rules(self) -> Vocab:
@@ -195,85 +192,31 @@ class ChunkEncoder:
         return Vocab("sentencepiece", model=self.model).sentencepiece
 
 
-def _number_bytes(data: bytes) -> Numbered:
-    counts = _count_bytes(data)
-    seen = sorted(np.flatnonzero(counts).tolist(), key=data.find)
-    table = bytearray(256)
-    for number, value in enumerate(seen):
-        table[value] = number
-    return [chr(value) for value in seen], counts[seen], np.frombuffer(data.translate(bytes(table)), dtype=np.uint8)
+def _number_codes(codes: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
+    """Number bytes, or the code points of characters."""
+    import pyarrow as arrow
+
+    encoded = arrow.array(codes).dictionary_encode()
+    symbols = arrow.array([chr(code) for code in encoded.dictionary.to_pylist()], arrow.string())
+    return symbols, encoded.indices.to_numpy().astype(smallest_dtype(len(symbols)))
 
 
-def _count_bytes(data: bytes) -> NDArray[np.int64]:
-    """Count each byte value. Counting pairs is twice as fast as counting single bytes."""
-    even = len(data) & ~1
-    pairs = np.bincount(np.frombuffer(data, dtype=np.uint16, count=even >> 1), minlength=1 << 16).reshape(256, 256)
-    counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
-    if even < len(data):
-        counts[data[-1]] += 1
-    return counts
-
-
-def _number_characters(text: str) -> Numbered:
-    if text.isascii():
-        return _number_bytes(text.encode())
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    first = np.full(_ALL_CHARACTERS, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(codes.size - 1, -1, -1)  # reversed: the last assignment, the first occurrence, wins
-    present = np.flatnonzero(first >= 0)
-    seen = present[np.argsort(first[present])]
-    first[seen] = np.arange(seen.size)
-    ids = first[codes].astype(smallest_dtype(seen.size))
-    return [chr(code) for code in seen.tolist()], np.bincount(ids, minlength=seen.size), ids
-
-
-def _number_words(text: str) -> Numbered:
+def _number_words(text: str) -> tuple[Any, NDArray[Any]]:
     """Number the words that str.split would return."""
     import pyarrow as arrow
     from pyarrow import compute
 
     data = text.strip().encode()  # Arrow finds an empty word before a blank at the beginning
-    if not data:
-        return [], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
     string = arrow.string() if len(data) <= _MAX_BYTES_OF_A_STRING else arrow.large_string()
-    words = compute.utf8_split_whitespace(arrow.array([data], string)).values.dictionary_encode()
-    seen = words.dictionary
-    ids = words.indices.to_numpy()
-    return seen, np.bincount(ids, minlength=len(seen)), ids.astype(smallest_dtype(len(seen)))
-
-
-# Blanks as str.split defines them: single bytes, and longer ones, recognized by their first byte.
-_BLANK, _LEAD = 1, 2
-_LONG_BLANKS = [chr(code).encode() for code in range(0x80, 0x10000) if chr(code).isspace()]
-_LEADS = {blank[0] for blank in _LONG_BLANKS}
-_BYTE_CLASSES = bytes(
-    _LEAD if value in _LEADS else _BLANK if value < 0x80 and chr(value).isspace() else 0 for value in range(256)
-)
+    words = compute.utf8_split_whitespace(arrow.array([data] if data else [], string)).values.dictionary_encode()
+    return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary)))
 
 
 def count_words(data: bytes) -> int:
-    """Count the words that str.split would return, without decoding the text."""
-    if not data:
-        return 0
-    classes = np.frombuffer(bytearray(data.translate(_BYTE_CLASSES)), dtype=np.uint8)
-    if not data.isascii():
-        _mark_long_blanks(np.frombuffer(data, dtype=np.uint8), classes)
-    is_blank = classes == _BLANK
-    return int(np.count_nonzero(is_blank[:-1] & ~is_blank[1:])) + (not is_blank[0])
-
-
-def _mark_long_blanks(values: NDArray[np.uint8], classes: NDArray[np.uint8]) -> None:
-    leads = np.flatnonzero(classes == _LEAD)
-    for length in (2, 3):
-        starts = leads[leads <= values.size - length]
-        codes = sum(values[starts + offset].astype(np.uint32) << (8 * offset) for offset in range(length))
-        wanted = [int.from_bytes(blank, "little") for blank in _LONG_BLANKS if len(blank) == length]
-        blanks = starts[np.isin(codes, wanted)]
-        for offset in range(length):
-            classes[blanks + offset] = _BLANK
+    """Count the words that str.split would return; bytes that are not UTF-8 belong to words."""
+    return len(data.decode(errors="replace").split())
 
 
 def count_lines(data: bytes) -> int:
     """Count line ends: LF, CR LF or CR."""
-    carriage = data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0
-    return data.count(b"\n") + carriage
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")

@@ -140,15 +140,11 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
 def _unknown_source(word: str) -> UsageError:
     """Return the error for a word that is neither a corpus nor a path: a word like a path is compared with paths."""
     path = Path(word)
-    if path.is_symlink():
-        return UsageError(f"{path}: a link to a file that does not exist; give the path of a file or folder")
-    names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) else []
-    near = meant_name(path.name, names)
-    if re.search(r"[/\\.]", word):
+    names = [entry.name for entry in path.parent.iterdir() if entry.exists()] if os.access(path.parent, os.R_OK) else []
+    near, is_path = meant_name(path.name, names), re.search(r"[/\\.]", word)
+    if is_path or (near and not meant_name(word, corpora.CORPORA)):
         hint = f'did you mean "{path.with_name(near)}"?' if near else "give the path of a file or folder with your text"
         return UsageError(f"no file or folder at {word}; {hint}")
-    if near and not meant_name(word, corpora.CORPORA):
-        return UsageError(f'no corpus, file or folder "{word}"; did you mean "{near}"?')
     return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 

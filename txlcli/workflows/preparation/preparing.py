@@ -245,7 +245,7 @@ class _Preparation:
     def _jobs(self, split: str, pieces: tuple[Slice, ...]) -> Iterator[Job]:
         size = self._sizes.word_chunk if self._plan.tokenizer == "word" else self._sizes.chunk
         for number, chunk in enumerate(cut_into_chunks(pieces, size)):
-            yield Job(chunk, self._work / f"{split}-{number}.ids")
+            yield chunk, self._work / f"{split}-{number}.ids"
 
     def _read(self, split: str, chunks: Iterator[EncodedChunk], step: Step) -> EncodedSplit:
         encoded = EncodedSplit()

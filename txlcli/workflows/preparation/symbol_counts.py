@@ -36,14 +36,10 @@ class SymbolCounts:
             self._counts[split] = counts
         return tables
 
-    def _number(self, symbols_of_chunks: list[Any]) -> list[NDArray[np.int64]]:
-        """Return, for each Arrow array or list, the numbers of its symbols; a new symbol gets the next number."""
+    def _number(self, arrays: list[Any]) -> list[NDArray[np.int64]]:
+        """Return, for each Arrow array, the numbers of its symbols; a new symbol gets the next number."""
         import pyarrow as arrow
 
-        arrays = [
-            symbols if isinstance(symbols, arrow.Array) else arrow.array(symbols, arrow.string())
-            for symbols in symbols_of_chunks
-        ]
         # Arrow numbers in first-seen order, so the symbols that are known keep their numbers.
         joined = arrow.concat_arrays([self._symbols, *(array.cast(arrow.large_string()) for array in arrays)])
         ends = np.cumsum([len(self._symbols), *map(len, arrays)])

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -
     total = sum(token_files.total(parts) for parts in splits.values())
     with reporter.progress("counting ids", total, "tokens") as step:
         counted = {split: _count(parts, plan, step) for split, parts in splits.items()}
-    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(ids.counts) for ids in counted.values()))
+    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(counts) for counts, _ in counted.values()))
     facts = StoreFacts(
         name=plan.store.stem,
         corpus=plan.corpus.name,
@@ -41,7 +40,7 @@ def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -
         metric=metric_of(vocab.tokenizer),
         conventions={"ids": f"as in the token files ({files.format})"},
         notes=_notes(files, plan, vocab, splits),
-        source_digest=hashlib.sha256(b"".join(ids.sha256 for ids in counted.values())).hexdigest(),
+        source_digest=hashlib.sha256(b"".join(digest for _, digest in counted.values())).hexdigest(),
         every_byte_scored=vocab.tokenizer == "byte" and not vocab.dropped,
     )
     with (
@@ -49,19 +48,12 @@ def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -
         reporter.progress("writing", total, "tokens") as step,
     ):
         for split, parts in splits.items():
-            writer.add(split, _split_counts(counted[split].counts, vocab), _blocks(parts, step))
+            writer.add(split, _split_counts(counted[split][0], vocab), _blocks(parts, step))
     return TokenStore.open(plan.store)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CountedIds:
-    """How often each id occurs in a split, and the digest of its ids as uint32, whatever their type in the file."""
-
-    counts: NDArray[np.int64]
-    sha256: bytes
-
-
-def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> _CountedIds:
+def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArray[np.int64], bytes]:
+    """Return how often each id occurs, and the digest of the ids as uint32, whatever their type in the file."""
     limit = plan.vocab.size if plan.vocab else plan.options.vocab_size or MAX_IDS
     total = np.zeros(1, dtype=np.int64)
     sha256 = hashlib.sha256()
@@ -71,28 +63,17 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> _CountedIds:
             wrong = (block < 0) | (block >= limit)
             if wrong.any():
                 at = int(np.argmax(wrong))
-                reason = _reason(int(block[at]), limit, plan)
-                raise CorpusInputError(f"{part.path}: token {done + at:,} has the id {int(block[at]):,}, but {reason}")
+                raise CorpusInputError(
+                    f"{part.path}: token {done + at:,} has the id {int(block[at]):,}, but the vocabulary has {limit:,} "
+                    "ids; give the `vocab`, `vocab_size` or `dtype` of this file, or write it again"
+                )
             counts = np.bincount(block.astype(np.int64), minlength=len(total))
             counts[: len(total)] += total
             total = counts
             sha256.update(block.astype("<u4").tobytes())
             done += len(block)
             step.advance(len(block))
-    return _CountedIds(counts=total, sha256=sha256.digest())
-
-
-def _reason(number: int, limit: int, plan: Plan) -> str:
-    """Return why an id is wrong, and the next step."""
-    if number < 0:
-        return "an id is at least 0; write the file again"
-    has_type = plan.tokens is not None and plan.tokens.format != token_files.WITHOUT_HEADER
-    if plan.vocab is None and plan.options.vocab_size is None:
-        return (
-            f"no vocabulary has more than {limit:,} ids; {'write the file again' if has_type else 'give its `dtype`'}"
-        )
-    options = "`vocab` or `vocab_size`" if has_type else "`vocab`, `vocab_size` or `dtype`"
-    return f"the vocabulary has {limit:,} ids; give the {options} of this file"
+    return total, sha256.digest()
 
 
 def _split_counts(counts: NDArray[np.int64], vocab: Vocab) -> SplitCounts:
