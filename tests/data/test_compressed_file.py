@@ -1,6 +1,4 @@
-"""The file of `txl compress`: what is written is read, and a header of another program is rejected."""
-
-import dataclasses
+"""The file of `txl compress`: what is written is read, and damage is found."""
 
 import numpy as np
 import pytest
@@ -37,27 +35,9 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
             compressed_file.read(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("txl", 1, "txl is 1, not a value of type str"),
-        ("tokens", -1, "tokens is -1"),
-        ("tokens", True, "tokens is true, not a value of type int"),
-        ("lanes", 2.0, "lanes is 2.0, not a value of type int"),
-        ("tokens", 1 << 60, f"tokens is {1 << 60}"),
-        ("bytes", 1 << 60, f"bytes is {1 << 60}"),
-        ("threads", 0, "threads is 0"),
-        ("threads", 4097, "threads is 4097"),
-        ("lanes", 0, "lanes is 0"),
-        ("lanes", 4097, "lanes is 4097"),
-        ("seg_len", 1 << 60, f"seg_len is {1 << 60}"),
-        ("max_distance", "x", 'max_distance is "x", not a value of type int'),
-        ("dynamic", [0.1], "dynamic is [0.1]"),
-        ("dynamic", [0.1, "x"], "dynamic is [0.1, 'x']"),
-    ],
-)
-def test_a_header_of_another_program_is_rejected(tmp_path, name, value, reason):
-    compressed_file.write(tmp_path / "packed", dataclasses.replace(HEADER, **{name: value}), WORDS)
-    with pytest.raises(CompressedFileError) as caught:
+def test_a_header_of_another_release_is_rejected(tmp_path):
+    compressed_file.write(tmp_path / "packed", HEADER, WORDS)
+    content = (tmp_path / "packed").read_bytes()[: -compressed_file.CHECKSUM_BYTES].replace(b'"lanes"', b'"Lanes"')
+    (tmp_path / "packed").write_bytes(content + bytes.fromhex(compressed_file.digest(content)))
+    with pytest.raises(CompressedFileError, match="its header cannot be read"):
         compressed_file.read(tmp_path / "packed")
-    assert f"its header cannot be read ({reason})" in str(caught.value)

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import resource
 import subprocess
@@ -81,57 +80,6 @@ def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words
     assert store.vocab.to_json() == vocab.to_json()
 
 
-@pytest.mark.parametrize("repeated", [1, 1 << 22, (1 << 22) + 5])
-def test_sentences_must_rise_within_and_between_the_blocks_that_are_read(tmp_path, repeated):
-    starts = np.arange((1 << 22) + 7)
-    starts[repeated] = starts[repeated - 1]
-    counts = SplitCounts(tokens=starts.size, words=1, bytes=1, unknown=0, types=1)
-
-    def write_all():
-        with writing(tmp_path / "tiny.h5", FACTS, VOCAB) as writer:
-            writer.add("train", counts, [np.zeros(starts.size, dtype=np.uint8)])
-            writer.add_sentence_starts("train", starts.size, np.dtype(np.uint32), [starts])
-
-    with pytest.raises(StoreError, match=r"the list of sentences of the train split is damaged;"):
-        write_all()
-
-
-TRUNCATE_WHILE_READING = """
-import os, sys, threading, time
-from pathlib import Path
-from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError
-
-path = Path(sys.argv[1])
-whole = path.read_bytes()
-started = time.perf_counter()
-TokenStore.open(path).ids("train")
-seconds = time.perf_counter() - started
-for tenth in range(10):
-    path.write_bytes(whole)
-    truncation = threading.Timer(seconds * tenth / 10, os.truncate, (path, 4096))
-    truncation.start()
-    try:
-        TokenStore.open(path).ids("train")
-    except StoreError as error:
-        print(error)
-    truncation.join()
-"""
-
-
-def test_a_store_that_another_program_truncates_while_it_is_checked_is_an_error(tmp_path):
-    path, tokens = tmp_path / "tiny.h5", 5 << 22
-    counts = SplitCounts(tokens=tokens, words=1, bytes=1, unknown=0, types=1)
-    with writing(path, FACTS, VOCAB) as writer:
-        writer.add("train", counts, [np.zeros(tokens, dtype=np.uint8)])
-    command = [sys.executable, "-c", TRUNCATE_WHILE_READING, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    for line in ended.stdout.splitlines():
-        assert line.startswith(str(path))
-        assert line.endswith('; run "txl prepare PATH --name tiny --force" again')
-
-
 def test_a_store_can_be_read_without_txl(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5")) as file:
         ids = file["splits/train/ids"]
@@ -206,29 +154,6 @@ def test_an_incomplete_header_is_reported_as_damage(tmp_path):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
-WRONG_FACTS = [
-    ("", {"metric": {}}, "metric is {}, not a value of type str"),
-    ("", {"corpus": {"a": 1}}, r'corpus is {"a": 1}, not a value of type str'),
-    ("", {"conventions": {"split": [[[]]]}}, "a convention or a note is not text"),
-    ("", {"conventions": {"split": float("nan")}}, "a convention or a note is not text"),
-    ("", {"notes": [7]}, "a convention or a note is not text"),
-    ("", {"metric": "bits"}, "metric is bits, not one of bpc, ppl"),
-    ("", {"every_byte_scored": 1}, "every_byte_scored is 1, not a value of type bool"),
-    ("splits/test", {"tokens": ""}, 'tokens is "", not a value of type int'),
-    ("splits/test", {"words": float("inf")}, "words is Infinity, not a value of type int"),
-    ("splits/test", {"unknown": -1}, "a count is negative"),
-]
-
-
-@pytest.mark.parametrize(("place", "wrong", "reason"), WRONG_FACTS)
-def test_facts_of_another_type_are_rejected(tmp_path, place, wrong, reason):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
-        holder, attribute = (file[place], "info") if place else (file, "facts")
-        holder.attrs[attribute] = json.dumps(json.loads(holder.attrs[attribute]) | wrong)
-    with pytest.raises(StoreError, match=rf'is damaged .*{reason}.*; run "txl prepare PATH --name tiny --force" again'):
-        TokenStore.open(tmp_path / "tiny.h5")
-
-
 def test_a_damaged_vocabulary_is_rejected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["vocabulary"][0] = 0
@@ -253,6 +178,13 @@ def test_changed_ids_are_detected(tmp_path):
     assert verified_elsewhere.ids("train")[3] == 1
     with pytest.raises(StoreError, match=r"tiny\.h5: the train split is damaged \(wrong checksum\)"):
         store.ids("train")
+
+
+def test_changed_sentences_are_detected(tmp_path):
+    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
+        file["splits/test/sentence_starts"][0] = 1
+    with pytest.raises(StoreError, match=r"the list of sentences of the test split is damaged \(wrong checksum\)"):
+        TokenStore.open(tmp_path / "tiny.h5").sentence_starts("test")
 
 
 def test_a_failure_while_writing_keeps_the_old_store(tmp_path):
@@ -320,18 +252,6 @@ def test_no_flipped_bit_changes_a_store_without_an_error(tmp_path):
     assert count > len(places) // 3  # most others are in the gaps between aligned parts
 
 
-@pytest.mark.parametrize("fill", [b"\0", b"\xff"])
-def test_no_bad_page_changes_a_store_without_an_error(tmp_path, fill):
-    path = write(tmp_path / "tiny.h5", {"train": [2, 3, 0, 1] * 1250, "test": [3, 0]})
-    before, whole = contents(path), path.read_bytes()
-    for start in range(0, len(whole), 512):
-        path.write_bytes(whole[:start] + fill * 512 + whole[start + 512 :])
-        is_intact_or_rejected(path, before)
-
-
-AGAIN = '; run "txl prepare PATH --name tiny --force" again'
-
-
 def refusal(path):
     """Return the error of reading everything that a store has."""
     with pytest.raises(StoreError) as refused:
@@ -348,42 +268,6 @@ def test_packed_arrays_that_are_larger_than_the_file_are_rejected(tmp_path, part
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "declares 1,099,511,627,776 bytes, more than the file has" in refusal(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
-
-
-def set_digest(group):
-    """Set the digest of the ids of a split to that of the ids in the file."""
-    info = json.loads(group.attrs["info"]) | {"sha256": hashlib.sha256(group["ids"][()].tobytes()).hexdigest()}
-    group.attrs["info"] = json.dumps(info)
-
-
-def test_ids_beyond_the_vocabulary_are_rejected(tmp_path):
-    path = write(tmp_path / "tiny.h5", {"train": [2, 3, 1, 0], "test": [1]})
-    with h5py.File(path, "r+") as file:
-        group = file["splits/train"]
-        group["ids"][2] = 4
-        set_digest(group)
-    assert refusal(path) == f"{path}: the train split has the id 4, but its vocabulary 4{AGAIN}"
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64, "S1"])
-def test_ids_of_another_type_are_rejected(tmp_path, dtype):
-    path = write(tmp_path / "tiny.h5")
-    with h5py.File(path, "r+") as file:
-        group = file["splits/train"]
-        ids = group["ids"][()].astype(dtype)
-        del group["ids"]
-        group["ids"] = ids
-        set_digest(group)
-    assert refusal(path) == f"{path}: the train split is damaged{AGAIN}"
-
-
-@pytest.mark.parametrize("starts", [[0, 2], [1, 0], [0, 0], [-1], [0.5], [[0]]])
-def test_sentences_outside_their_split_are_rejected(tmp_path, starts):
-    path = write(tmp_path / "tiny.h5")
-    with h5py.File(path, "r+") as file:
-        del file["splits/test/sentence_starts"]
-        file["splits/test/sentence_starts"] = starts
-    assert refusal(path) == f"{path}: the list of sentences of the test split is damaged{AGAIN}"
 
 
 def test_stores_are_found_by_name(tmp_path):

@@ -133,18 +133,6 @@ def test_a_column_called_like_a_field_of_another_is_read(tmp_path):
         assert read(path, "a.b") == (b"c\nd\n", 0)
 
 
-def test_two_columns_of_the_same_name_are_rejected(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.Table.from_arrays([arrow.array(["a"]), arrow.array([1])], ["text", "text"]), path)
-    assert refusal(path) == f'{path}: several columns are called "text"; rename all but one'
-
-
-def test_a_link_that_leads_nowhere_is_rejected(tmp_path):
-    path = tmp_path / "a.parquet"
-    path.symlink_to("nowhere")
-    assert refusal(path) == (f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
-
-
 @pytest.mark.parametrize("size", [0, 3, 11, 300])
 def test_a_truncated_file_is_rejected(tmp_path, size):
     path = tmp_path / "a.parquet"

@@ -170,10 +170,7 @@ BAD_FIELDS = {
     "other_list": ({"idx2sym": "abc"}, f"has no list idx2sym; {AS_TEXT}"),
     "numbers": ({"idx2sym": ["a", 7]}, NO_LIST),
     "nothing": ({"idx2sym": []}, NO_LIST),
-    "half a character": (
-        {"idx2sym": ["a", "\ud83e"]},
-        f"the word '\\ud83e' has half a character; {AS_TEXT}",
-    ),
+    "half a character": ({"idx2sym": ["a", "\ud83e"]}, NO_LIST),
     "duplicates": ({"idx2sym": ["a", "b", "c", "b"]}, TWICE),
 }
 

@@ -15,26 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.config.ranges import MAX_COUNT
 from txlcli.errors import CompressedFileError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import MAX_TEXT, read_bytes
-from txlcli.system.plain_json import parse_json, value_of
+from txlcli.system.plain_json import parse_json
 
 MAGIC = b"TXLZ1"
 LENGTH_BYTES, CHECKSUM_BYTES = 4, 8
-MAX_LANES = 4096
-"""Most lanes of a file: each needs memory for itself."""
-TEXTS = ("txl", "torch", "constriction", "processor", "weights", "vocabulary", "probe", "content", "same_length")
-RANGES = {
-    "threads": (1, 4096),
-    "bytes": (0, MAX_TEXT),
-    "tokens": (0, MAX_TEXT),
-    "lanes": (1, MAX_LANES),
-    "seg_len": (1, MAX_COUNT),
-    "mem_len": (0, MAX_COUNT),
-}
-"""Smallest and largest value of each number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,26 +90,8 @@ def read(path: Path) -> CompressedFile:
     stop = start + int.from_bytes(content[len(MAGIC) : start], "little")
     words = content[stop:-CHECKSUM_BYTES]
     try:
-        if len(words) % 4:
-            raise ValueError("its lengths are inconsistent")
-        return CompressedFile(_parse(content[start:stop]), np.frombuffer(words, dtype="<u4").astype(np.uint32))
+        entries = parse_json(content[start:stop])
+        entries["dynamic"] = entries["dynamic"] and tuple(entries["dynamic"])
+        return CompressedFile(CompressionHeader(**entries), np.frombuffer(words, dtype="<u4").astype(np.uint32))
     except (ValueError, KeyError, TypeError) as error:
         raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error
-
-
-def _parse(text: bytes) -> CompressionHeader:
-    """Return a header, whose values another program may have written."""
-    entries = parse_json(text)
-    for name in TEXTS:
-        value_of(entries, name, str)
-    for name, (least, most) in RANGES.items():
-        if not least <= value_of(entries, name, int) <= most:
-            raise ValueError(f"{name} is {entries[name]}")
-    if entries["max_distance"] is not None:
-        value_of(entries, "max_distance", int)
-    dynamic = entries["dynamic"]
-    if dynamic is not None:
-        if not (isinstance(dynamic, list) and len(dynamic) == 2 and all(type(value) is float for value in dynamic)):
-            raise ValueError(f"dynamic is {dynamic!r}")
-        entries["dynamic"] = tuple(dynamic)
-    return CompressionHeader(**entries)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,16 @@ from txlcli.data.hdf5 import (
     text_attribute,
 )
 from txlcli.data.vocabulary import Vocab, smallest_dtype
-from txlcli.errors import StoreError, VocabularyError, shortened
-from txlcli.paper.metrics import METRICS_OF_LOSS
+from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
-from txlcli.system.plain_json import parse_json, value_of
+from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
 VERSION = 1
 SUFFIX = ".h5"
 _BLOCK = 1 << 22  # tokens that are read at once
 _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
-_TEXTS = ("name", "corpus", "tokenizer", "unit", "metric", "source_digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +86,8 @@ class StoreFacts:
 class _Array:
     """Place and type of numbers in the file."""
 
-    offset: int | None
-    """First byte in the file; None if they are not stored in one piece."""
+    offset: int
+    """First byte in the file; 0 if there are no numbers."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     sha256: str
@@ -161,7 +159,8 @@ class TokenStore:
     def ids(self, split: str) -> NDArray[Any]:
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self._open:
-            self._open[split] = self._map_ids(split)
+            self.info(split)  # raises the error if there is none
+            self._open[split] = self._map(self._header.ids[split], f"the {split} split")
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -186,68 +185,35 @@ class TokenStore:
         assert self.vocab
 
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
-        """Return the offset of each sentence in the stream as a read-only memory map, after checking all offsets.
+        """Return the offset of each sentence in the stream as a read-only memory map, after verifying the digest.
 
         None unless the corpus consists of unrelated sentences.
         """
-        info, array = self.info(split), self._header.sentence_starts.get(split)
-        if array is None:
-            return None
-        what = f"the list of sentences of the {split} split"
-        starts = self._map(array, what, dtypes="iu", shape=array.shape[:1])
-        digest, last, is_rising = hashlib.sha256(), -1, True
-        for block in self._blocks(array):
-            digest.update(block.data)
-            is_rising = is_rising and last < int(block[0]) and bool(np.all(block[1:] > block[:-1]))
-            last = int(block[-1])
-        if not is_rising or last >= info.tokens or array.sha256 != digest.hexdigest():
-            raise self._damage(what)
-        return starts
+        self.info(split)
+        array = self._header.sentence_starts.get(split)
+        return None if array is None else self._map(array, f"the list of sentences of the {split} split")
 
-    def _map_ids(self, split: str) -> NDArray[Any]:
-        info, what = self.info(split), f"the {split} split"
-        array = self._header.ids[split]
-        ids = self._map(array, what, dtypes="u", shape=(info.tokens,))
-        if self._is_verified:
-            return ids
-        digest, largest = hashlib.sha256(), -1
-        for block in self._blocks(array):
-            digest.update(block.data)
-            largest = max(largest, int(block.max()))
-        if digest.hexdigest() != array.sha256:
-            raise self._damage(what, " (wrong checksum)")
-        if largest >= self.vocab.size:
-            raise StoreError(
-                f"{self.path}: the {split} split has the id {largest:,}, but its vocabulary {self.vocab.size:,}; "
-                f"{_again(self.path)}"
-            )
-        return ids
-
-    def _map(self, array: _Array, what: str, *, dtypes: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Map an array into memory if its type and its shape are as expected; errors begin with `what`."""
-        if array.shape != shape or array.dtype.kind not in dtypes:
-            raise self._damage(what)
-        if 0 in shape:  # HDF5 gives it no place
-            return np.empty(shape, array.dtype)
-        if array.offset is None:
-            raise self._damage(what)
-        try:
-            return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=shape)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.path}: {what} cannot be read ({error}); {_again(self.path)}") from error
+    def _map(self, array: _Array, what: str) -> NDArray[Any]:
+        """Map an array into memory, after verifying its digest unless another process does."""
+        if not self._is_verified:
+            digest = hashlib.sha256()
+            for block in self._blocks(array):
+                digest.update(block.data)
+            if digest.hexdigest() != array.sha256:
+                raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
+        if 0 in array.shape:  # HDF5 gives it no place
+            return np.empty(array.shape, array.dtype)
+        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=array.shape)
 
     def _blocks(self, array: _Array) -> Iterator[NDArray[Any]]:
         """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory."""
         with self.path.open("rb") as file:
-            file.seek(array.offset or 0)
+            file.seek(array.offset)
             for start in range(0, array.shape[0], _BLOCK):
                 block = np.fromfile(file, array.dtype, count := min(_BLOCK, array.shape[0] - start))
                 if block.size < count:
                     raise StoreError(f"{self.path} became shorter while it was read; {_again(self.path)}")
                 yield block
-
-    def _damage(self, what: str, reason: str = "") -> StoreError:
-        return StoreError(f"{self.path}: {what} is damaged{reason}; {_again(self.path)}")
 
 
 def _read_header(path: Path, file: h5py.File) -> _Header:
@@ -261,7 +227,7 @@ def _read_header(path: Path, file: h5py.File) -> _Header:
             f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
         )
     groups = file["splits"]
-    splits = {name: _read_info(groups[name]) for name in groups}
+    splits = {name: SplitInfo(**parse_json(text_attribute(groups[name], "info"))) for name in groups}
     return _Header(
         facts=_read_facts(file),
         vocabulary=bytes(read_array(file, "vocabulary")).decode(),
@@ -278,31 +244,12 @@ def _read_header(path: Path, file: h5py.File) -> _Header:
 
 def _read_facts(file: h5py.File) -> StoreFacts:
     facts = parse_json(text_attribute(file, "facts"))
-    conventions, notes = value_of(facts, "conventions", dict), value_of(facts, "notes", list)
-    if not all(isinstance(text, str) for text in (*conventions.values(), *notes)):
-        raise ValueError("a convention or a note is not text")
-    texts = {key: value_of(facts, key, str) for key in _TEXTS}
-    if texts["metric"] not in METRICS_OF_LOSS:  # a run would keep it, and could not be read again
-        raise ValueError(f"metric is {shortened(texts['metric'])}, not one of {', '.join(METRICS_OF_LOSS)}")
-    return StoreFacts(
-        **texts,
-        conventions=conventions,
-        notes=tuple(notes),
-        every_byte_scored=value_of(facts, "every_byte_scored", bool),
-    )
-
-
-def _read_info(group: h5py.Group) -> SplitInfo:
-    info = parse_json(text_attribute(group, "info"))
-    counts = {field.name: value_of(info, field.name, int) for field in fields(SplitCounts)}
-    if any(count < 0 for count in counts.values()):
-        raise ValueError("a count is negative")
-    return SplitInfo(**counts, sha256=value_of(info, "sha256", str))
+    return StoreFacts(**facts | {"notes": tuple(facts["notes"])})
 
 
 def _describe(group: h5py.Group, name: str, sha256: str) -> _Array:
     dataset = array(group, name)
-    return _Array(dataset.id.get_offset(), dataset.dtype, dataset.shape, sha256)
+    return _Array(dataset.id.get_offset() or 0, dataset.dtype, dataset.shape, sha256)
 
 
 def _again(path: Path) -> str:

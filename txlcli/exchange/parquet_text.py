@@ -48,10 +48,8 @@ class ParquetText:
 
 def open_text(path: Path, column: str | None) -> ParquetText:
     """Find the text column of a file: the named one, or "text", or the only column with text."""
-    if not check_regular(path).exists():
-        raise CorpusInputError(f"{path}: a link to a file that does not exist; copy the file there, or remove the link")
     try:
-        with _open(path) as file:
+        with _open(check_regular(path)) as file:
             schema = file.schema_arrow
     except DAMAGE as error:
         raise _not_read(path, str(error)) from error
@@ -77,11 +75,7 @@ def _text_column(path: Path, schema: Any, column: str | None) -> str:
         )
     if column is None and TEXT not in names and len(names) != 1:
         raise CorpusInputError(f"{path}: which column is the text? Give --column one of: {_listed(names)}")
-    if column is None:
-        column = TEXT if TEXT in names else names[0]
-    if schema.names.count(column) > 1:
-        raise CorpusInputError(f'{path}: several columns are called "{shortened(column)}"; rename all but one')
-    return column
+    return column or (TEXT if TEXT in names else names[0])
 
 
 def _is_text(kind: Any) -> bool:

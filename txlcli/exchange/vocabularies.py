@@ -75,10 +75,8 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
-    if not words or not all(isinstance(word, str) for word in words):
+    if not words or not all(isinstance(word, str) and word.encode(errors="ignore").decode() == word for word in words):
         raise VocabularyError(f"{path}: does not hold a list of words; {AS_TEXT}")
-    if (half := next((word for word in words if not _is_unicode(word)), None)) is not None:
-        raise VocabularyError(f"{path}: the word {half!r} has half a character; {AS_TEXT}")
     ids = {word: number for number, word in enumerate(words)}
     if len(ids) < len(words):
         twice = next(word for number, word in enumerate(words) if ids[word] != number)
@@ -87,11 +85,6 @@ def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
         next((ids[symbol] for symbol in known if symbol in ids), None) for known in (BOUNDARIES, UNKNOWNS)
     )
     return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=lower_case)
-
-
-def _is_unicode(word: str) -> bool:
-    """Return True if a word has no surrogate, half of a character in UTF-16, which a pickle can hold."""
-    return word.isascii() or not any("\ud800" <= symbol <= "\udfff" for symbol in word)
 
 
 def write_words(vocab: Vocab, path: Path) -> None:

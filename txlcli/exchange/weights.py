@@ -1,13 +1,11 @@
 """Reads weights of other systems as named tensors."""
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.core.training.tensor_reader import read_file
@@ -33,8 +31,7 @@ def read(path: Path) -> dict[str, Tensor]:
             return read_file(path)
         if path.suffix == ".npz":
             return _read_npz(path)
-        loaded = pickles.load_torch(path)
-        _check_tensors(path, loaded)
+        tensors = _state_dict(pickles.load_torch(path), path)
     except UnsafePickleError as error:
         raise RunError(
             f"{path}: holds {error} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
@@ -42,45 +39,29 @@ def read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
-    return _tensors_only(path, loaded)
+    if tensors is None:
+        raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
+    return tensors
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     check_zip(path)
-    with zipfile.ZipFile(path) as archive:
-        by_name = {member.filename.removesuffix(".npy"): _read_npy(archive, member) for member in archive.infolist()}
-        if len(by_name) < len(archive.infolist()):
-            raise ValueError("two of its arrays have the same name")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is rejected later
-        return {name: torch.from_numpy(a.astype(np.float32)) for name, a in by_name.items() if a.dtype.kind == "f"}
+    with np.load(path, allow_pickle=False) as archive, np.errstate(over="ignore"):
+        arrays = {name: archive[name] for name in archive.files}
+        # What is too large for float32 becomes infinite, which is rejected later.
+        return {name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items() if a.dtype.kind == "f"}
 
 
-def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    with archive.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def _check_tensors(path: Path, loaded: Any) -> None:
-    """Check the tensors of a torch file: a few bytes can be the storage of a huge one, or of many."""
-    tensors = _named_tensors(loaded) or {}
-    for name, tensor in tensors.items():
+def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor] | None:
+    """Return tensors by name; None if a file has something else. A few bytes can be the storage of a huge tensor."""
+    is_mapping = isinstance(loaded, Mapping)
+    if not (is_mapping and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items())):
+        return None
+    for name, tensor in loaded.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
             raise ValueError(f"{name} is not a dense tensor")
-    check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()), path)
-
-
-def _named_tensors(loaded: Any) -> dict[str, Tensor] | None:
-    """Return what was loaded if it is a mapping of names to tensors; None if it is something else."""
-    is_mapping = isinstance(loaded, Mapping)
-    is_named = is_mapping and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items())
-    return dict(loaded) if is_named else None
-
-
-def _tensors_only(path: Path, loaded: Any) -> dict[str, Tensor]:
-    tensors = _named_tensors(loaded)
-    if tensors is None:
-        raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
-    return tensors
+    check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in loaded.values()), path)
+    return dict(loaded)
 
 
 def plain_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
