@@ -6,12 +6,9 @@ The standard library has no download that can be resumed, and another dependency
 import hashlib
 import http.client
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .corpus import CorpusError, Download
 from .special_files import reject_special
@@ -29,18 +26,6 @@ NETWORK_ERRORS = (OSError, http.client.HTTPException)
 # A redirect to a malformed address raises a ValueError.
 OPENING_ERRORS = (*NETWORK_ERRORS, ValueError)
 AGENT = "txl"  # some hosts refuse Python's own user agent
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects over HTTP and HTTPS, and none from HTTPS to HTTP."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the next request; raise an HTTPError if it may not be made."""
-        scheme = urllib.parse.urlsplit(newurl).scheme
-        if scheme not in ("http", "https") or (req.type == "https" and scheme == "http"):
-            reason = f"redirects from {req.type} to {scheme}, rejected"
-            raise urllib.error.HTTPError(newurl, code, reason, headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def silent(done: int, total: int | None) -> None:
@@ -69,10 +54,10 @@ def fetch(
     target, part = directory / download.file, directory / (download.file + ".part")
     if is_complete(download, directory):
         return target
-    client = _Client(progress, timeout_s, {"User-Agent": agent})
     failures = []
     for address in download.addresses:
-        failure = _try_address(address, part, download, client)
+        request = urllib.request.Request(address, headers={"User-Agent": agent})
+        failure = _complete_part(request, part, download, progress, timeout_s)
         if failure is None:
             part.replace(target)
             return target
@@ -96,26 +81,18 @@ def digest_fault(path: Path, digest: str) -> str | None:
     return None if actual == expected else f"wrong digest: {algorithm} {actual} instead of {expected}"
 
 
-@dataclass(frozen=True)
-class _Client:
-    """Progress, time limit and headers of all requests of a download."""
-
-    progress: Progress
-    timeout_s: float
-    headers: dict[str, str]
-
-
-def _try_address(address: str, part: Path, download: Download, client: _Client) -> str | None:
+def _complete_part(
+    request: urllib.request.Request, part: Path, download: Download, progress: Progress, timeout_s: float
+) -> str | None:
     """Complete the .part file from one address; return the error, or None."""
-    failure: str | None = "no data received"
+    failure: str | None = None
     for _ in range(ATTEMPTS):
         before = _size(part)
-        failure = _receive(address, part, download, client)
+        failure = _receive(request, part, download, progress, timeout_s)
         if failure is None:
             failure = fault(part, download)
-            if failure is None:
-                return None
-            part.unlink()  # complete but wrong, so it cannot be continued
+            if failure is not None:
+                part.unlink()  # complete but wrong, so it cannot be continued
             return failure
         if _size(part) <= before:
             return failure
@@ -126,35 +103,33 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _receive(address: str, part: Path, download: Download, client: _Client) -> str | None:
+def _receive(
+    request: urllib.request.Request, part: Path, download: Download, progress: Progress, timeout_s: float
+) -> str | None:
     """Append the rest of the file; return the error, or None once it is complete."""
     received = _size(part)
     if download.size is not None and received >= download.size:
         return None
-    wanted = {"Range": f"bytes={received}-"} if received else {}
-    request = urllib.request.Request(address, headers=client.headers | wanted)
+    if received:
+        request.add_header("Range", f"bytes={received}-")
     try:
-        response = urllib.request.build_opener(_Redirects).open(request, timeout=client.timeout_s)
+        response = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and received:
-            if download.digest and fault(part, download) is None:
-                return None  # complete
-            part.unlink()  # as long as the server's file or longer, so it is not a beginning of that
+            return None  # as long as the server's file, or longer
         return f"HTTP {error.code} {' '.join(str(error.reason).split())[:LONGEST_REASON]}"
     except urllib.error.URLError as error:
         return str(error.reason)[:LONGEST_REASON]
     except OPENING_ERRORS as error:
         return f"no answer ({type(error).__name__})"
     with response:
-        return _save(response, part, received, download.size, client.progress)
+        return _save(response, part, received, download.size, progress)
 
 
 def _save(
     response: http.client.HTTPResponse, part: Path, received: int, size: int | None, progress: Progress
 ) -> str | None:
     resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT
-    if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {received}-"):
-        return "answers with another part of the file than requested"
     done, most = received if resumes else 0, LARGEST if size is None else size
     total = size if response.length is None else done + response.length
     if total is not None and total > most:

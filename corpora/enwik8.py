@@ -14,19 +14,15 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 from pathlib import Path
 
 from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
-from .locate import cut_prefix, one_file, reject_other_bytes
+from .locate import read_prefix
 
-SIZE = 100_000_000
 BYTES = bytes({9, 10, *range(0x20, 0xC0), *range(0xC2, 0xF5)})
 """Bytes that the dump may have: UTF-8 without control characters but tab and line end."""
 
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the three splits of enwik8 or of a prefix of it."""
-    path = one_file(source, "enwik8")
-    text = cut_prefix(path, SIZE, "enwik8")
-    reject_other_bytes(path, BYTES, "which enwik8 does not have", "enwik8")
-    return text
+    return read_prefix(source, "enwik8", BYTES, "which enwik8 does not have")
 
 
 CORPUS = Corpus(

@@ -10,8 +10,9 @@ from .signatures import reject_packed
 from .special_files import reject_special
 from .unpack import is_archive
 
-# Common names of the three splits.
 BLOCK = 1 << 20  # bytes
+FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
+# Common names of the three splits.
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -101,35 +102,31 @@ def one_file(source: Path, name: str) -> Path:
     return candidates[0]
 
 
-def cut_prefix(path: Path, full_size: int, corpus: str) -> Text:
-    """Split a corpus, or a prefix of n symbols: n // 20 symbols each for valid and test, the rest for train."""
+def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
+    """Split a corpus of 10^8 bytes, or a prefix of n: n // 20 each for valid and test, the rest for train.
+
+    A byte that is not in `known` is rejected; `reason` says so in the error.
+    """
+    path = one_file(source, name)
     reject_packed([path])
-    size = path.stat().st_size
-    if size > full_size:
-        raise CorpusError(
-            f"{path}: {size:,} bytes, but {corpus} has {full_size:,}: this is another file; "
-            f"give {corpus} or a prefix of it"
-        )
+    size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
+    if size > FULL_SIZE:
+        raise CorpusError(f"{path}: {size:,} bytes, but {name} has {FULL_SIZE:,}: {other}")
     part = size // 20
     if part == 0:
         raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")
-    cuts = (0, size - 2 * part, size - part, size)
-    splits = {name: (Slice(path, cuts[i], cuts[i + 1]),) for i, name in enumerate(SPLITS)}
-    notes = () if size == full_size else (f"a prefix of {size:,} of {full_size:,} bytes",)
-    return Text(splits, notes)
-
-
-def reject_other_bytes(path: Path, known: bytes, reason: str, corpus: str) -> None:
-    """Reject a file with a byte that a corpus does not have; `reason` says so in the error."""
     offset = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             if others := block.translate(None, known):
+                at = offset + block.index(others[0])
                 raise CorpusError(
-                    f"{path}: byte {offset + block.index(others[0]):,} is 0x{others[0]:02x}, {reason}: this is another "
-                    f"file; give {corpus} or a prefix of it, or prepare the file as own text"
+                    f"{path}: byte {at:,} is 0x{others[0]:02x}, {reason}: {other}, or prepare the file as own text"
                 )
             offset += len(block)
+    cuts = (0, size - 2 * part, size - part, size)
+    splits = {split: (Slice(path, cuts[i], cuts[i + 1]),) for i, split in enumerate(SPLITS)}
+    return Text(splits, () if size == FULL_SIZE else (f"a prefix of {size:,} of {FULL_SIZE:,} bytes",))
 
 
 def whole(path: Path) -> tuple[Slice, ...]:
@@ -137,8 +134,9 @@ def whole(path: Path) -> tuple[Slice, ...]:
     return (Slice(reject_special(path), 0, path.stat().st_size),)
 
 
-def text_of_files(files: Mapping[str, Path]) -> Text:
-    """Return the text of one whole file per split, with a note on missing splits."""
+def read_files(source: Path, official: Mapping[str, str], corpus: str) -> Text:
+    """Return the text of one whole file per split; see `split_files`."""
+    files = split_files(source, official, corpus)
     return Text({split: whole(path) for split, path in files.items()}, missing_note(files))
 
 

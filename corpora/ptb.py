@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .corpus import SPLITS, Corpus, Download, ReadOptions, Text, VocabularyRule
 from .english import join_english
-from .locate import split_files, text_of_files
+from .locate import read_files
 
 FILES = {split: f"ptb.{split}.txt" for split in SPLITS}
 DIGESTS = {
@@ -26,7 +26,7 @@ DIGESTS = {
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of Penn Treebank in `source`."""
-    return text_of_files(split_files(source, FILES, "ptb"))
+    return read_files(source, FILES, "ptb")
 
 
 CORPUS = Corpus(

@@ -13,18 +13,14 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 from pathlib import Path
 
 from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
-from .locate import cut_prefix, one_file, reject_other_bytes
+from .locate import read_prefix
 
-SIZE = 100_000_000
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
 
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the three splits of text8 or of a prefix of it."""
-    path = one_file(source, "text8")
-    text = cut_prefix(path, SIZE, "text8")
-    reject_other_bytes(path, SYMBOLS, "but text8 has a to z and spaces only", "text8")
-    return text
+    return read_prefix(source, "text8", SYMBOLS, "but text8 has a to z and spaces only")
 
 
 CORPUS = Corpus(

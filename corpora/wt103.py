@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .corpus import SPLITS, Corpus, Download, ReadOptions, Rows, Text, VocabularyRule
 from .english import join_english
-from .locate import split_files, text_of_files
+from .locate import read_files
 
 FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 BLANK = b" \n"
@@ -32,7 +32,7 @@ def _mirrored(split: str, name: str, size: int, sha256: str | None = None) -> Do
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of WikiText-103 in `source`."""
-    return text_of_files(split_files(source, FILES, "wt103"))
+    return read_files(source, FILES, "wt103")
 
 
 def detokenize(text: str) -> str:

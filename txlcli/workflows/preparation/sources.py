@@ -22,7 +22,8 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple
     source = plan.source
     if source is None:
         _download(plan, work, reporter)
-        _reject_altered(plan, work)
+        if wrong := "; ".join(f"{path}: {fault}" for path, fault in _altered_files(work, plan.corpus)):
+            raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return plan.corpus.read(work, plan.read), ()
     if plan.parquet:
         return _read_parquet(plan, source, work / "text", reporter)
@@ -74,26 +75,6 @@ def _download(plan: Plan, work: Path, reporter: Reporter) -> None:
             except CorpusInputError as error:
                 path.unlink()  # it has the right size, so it would not be fetched again
                 raise CorpusError(str(error)) from error
-
-
-def _reject_altered(plan: Plan, directory: Path) -> None:
-    """Reject unpacked files that are not the original ones.
-
-    Parquet files whose rows are the lines of such a file are removed; otherwise they would not be fetched again.
-    """
-    faults = _altered_files(directory, plan.corpus)
-    if not faults:
-        return
-    wrong = "; ".join(f"{path}: {fault}" for path, fault in faults)
-    names = {path.name for path, _ in faults}
-    paths = [plan.downloads / name for name, rows in _rows_by_file(plan.corpus).items() if rows.file in names]
-    removed = [path for path in paths if path.exists()]
-    for path in removed:
-        path.unlink()
-    if not removed:
-        raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
-    listed = " and ".join(path.name for path in removed)
-    raise CorpusError(f"{wrong}; {listed} of the mirror {'were' if len(removed) > 1 else 'was'} removed, so try again")
 
 
 def _rows_by_file(corpus: Corpus) -> dict[str, Rows]:
