@@ -3,12 +3,10 @@
 import platform
 
 import h5py
-import pytest
 import torch
 
 import txlcli
 from tests.commands.novel import done, json_of
-from txlcli.commands.info import describe_hdf5
 
 
 def test_info_names_versions_stores_and_runs(here):
@@ -37,15 +35,3 @@ def test_info_names_the_first_of_many_stores(tmp_path, monkeypatch):
     for number in range(12):
         (tmp_path / "data" / f"s{number:02}.h5").touch()
     assert "s06, s07 and 4 more (in data)" in done("info").stdout
-
-
-@pytest.mark.parametrize(
-    ("version", "shown"),
-    [
-        ("2.0.0", "2.0.0"),
-        ("10.1.0", "10.1.0"),
-        ("1.14.6", "1.14.6; damaged files can crash releases before 2.0, update h5py"),
-    ],
-)
-def test_an_older_hdf5_is_named(version, shown):
-    assert describe_hdf5(version) == shown

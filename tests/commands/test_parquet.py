@@ -154,4 +154,6 @@ def test_a_column_needs_parquet_files(untouched):
         "--column has no effect here; it is for files that end with .parquet"
     )
     (untouched / "broken.parquet").write_text("the fox")
-    assert refusal("prepare", "broken.parquet", code=1).startswith("broken.parquet: damaged, or not a Parquet file (")
+    assert refusal("prepare", "broken.parquet", code=1).startswith(
+        "broken.parquet: damaged, encrypted, or not a Parquet file ("
+    )

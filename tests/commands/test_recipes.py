@@ -66,7 +66,7 @@ def test_the_list_is_printed_as_json():
     }
     unknown = ("parameters", "vocab_size", "paper_valid", "paper_test")
     assert [listed["stdlib"][key] for key in unknown] == [None] * 4
-    assert listed["stdlib"]["description"] == "A small model for text that every machine has"
+    assert listed["stdlib"]["description"] == "A small model for text you already have"
     # A first sentence that continues in the second line of the header.
     assert listed["text8"]["description"] == "The 12-layer model of Table 2 on text8, as the released scripts train it"
 
@@ -142,14 +142,10 @@ def test_copy_follows_a_link_and_keeps_other_files(directory):
     assert (directory / "real.toml").read_bytes() == copied("ptb")
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
-def test_copy_replaces_no_pipe_and_no_link_to_itself(directory, force):
+def test_copy_replaces_no_pipe():
     os.mkfifo("pipe")
-    Path("loop").symlink_to("loop")
-    assert refusal("recipes", "copy", "enwik8", "pipe", *force).startswith("pipe is a pipe, not a regular file; ")
-    assert refusal("recipes", "copy", "enwik8", "loop", *force) == "loop is a link to itself; give another FILE"
+    assert refusal("recipes", "copy", "enwik8", "pipe", "--force") == "pipe is a pipe, not a regular file; name another"
     assert Path("pipe").is_fifo()
-    assert Path("loop").is_symlink()
 
 
 def test_copy_creates_and_replaces_no_directory(directory):
@@ -159,7 +155,7 @@ def test_copy_creates_and_replaces_no_directory(directory):
     assert refusal("recipes", "copy", "ptb", "deep/") == "deep/: no such folder; create it first"
     assert list(directory.iterdir()) == []
     (directory / "ptb.toml").mkdir()
-    assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; give another FILE"
+    assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; name a file"
 
 
 @pytest.mark.parametrize("command", [["show"], ["copy", "--force"]])

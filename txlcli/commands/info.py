@@ -9,8 +9,6 @@ from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
 if TYPE_CHECKING:
     from txlcli.workflows.info import Installation
 
-SAFE_HDF5 = 2
-"""First major release of HDF5 without the faults of 2025 that read and write beyond the ends of damaged parts."""
 SHOWN = 8
 """Largest number of stores, or of runs, that are named."""
 
@@ -33,7 +31,7 @@ def _show(installed: "Installation") -> None:
         "Python": f"{installed.python} ({installed.executable})",
         "platform": installed.platform,
         "packages": ", ".join(f"{name} {version}" for name, version in installed.packages.items()),
-        "HDF5": describe_hdf5(installed.hdf5),
+        "HDF5": installed.hdf5,
         "BLAS": installed.blas,
         "processors": f"{installed.processors} ({installed.cpu_capability}), threads: {installed.threads}",
         "CUDA": f"{installed.cuda or 'not in this build of PyTorch'}; GPUs: {', '.join(installed.gpus) or 'none'}",
@@ -43,12 +41,6 @@ def _show(installed: "Installation") -> None:
     }
     for name, value in lines.items():
         console.show_line(f"{name + ':':<12} {value}")
-
-
-def describe_hdf5(version: str) -> str:
-    """Return a release of HDF5, with the next step if it has known faults that damaged files can use."""
-    major = int(version.split(".", maxsplit=1)[0])
-    return version if major >= SAFE_HDF5 else f"{version}; damaged files can crash releases before 2.0, update h5py"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json as json_
-import os
 import re
 import shlex
 import textwrap
@@ -28,7 +27,6 @@ from txlcli.errors import TxlError, UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_output, replacing
-from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import ScaleOptions, TrainOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
@@ -214,12 +212,7 @@ def _target(file: str, name: str, *, force: bool) -> Path:
         path /= f"{name}.toml"
     elif file.endswith("/"):
         raise UsageError(f"{file}: no such folder; create it first")
-    if path.is_symlink() and os.path.islink(os.path.realpath(path)):
-        raise UsageError(f"{path} is a link to itself; give another FILE")
-    if not check_regular(path).exists():
-        check_output(path, str(path))
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give another FILE")
+    check_output(path, str(path))
     if path.exists() and not force:
         raise UsageError(f"{path} exists; replace it with --force, or give another FILE")
     return path

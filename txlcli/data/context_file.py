@@ -37,14 +37,6 @@ def _to_json(facts: Facts) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def _saved_losses(part: h5py.Group) -> SavedLosses:
-    """Read the positions and losses of a context length."""
-    positions, losses = read_array(part, "positions"), read_array(part, "losses_nats")
-    if positions.dtype.kind not in "iu" or losses.dtype.kind != "f" or positions.shape != losses.shape:
-        raise ValueError("positions and losses do not match")
-    return positions, losses
-
-
 class ContextFile:
     """The losses of a file, which need not exist, in memory; `save` writes them."""
 
@@ -63,7 +55,11 @@ class ContextFile:
                 for key, group in file.items():
                     self._facts[key] = text_attribute(group, "facts")
                     self._losses[key] = {
-                        int(name.removeprefix("context_")): _saved_losses(part) for name, part in group.items()
+                        int(name.removeprefix("context_")): (
+                            read_array(part, "positions"),
+                            read_array(part, "losses_nats"),
+                        )
+                        for name, part in group.items()
                     }
         except READ_ERRORS as error:
             reason = " ".join(str(error).split())[:160]

@@ -84,17 +84,12 @@ def _is_text(kind: Any) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED]) + more
+    return ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED])
 
 
 def _not_read(path: Path, reason: str) -> CorpusInputError:
     """Return the error for a file that pyarrow cannot read: it is encrypted, of an unknown kind, or damaged."""
-    if "crypt" in reason.lower():
-        return CorpusInputError(f"{path}: encrypted, which txl cannot read; write it again without encryption")
-    return CorpusInputError(
-        f"{path}: damaged, or not a Parquet file ({' '.join(reason.split())[:160]}); fetch it again"
-    )
+    return CorpusInputError(f"{path}: damaged, encrypted, or not a Parquet file ({' '.join(reason.split())[:160]})")
 
 
 def extract(

@@ -80,12 +80,8 @@ class TokenFiles:
     format: str
     splits: Mapping[str, tuple[TokenPart, ...]]
     """Ids of each split; those of a single file are under "" until they are cut."""
-    directory: Path
-
-    @property
-    def has_pickle(self) -> bool:
-        """True if nanoGPT's vocabulary lies next to the ids."""
-        return (self.directory / META_OF_NANOGPT).exists()
+    has_pickle: bool
+    """True if nanoGPT's vocabulary lies next to the ids."""
 
 
 def find(source: Path, dtype: str | None) -> TokenFiles | None:
@@ -102,7 +98,7 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
         if ending not in (BIN, IDX):
             return None
         name, part = _open(source if ending == BIN else _with_ending(source, BIN), dtype)
-        return TokenFiles(name, {"": (part,)}, source.parent)
+        return TokenFiles(name, {"": (part,)}, (source.parent / META_OF_NANOGPT).exists())
     visible = sorted(path for path in source.iterdir() if not path.name.startswith("."))
     files = [path for path in visible if path.suffix.lower() == BIN]
     indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
@@ -125,7 +121,9 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
     by_split = {
         split: tuple(part for path, (_, part) in opened.items() if split_of(path.name) == split) for split in SPLITS
     }
-    return TokenFiles(formats.pop(), {split: parts for split, parts in by_split.items() if parts}, source)
+    return TokenFiles(
+        formats.pop(), {split: parts for split, parts in by_split.items() if parts}, (source / META_OF_NANOGPT).exists()
+    )
 
 
 def _with_ending(path: Path, ending: str) -> Path:

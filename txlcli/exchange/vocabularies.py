@@ -40,7 +40,7 @@ def read(path: Path) -> Vocab:
             raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
     if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
         return _from_fields(path, _unpickled(path))
-    return _from_words(path, _read_lines(path), lower_case=False)
+    return _from_words(path, read_lines(path), lower_case=False)
 
 
 def _unpickled(path: Path) -> Any:
@@ -62,7 +62,7 @@ def _from_fields(path: Path, fields: Any) -> Vocab:
     return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))
 
 
-def _read_lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the first field of every line without duplicates, as the released code does.
 
     Further fields are counts. The list of One Billion Word contains a word twice.

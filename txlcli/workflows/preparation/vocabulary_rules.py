@@ -10,7 +10,7 @@ from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
 from txlcli.data.token_store import SplitCounts
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
-from txlcli.system.input_files import MAX_VOCABULARY, read_text
+from txlcli.exchange import vocabularies
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.preparation.symbol_counts import SymbolCounts
 
@@ -89,12 +89,8 @@ def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_fi
 
 
 def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
-    """Read the symbols of a vocabulary file: the first field of each line, without duplicates."""
-    try:
-        lines = read_text(path, MAX_VOCABULARY).split("\n")
-    except UnicodeDecodeError as error:
-        raise CorpusInputError(f"{path}: byte {error.start:,} is not valid UTF-8; fetch the file again") from error
-    symbols = list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
+    """Read the symbols of a benchmark's vocabulary file."""
+    symbols = vocabularies.read_lines(path)
     lacking = [symbol for symbol in needed if symbol not in symbols]
     if lacking:
         raise CorpusInputError(f"{path}: the vocabulary lacks {' and '.join(lacking)}; this is another file")
