@@ -138,17 +138,6 @@ def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, token
     assert Saved("runs/hf/best.safetensors") == Saved(f"runs/{tokenizer}/best.safetensors")
 
 
-def test_the_table_of_an_export_lists_the_files(here):
-    result = done("export", "adaptive", "out/hf folder")
-    assert result.stderr == ""
-    assert dict(cells(result)) == {
-        "files": "config.json, model.safetensors, vocab.json, vocab.txt",
-        "import again": "txl import 'out/hf folder'",
-    }
-    assert done("import", "out/hf folder").exit_code == 0
-    assert (here / "runs/hf-folder/best.safetensors").is_file()
-
-
 # --- where the vocabulary and the store come from --------------------------------------------------------------------
 
 
@@ -297,13 +286,6 @@ def test_the_same_weights_become_the_same_run_from_every_system(foreign):
     assert card("runs/tf-npz")["settings"]["model"]["cutoffs"] == [5, 11]
 
 
-def test_a_run_is_named_after_its_file_and_settings_can_be_overridden(foreign):
-    done("import", "state.pt", *BARE, "--set", "eval.mem_len=13")
-    assert (card("runs/state")["recipe"], card("runs/state")["settings"]["eval"]["mem_len"]) == ("foreign", 13)
-    (foreign / "tf.npz").rename(foreign / "-my weights!.npz")
-    assert json_of("import", "./-my weights!.npz", *BARE)["run"] == "runs/my-weights"
-
-
 def test_an_imported_run_cannot_be_resumed(here):
     done("export", "adaptive", "hf")
     done("import", "hf")
@@ -334,47 +316,14 @@ REJECTED = {
         *(None, ["nowhere"], GENERAL),
         "no file or folder at nowhere; give a Hugging Face folder or a file of weights",
     ),
-    "a run": (None, ["runs/byte"], GENERAL, 'runs/byte is already a run; evaluate it with "txl eval runs/byte"'),
-    "a taken name": (
-        *(None, ["folder", "--name", "word"], GENERAL),
-        "runs/word exists; choose another --name, or replace it with --force",
-    ),
-    "the folder of another program": (
-        *(lambda here: (here / "runs/other").mkdir(), ["folder", "--name", "other", "--force"], GENERAL),
-        "runs/other exists and is not a run; choose another --name",
-    ),
-    "no configuration": (
-        *(without("folder/config.json"), ["folder"], GENERAL),
-        "folder has no config.json; give a Hugging Face folder, or a file of weights",
-    ),
-    "no weights": (
-        *(without(WEIGHTS), ["folder"], GENERAL),
-        "folder has neither model.safetensors nor pytorch_model.bin; sharded weights must be merged first",
-    ),
     "a file without a recipe": (
         *(None, ["state.pt", "--vocab", "words.txt"], USAGE),
         "state.pt: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
         "name its recipe, e.g. --recipe wt103-large-tf",
     ),
-    "the store as a setting": (
-        *(None, ["folder", "--set", "corpus.store=word"], USAGE),
-        "--set corpus.store: name the store with --store, or leave it out to find it by vocabulary",
-    ),
-    "an unknown setting": (
-        *(None, ["folder", "--set", "model.d_modell=7"], USAGE),
-        'folder/config.json: [model] has no key "d_modell"; did you mean "d_model"?',
-    ),
     "a store of another vocabulary": (
         *(None, ["folder", "--store", "word"], GENERAL),
         "data/word.h5 has another vocabulary than folder/vocab.txt; leave out --store or --vocab",
-    ),
-    "a store of another vocabulary than a given one": (
-        *(None, ["state.pt", *BARE, "--store", "word"], GENERAL),
-        "data/word.h5 has another vocabulary than words.txt; leave out --store or --vocab",
-    ),
-    "a missing store": (
-        *(None, ["folder", "--store", "nosuch"], GENERAL),
-        'no token store at data/nosuch.h5; run "txl prepare PATH --name nosuch" first',
     ),
     "a folder without a vocabulary": (
         *(without("folder/vocab.txt"), ["folder"], GENERAL),
@@ -383,10 +332,6 @@ REJECTED = {
     "a file without a vocabulary": (
         *(without("data/novel.h5"), ["state.pt", "--recipe", "foreign.toml"], GENERAL),
         f"state.pt: {VOCABULARY_MISSING}",
-    ),
-    "cutoffs beyond the vocabulary": (
-        *(configured(cutoffs=[5, 23]), ["folder"], USAGE),
-        f"{WEIGHTS}: [model] cutoffs [5, 23] reach beyond the vocabulary of {V}; each must be less",
     ),
     "another shape": (
         *(configured(n_head=2), ["folder"], GENERAL),
@@ -397,11 +342,6 @@ REJECTED = {
         *(configured(n_head=11, d_head=3), ["folder"], GENERAL),
         f"{WEIGHTS}: transformer.r_w_bias has the shape (3, 11), the settings need (11, 3); "
         "correct [model] with --recipe or --set",
-    ),
-    "weights of another model": (
-        *(lambda here: torch.save({"wte.weight": torch.ones(3)}, here / "gpt.bin"), ["gpt.bin", *BARE], GENERAL),
-        "gpt.bin: none of its 1 tensors is named as in a Transformer-XL "
-        "(transformer.word_emb..., word_emb... or transformer/...); only Transformer-XL can be imported",
     ),
 }
 
@@ -463,14 +403,6 @@ def test_no_code_of_a_hostile_directory_is_run(foreign, name, case):
 # --- exports that are refused ----------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_not_a_run_is_rejected(here):
-    assert refusal("export", "data", "hf", code=1) == (
-        "data is not a run: it has no run.json; name a folder that txl train wrote"
-    )
-    assert refusal("export", "nosuch", "hf").startswith('unknown run "nosuch"')
-    assert not (here / "hf").exists()
-
-
 def test_an_export_is_replaced_only_with_force(here):
     (here / "hf").mkdir()
     done("export", "adaptive", "hf")
@@ -495,14 +427,6 @@ def test_other_files_are_never_overwritten(here):
         "novel holds test.txt, which no export of this format writes; give another folder, or empty this one"
     )
     assert files_of(here / "novel") == before
-
-
-def test_a_full_disk_leaves_no_incomplete_export(here):
-    result = on_a_full_disk(2000, "export", "adaptive", "hf")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: hf: cannot be written (")
-    assert result.stderr.endswith("; check the folder and the free space\n")
-    assert not (here / "hf").exists()
 
 
 def test_an_export_that_fails_keeps_the_earlier_one(here):

@@ -46,15 +46,6 @@ def test_a_corpus_with_another_vocabulary_is_named_after_both(here, tokenizer):
     assert told["fingerprint"] == store(here, "novel" if tokenizer == "byte" else tokenizer).fingerprint
 
 
-def test_own_text_with_another_vocabulary_is_named_after_both(here):
-    (here / "own2.txt").write_text("the fox\nthe cat\n" * 30)
-    done("prepare", "own2.txt")
-    told = json_of("prepare", "own2.txt", "--vocab", "runs/word/vocab.json")
-    assert told["store"] == f"data/own2-vocab-{told['fingerprint'][:8]}.h5"
-    assert told["fingerprint"] == store(here, "word").fingerprint
-    assert (here / "data/own2.h5").exists()
-
-
 def test_a_symbol_missing_from_the_vocabulary_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
@@ -74,7 +65,3 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     (here / "text.txt").write_text("ab\nbac\n" * 30)
     message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
     assert message.startswith("the vocabulary of --vocab lacks byte 0x63 of this text")
-
-
-def test_a_missing_vocabulary_file_is_named(here):
-    assert refusal("prepare", "novel", "--vocab", "none.json", code=1).startswith("no vocabulary file at none.json; ")

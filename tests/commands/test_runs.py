@@ -13,7 +13,6 @@ from tests.cards import read_log
 from tests.commands.novel import card, cells, done, json_of, refusal, reports
 from tests.commands.test_plots import MAGIC
 from tests.test_cli import HEAVY, python
-from txlcli.config import recipe
 from txlcli.runs import history, log_file, run_directory
 from txlcli.workflows.overview import x_coordinates
 
@@ -127,17 +126,6 @@ def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("interrupted", 3)
     done("train", "--resume", "half")
     assert (listed()["half"]["state"], listed()["half"]["step"]) == ("finished", 7)
-
-
-def test_the_list_of_the_longest_recipe_names_fits_a_terminal(here):
-    for name in recipe.packaged_names():
-        shutil.copytree(here / "runs/byte", here / "runs" / name)
-        large = {"parameters": 277_231_820, "recipe": name}
-        change_card(here / "runs" / name, lambda content, large=large: content.update(large))
-        change_card(here / "runs" / name, lambda content: content["settings"]["train"].update(max_steps=4_000_000))
-    result = done("runs")
-    assert "vanilla-enwik8-64l" in result.stdout
-    assert width(result) <= 80
 
 
 def test_without_any_run_the_error_says_how_to_train_one(tmp_path, monkeypatch):
@@ -437,14 +425,6 @@ def test_a_run_with_another_tokenizer_is_not_ranked(here):
     assert "not comparable: its vocabulary has 290 symbols, the benchmark's 10,000 symbols" in result.stdout
     assert json_of("runs", "published", "sentencepiece")["ours"]["comparable"] is False
     assert width(result) <= 80
-
-
-def test_a_run_without_a_result_gets_the_command_that_evaluates_it(here):
-    as_benchmark("word", "ptb", 10_000)
-    (here / "runs/word/metrics.jsonl").unlink()
-    result = done("runs", "published", "word", "--verbose")
-    assert "runs/word is not in the table yet; txl eval runs/word --split test\n" in result.stdout
-    assert len(cells(result)) == 11
 
 
 def test_rows_measured_on_other_bytes_are_marked(here):

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import RECIPE, done, refusal, txl
+from tests.commands.novel import done, refusal, txl
 from tests.system.test_input_files import SPECIAL
 
 LIMIT_S = 120
 INPUTS = {
     "recipe": ("input.toml", ["train", "input.toml", "--name", "new"]),
     "own text": ("input", ["prepare", "input"]),
-    "file of own text": ("texts/input", ["prepare", "texts", "--name", "new"]),
     "source": ("input", ["prepare", "text8", "--source", "input"]),
     "vocabulary": ("vocab.json", ["prepare", "texts", "--vocab", "vocab.json"]),
-    "list of words": ("vocab.txt", ["prepare", "texts", "--vocab", "vocab.txt"]),
     "text to score": ("input", ["eval", "byte", "--text", "input"]),
     "file of losses": ("losses.h5", ["eval", "byte", "--losses", "losses.h5"]),
     "file of losses by context": (
@@ -26,7 +24,6 @@ INPUTS = {
         ["recl", "byte", "--longest", "9", "--start", "3", "--step", "3", "--losses", "recl.h5"],
     ),
     "store": ("data/word.h5", ["eval", "word"]),
-    "weights of a run": ("runs/byte/best.safetensors", ["eval", "byte"]),
     "weights": ("input", ["import", "input", "--recipe", "tiny.toml"]),
     "configuration": ("hf/config.json", ["import", "hf", "--name", "new"]),
 }
@@ -76,13 +73,6 @@ def test_standard_input_may_be_a_pipe_or_a_device(here):
     assert b'"tokens": 12' in piped.stdout
 
 
-def test_a_recipe_without_end_is_rejected(here):
-    Path("long.toml").write_text(RECIPE + "#" * (256 << 10))
-    assert refusal("train", "long.toml") == (
-        "long.toml: larger than 256 KiB, the limit of such a text; give a smaller one"
-    )
-
-
 def test_a_prompt_without_end_is_rejected(here):
     with Path("/dev/zero").open("rb") as zeros:
         words = [sys.executable, "-m", "txlcli", "generate", "byte", "--prompt", "-"]
@@ -101,23 +91,3 @@ def test_a_pipe_in_a_run_is_rejected_and_hides_no_other_run(here, name):
     assert verified.exit_code == 1
     if name != "run.json":  # without it, the directory is not a run
         assert f"runs/byte/{name}: damaged" in verified.stdout.splitlines()
-
-
-def test_a_pipe_instead_of_the_metrics_of_a_run_is_rejected_when_it_resumes(here):
-    done("train", "tiny.toml", "--name", "half", "--max-steps", 2)
-    path = here / "runs/half/metrics.jsonl"
-    path.unlink()
-    os.mkfifo(path)
-    before = (here / "runs/half/last.safetensors").read_bytes()
-    assert "runs/half/metrics.jsonl is a pipe, not a regular file" in refusal("train", "--resume", "half")
-    assert (here / "runs/half/last.safetensors").read_bytes() == before
-
-
-def test_a_directory_instead_of_the_metrics_of_a_run_is_rejected_when_it_resumes(here):
-    done("train", "tiny.toml", "--name", "half", "--max-steps", 2)
-    path = here / "runs/half/metrics.jsonl"
-    path.unlink()
-    path.mkdir()
-    assert refusal("train", "--resume", "half", code=1) == (
-        "runs/half/metrics.jsonl: cannot be read (Is a directory); restore it from a copy, or delete it"
-    )

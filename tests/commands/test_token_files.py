@@ -2,13 +2,12 @@
 
 import pickle
 import struct
-import subprocess
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, start, train
+from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, train
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.token_store import TokenStore
@@ -232,13 +231,6 @@ def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
         )
 
 
-def test_the_pickle_of_nanogpt_is_rejected_as_a_vocabulary(ids_of_nanogpt):
-    assert refusal("prepare", "shakespeare", "--vocab", "shakespeare/meta.pkl", code=1) == (
-        "shakespeare/meta.pkl: nanoGPT's meta.pkl is a pickle, which could run code, and is not read; write its "
-        "symbols as vocab.json, as the manual's page on token files shows"
-    )
-
-
 def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogpt):
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
     assert refusal("prepare", "shakespeare", code=1) == (
@@ -304,18 +296,6 @@ def test_a_directory_is_filled_by_one_export_at_a_time(here):
         assert not (here / "new/files").exists()
     done(*export)
     assert [path.name for path in (here / "new").iterdir()] == ["files"]
-
-
-def test_two_exports_into_one_directory_leave_one_of_them_complete(here):
-    formats = ["nanogpt", "megatron"] * 2
-    exports = [start("export", "word", "files", "--format", form, stdout=subprocess.DEVNULL) for form in formats]
-    ends = [export.communicate()[1] for export in exports]
-    codes = [export.returncode for export in exports]
-    assert codes.count(0) == 1
-    for code, error in zip(codes, ends, strict=True):
-        assert code == 0 or error.splitlines()[-1].startswith(("error: files exists; ", "error: files is being "))
-    done("prepare", "files", "--name", "again")
-    assert digests("again") == digests("word")
 
 
 def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):

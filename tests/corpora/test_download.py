@@ -36,12 +36,6 @@ def test_a_download_reports_progress_in_bytes(site, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["text.zip"]
 
 
-def test_an_existing_file_is_not_downloaded_again(site, tmp_path):
-    fetch(download(site), tmp_path)
-    fetch(download(site), tmp_path)
-    assert len(site.requests) == 1
-
-
 def test_a_damaged_existing_file_is_downloaded_again(site, tmp_path):
     (tmp_path / "text.zip").write_bytes(CONTENT[:-1] + b"?")
     assert fetch(download(site), tmp_path).read_bytes() == CONTENT
@@ -79,12 +73,6 @@ def test_a_partial_file_from_an_earlier_call_is_continued(site, tmp_path):
     assert site.requests == [("text.zip", "bytes=777-")]
 
 
-def test_a_complete_partial_file_needs_no_request(site, tmp_path):
-    (tmp_path / "text.zip.part").write_bytes(CONTENT)
-    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
-    assert site.requests == []
-
-
 def test_a_complete_partial_file_of_unknown_size_is_kept(site, tmp_path):
     (tmp_path / "text.zip.part").write_bytes(CONTENT)
     assert fetch(download(site, size=None), tmp_path).read_bytes() == CONTENT
@@ -106,11 +94,6 @@ def test_the_next_address_is_tried(site, tmp_path):
     assert fetch(download(site, "gone.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
 
 
-def test_the_http_error_of_a_server_is_reported(site, tmp_path):
-    with pytest.raises(CorpusError, match=r"could not download text\.zip \(http://.*/gone\.zip: HTTP 404 Not Found\)"):
-        fetch(download(site, "gone.zip"), tmp_path)
-
-
 def test_a_server_that_does_not_answer_is_named(site, tmp_path):
     site.mute = "mute.zip"
     with pytest.raises(CorpusError, match=r"/mute\.zip: no answer \(RemoteDisconnected\)"):
@@ -127,12 +110,6 @@ def test_a_file_with_a_wrong_digest_is_rejected_and_removed(site, tmp_path):
 def test_a_file_of_another_size_is_rejected(site, tmp_path):
     with pytest.raises(CorpusError, match="258,304 bytes instead of 99"):
         fetch(download(site, size=99), tmp_path)
-
-
-def test_an_incomplete_file_is_rejected_and_can_be_resumed(site, tmp_path):
-    site.files["text.zip"] = CONTENT[:5000]
-    with pytest.raises(CorpusError, match="5,000 bytes instead of 258,304"):
-        fetch(download(site), tmp_path)
 
 
 def test_the_partial_file_is_kept_if_every_attempt_is_interrupted(site, tmp_path):

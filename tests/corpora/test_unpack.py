@@ -4,7 +4,6 @@ import io
 import lzma
 import random
 import tarfile
-import tracemalloc
 import zipfile
 import zlib
 
@@ -66,11 +65,6 @@ def test_a_single_gzip_file_is_unpacked_under_its_own_name(tmp_path):
     (tmp_path / "out").mkdir()
     unpack(tmp_path / "text8.gz", tmp_path / "out", everything)
     assert (tmp_path / "out/text8").read_bytes() == b" a b"
-
-
-def test_an_archive_without_the_wanted_files_is_rejected(tmp_path):
-    with pytest.raises(CorpusError, match="none of the files that are needed; give the corpus's own"):
-        unpack(a_zip(tmp_path / "a.zip", {"x": b""}), tmp_path / "out", lambda member: False)
 
 
 def test_archives_are_recognized_by_content(tmp_path):
@@ -182,20 +176,6 @@ def test_a_tar_bomb_is_rejected(tmp_path, name):
     info.size = HUGE
     (tmp_path / "a.tgz").write_bytes(gzipped(zeros(info.tobuf())))
     assert refusal(tmp_path / "a.tgz") == BOMB
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
-def test_a_huge_header_of_a_tar_takes_little_memory(tmp_path, kind, opener):
-    info = tarfile.TarInfo("header")
-    info.type, info.size = kind, HUGE
-    with opener(tmp_path / "a.tar", "wb") as file:
-        file.write(info.tobuf() + bytes(1 << 20))
-    tracemalloc.start()
-    assert is_archive(tmp_path / "a.tar")
-    assert refusal(tmp_path / "a.tar").startswith("the archive is damaged (")
-    assert tracemalloc.get_traced_memory()[1] < SMALL
-    tracemalloc.stop()
 
 
 def a_deflated_zip(path):

@@ -112,10 +112,3 @@ def test_no_flipped_bit_changes_losses_without_an_error(tmp_path):
             rejected += 1
         path.write_bytes(whole)
     assert rejected > len(whole) // 7 // 4
-
-
-def test_a_missing_directory_is_rejected(tmp_path):
-    with pytest.raises(UsageError) as caught:
-        ContextFile(tmp_path / "nowhere" / "recl.h5")
-    directory = tmp_path / "nowhere"
-    assert str(caught.value) == f"{directory / 'recl.h5'}: there is no folder {directory}; make it first"

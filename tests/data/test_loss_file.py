@@ -1,7 +1,5 @@
 """The file with the loss of each token."""
 
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
@@ -73,15 +71,3 @@ def test_any_other_file_is_rejected(tmp_path):
         with pytest.raises(UsageError) as caught:
             loss_file.check_path(tmp_path / name, "`losses` a")
         assert str(caught.value) == "`losses` a: exists and holds no losses; give another name"
-
-
-def test_a_missing_directory_is_rejected_beforehand():
-    with pytest.raises(UsageError, match=r"^a: there is no folder no; make it first$"):
-        loss_file.check_path(Path("no/losses.h5"), "a")
-
-
-def test_an_existing_file_is_unchanged_if_it_cannot_be_replaced(tmp_path):
-    (tmp_path / "losses.h5").mkdir()
-    with pytest.raises(StoreError):
-        write(tmp_path / "losses.h5")
-    assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]

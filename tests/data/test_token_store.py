@@ -147,26 +147,11 @@ def test_a_newer_format_is_rejected(tmp_path):
         TokenStore.open(tmp_path / "tiny.h5")
 
 
-def test_an_incomplete_header_is_reported_as_damage(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
-        del file.attrs["facts"]
-    with pytest.raises(StoreError, match=r'is damaged .*; run "txl prepare PATH --name tiny --force" again'):
-        TokenStore.open(tmp_path / "tiny.h5")
-
-
 def test_a_damaged_vocabulary_is_rejected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["vocabulary"][0] = 0
     with pytest.raises(StoreError, match=r"tiny\.h5: this is not a vocabulary of txl"):
         _ = TokenStore.open(tmp_path / "tiny.h5").vocab
-
-
-@pytest.mark.parametrize("kept", [0.9, 0.5, 0.01])
-def test_a_truncated_store_is_rejected(tmp_path, kept):
-    whole = write(tmp_path / "tiny.h5", {"train": [2] * 5000, "test": [3, 0]}).read_bytes()
-    (tmp_path / "tiny.h5").write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(StoreError, match=r"tiny\.h5"):
-        TokenStore.open(tmp_path / "tiny.h5").ids("train")
 
 
 def test_changed_ids_are_detected(tmp_path):

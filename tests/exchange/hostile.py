@@ -3,7 +3,6 @@
 import builtins
 import copyreg
 import os
-import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -54,14 +53,3 @@ def names(name):
     """Return the spellings of a name: protocols below 3 write those of Python 2, and PyTorch omits `builtins`."""
     module, _, rest = name.rpartition(".")
     return {name, f"{OF_PYTHON_2.get(module, module)}.{rest}", *([rest] if module == "builtins" else [])}
-
-
-def by_hand(function, module, argument):
-    """Write a call with GLOBAL, protocol 0, as text; no current Python does."""
-    return f"c{module}\n{function}\n(S'{argument}'\ntR.".encode()
-
-
-def by_stack(function, module, argument):
-    """Write a call with STACK_GLOBAL: module and name are strings on the stack."""
-    words = [pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, function, argument)]
-    return pickle.PROTO + b"\x04" + words[0] + words[1] + pickle.STACK_GLOBAL + words[2] + b"\x85R."

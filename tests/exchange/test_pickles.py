@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from tests.exchange.hostile import HOSTILE, MARKER, by_hand, by_stack, names
+from tests.exchange.hostile import HOSTILE, MARKER, names
 from tests.samples import sampled
 from txlcli.exchange import pickles
 from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
@@ -57,20 +57,6 @@ def test_code_in_torch_files_is_named_and_not_run(tmp_path, case, legacy):
     assert str(caught.value) in names(name)
 
 
-@pytest.mark.parametrize("opcodes", [by_hand, by_stack])
-@pytest.mark.parametrize("module", ["os", "posix", "nt", "subprocess", "collections"])
-def test_a_handwritten_call_is_rejected(tmp_path, opcodes, module):
-    data = opcodes("system", module, f"touch {MARKER}")
-    with pytest.raises(UnsafePickleError, match=f"^{module}.system$"):
-        pickles.load(written(tmp_path / "v.pkl", data))
-
-
-def test_an_opcode_unknown_to_torch_is_rejected(tmp_path):
-    torch.save(HOSTILE["os.system"][0], tmp_path / "v.bin", pickle_protocol=4)
-    with pytest.raises(DamagedPickleError, match=r"^UnpicklingError: Unsupported operand 149$"):
-        pickles.load_torch(tmp_path / "v.bin")
-
-
 def test_a_pickle_cannot_change_the_containers(tmp_path):
     # GLOBAL collections.Counter, then BUILD with a state for slots: setattr on the class.
     attack = b"\x80\x02ccollections\nCounter\nN}X\x07\x00\x00\x00updatedX\x03\x00\x00\x00yess\x86b."
@@ -92,8 +78,3 @@ def test_damage_is_reported_on_one_line(tmp_path, data, load):
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
     assert "weights_only" not in str(caught.value)
-
-
-def test_a_missing_file_is_reported(tmp_path):
-    with pytest.raises(DamagedPickleError, match=r"^FileNotFoundError: "):
-        pickles.load(tmp_path / "nowhere.pkl")

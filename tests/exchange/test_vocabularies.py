@@ -80,10 +80,6 @@ def test_every_file_format_gives_the_same_vocabulary(tmp_path, name):
     assert read.fingerprint == VOCAB.fingerprint
 
 
-def test_the_simulated_pickle_of_python_2_is_valid():
-    assert pickle.loads(py2_pickle(WORDS), encoding="utf-8") == {"idx2sym": WORDS}
-
-
 def test_the_sentence_marker_of_one_billion_word_is_a_boundary(tmp_path):
     (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\n")
     read = vocabularies.read(tmp_path / "vocab.txt")
@@ -129,17 +125,6 @@ def test_a_missing_file_is_rejected(tmp_path):
 
 TWICE = "the word 'b' is listed twice; give a list with each word once"
 NO_LIST = f"does not hold a list of words; {AS_TEXT}"
-BAD_TEXTS = {
-    "empty": (b"", NO_LIST),
-    "blank": (b" \n\n", NO_LIST),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TEXTS)
-def test_a_text_without_words_is_rejected(tmp_path, case):
-    data, message = BAD_TEXTS[case]
-    (tmp_path / "vocab.txt").write_bytes(data)
-    assert refusal(tmp_path / "vocab.txt") == message
 
 
 @pytest.mark.parametrize(
@@ -193,11 +178,6 @@ def test_a_truncated_pickle_is_rejected(tmp_path, name, share):
     message = refusal(path)
     assert message.startswith("not readable as a pickle (")
     assert message.endswith(AS_TEXT)
-
-
-def test_bytes_of_python_2_that_are_not_utf_8_are_rejected(tmp_path):
-    (tmp_path / "vocab.pkl").write_bytes(b"(dS'idx2sym'\n(lS'na\\xefve'\nas.")
-    assert refusal(tmp_path / "vocab.pkl").startswith("not readable as a pickle (UnicodeDecodeError: 'utf-8' codec")
 
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])

@@ -236,22 +236,6 @@ def test_a_damaged_line_is_reported_with_its_number(run, name):
     assert refusal(run) == f"runs/mine/{name}: line 2 is damaged; delete that line to read the others"
 
 
-def test_metrics_that_are_not_utf_8_are_rejected(run):
-    (run.directory / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    message = "runs/mine/metrics.jsonl: damaged (not UTF-8 text); restore it from a copy, or delete it"
-    assert refusal(run) == message
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"{}", (1).to_bytes(8, "little") + b"{"]
-)
-def test_a_damaged_checkpoint_is_named(run, data):
-    (run.directory / "last.safetensors").write_bytes(data)
-    message = refusal(run)
-    assert message.startswith("runs/mine/last.safetensors: damaged checkpoint (")
-    assert message.endswith("; restore it from a copy or train again")
-
-
 def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     history.record(run, [evaluated(2.0), evaluated(1.5)])
     history.record(run, [evaluated(1.0, name="é")])

@@ -12,10 +12,9 @@ from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import RunError, StoreError, UsageError, VocabularyError
+from txlcli.errors import RunError, UsageError, VocabularyError
 from txlcli.runs import loading, run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.workspace import Workspace
 
 VOCAB = Vocab("char", list("abc \n"))
 SETTINGS = dataclasses.replace(recipe.load("enwik8"), model=model_settings())
@@ -129,33 +128,9 @@ def test_another_vocabulary_in_the_run_directory_is_rejected(tmp_path):
         open_run(tmp_path)
 
 
-def test_a_vocabulary_of_another_size_is_rejected(tmp_path):
-    """A damaged SentencePiece model may have lost a piece although its fingerprint fits."""
-    run, _ = saved_run(tmp_path)
-    with pytest.raises(VocabularyError, match=r"not the vocabulary of the weights; restore it from a copy$"):
-        loading.read_vocabulary(dataclasses.replace(run, vocab_size=VOCAB.size + 1))
-
-
 def test_a_damaged_vocabulary_is_named(tmp_path):
     run, _ = saved_run(tmp_path)
     (run.directory / run_directory.VOCAB).write_text(VOCAB.to_json()[:-9])
     damaged = r"vocab.json: this is not a vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
     with pytest.raises(VocabularyError, match=damaged):
         open_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("store", "command"),
-    [
-        ("ptb", "txl prepare ptb"),
-        ("lm1b-released", "txl prepare lm1b --released-convention"),
-        ("stdlib-word", "txl prepare stdlib --tokenizer word"),
-        ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
-        ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
-        ("my-diary", "txl prepare PATH --name my-diary"),
-    ],
-)
-def test_the_error_of_a_missing_store_has_the_command_that_prepares_it(tmp_path, store, command):
-    with pytest.raises(StoreError) as caught:
-        Workspace(data_dir=tmp_path, runs_dir=tmp_path).open_store(store)
-    assert str(caught.value) == f'no token store at {tmp_path / store}.h5; run "{command}" first'

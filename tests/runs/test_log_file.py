@@ -63,13 +63,6 @@ def test_a_line_that_another_process_could_not_finish_is_skipped_if_that_is_allo
         read(path)
 
 
-@pytest.mark.parametrize("line", ['{"step": nothing}', "nonsense", '{"step": 1}}', "{" * 99 + "}" * 99])
-def test_a_damaged_line_is_not_taken_for_an_unfinished_one(path, line):
-    path.write_text(f"{line}\n{log_file.to_line(REPORTS[0])}")
-    with pytest.raises(RunError, match="line 1 is damaged"):
-        read(path, skip_truncated=True)
-
-
 def test_a_missing_file_has_no_reports(tmp_path):
     assert read(tmp_path / "metrics.jsonl") == ()
     assert log_file.lines_before(tmp_path / "metrics.jsonl", step=1, validated=1) is None

@@ -1,7 +1,5 @@
 """States that a kill can leave in the directory of the runs are completed or rolled back, and no checkpoint is lost."""
 
-import os
-
 import pytest
 import torch
 
@@ -94,21 +92,3 @@ def test_a_run_that_a_process_writes_is_left_alone(runs_dir):
         assert recovered(runs_dir) == []
     assert (runs_dir / ".a.replaced").exists()
     assert (runs_dir / "b").exists()
-
-
-def test_a_run_that_cannot_be_renamed_is_named_and_kept(runs_dir, monkeypatch):
-    make(runs_dir / ".a.replaced", "run.json", step=5)
-
-    def refusing(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", refusing)
-    assert recovered(runs_dir) == [
-        f"{runs_dir}/.a.replaced holds the earlier run {runs_dir}/a and cannot be renamed (Permission denied); "
-        "check its permissions"
-    ]
-    assert (runs_dir / ".a.replaced/last.safetensors").exists()
-
-
-def test_without_a_directory_of_runs_there_is_nothing_to_do(tmp_path):
-    assert recovered(tmp_path / "runs") == []

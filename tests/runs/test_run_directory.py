@@ -84,12 +84,6 @@ def test_force_does_not_replace_a_directory_that_is_not_a_run(runs_dir):
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_directory_that_cannot_be_created_is_named(runs_dir):
-    runs_dir.write_text("a file where the folder of runs belongs")
-    message = refusal(create, runs_dir)
-    assert message == "runs/enwik8: cannot be written (Not a directory); check the folder and the free space"
-
-
 def test_changed_settings_replace_the_old_ones(runs_dir):
     run = create(runs_dir)
     longer = dataclasses.replace(run, settings=recipe.load("enwik8", ["train.max_steps=7"]))
@@ -175,12 +169,7 @@ def test_run_json_of_another_format_is_rejected(runs_dir):
     [
         (lambda card: card.pop("settings"), "KeyError: 'settings'"),
         (lambda card: card.pop("format"), "ValueError: format is missing"),
-        (lambda card: card.pop("metric"), "ValueError: metric is missing"),
-        (lambda card: card.update(format="1"), 'ValueError: format is "1", not a value of type int'),
-        (lambda card: card.update(recipe=3), "ValueError: recipe is 3, not a value of type str"),
         (lambda card: card.update(vocab_size=2.5), "ValueError: vocab_size is 2.5, not a value of type int"),
-        (lambda card: card.update(parameters=float("nan")), "ValueError: parameters is NaN, not a value of type int"),
-        (lambda card: card.update(parameters=True), "ValueError: parameters is true, not a value of type int"),
         (
             lambda card: card.update(changes=[{"step": "x", "settings": {}}]),
             'ValueError: step is "x", not a value of type int',
@@ -197,7 +186,6 @@ def test_run_json_without_a_key_or_with_a_value_of_another_type_is_rejected(runs
     [
         (lambda card: card["settings"]["model"].pop("d_head"), '[model] needs the key "d_head"'),
         (lambda card: card["settings"].update(model=3), "[model] must be a section of keys"),
-        (lambda card: card["settings"].update(modle={}), 'no section "modle"'),
     ],
 )
 def test_damaged_settings_are_reported_as_damage_of_the_run(runs_dir, change, what):
@@ -212,22 +200,6 @@ def test_run_json_of_another_structure_is_rejected(runs_dir, text):
     (run.directory / "run.json").write_bytes(text)
     message = refusal(run_directory.open_run, run.directory)
     assert message.startswith("runs/enwik8/run.json: damaged (")
-    assert message.endswith("; restore it from a copy")
-
-
-@pytest.mark.parametrize(
-    "changes", ["later", [3], [{"step": 2}], [{"step": 2, "settings": {"train.lr": [1]}}]], ids=str
-)
-def test_changes_of_another_structure_are_rejected(runs_dir, changes):
-    message = card_of(create(runs_dir), lambda card: card.update(changes=changes))
-    assert message.startswith("runs/enwik8/run.json: damaged (")
-
-
-def test_a_missing_vocabulary_is_named(runs_dir):
-    run = create(runs_dir)
-    (run.directory / "vocab.json").unlink()
-    message = refusal(run.vocab_text)
-    assert message.startswith("runs/enwik8/vocab.json: cannot be read (")
     assert message.endswith("; restore it from a copy")
 
 
@@ -265,15 +237,6 @@ def test_a_truncated_last_line_is_removed(runs_dir, half):
     run.drop_metrics_after(2, validated=0)
     run.append_metrics({"kind": "train", "step": 3})
     assert metrics_of(run) == [{"kind": "train", "step": 1}, {"kind": "train", "step": 3}]
-
-
-def test_metrics_that_cannot_be_written_are_named(runs_dir):
-    run = create(runs_dir)
-    (run.directory / "metrics.jsonl").mkdir()
-    message = refusal(run.append_metrics, {"step": 1})
-    assert (
-        message == "runs/enwik8/metrics.jsonl: cannot be written (Is a directory); check the folder and the free space"
-    )
 
 
 def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
@@ -316,19 +279,6 @@ def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch
     assert message.endswith(": cannot be written (Permission denied); check the folder and the free space")
     assert run_directory.open_run(old.directory) == old
     assert (old.directory / "last.safetensors").read_text() == "weights"
-    assert [directory.name for directory in runs_dir.iterdir()] == ["mine"]
-
-
-def test_a_run_is_restored_if_its_replacement_cannot_be_created(runs_dir, monkeypatch):
-    old = create(runs_dir, "mine")
-
-    def refusing(directory, **_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "mkdir", refusing)
-    message = refusal(create, runs_dir, "mine", force=True)
-    assert message == "runs/mine: cannot be written (No space left on device); check the folder and the free space"
-    assert run_directory.open_run(old.directory) == old
     assert [directory.name for directory in runs_dir.iterdir()] == ["mine"]
 
 
