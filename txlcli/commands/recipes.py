@@ -165,26 +165,17 @@ def schema_() -> None:
 
 def _find_keys(word: str | None) -> list[schema.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    if word is None:
-        return [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
-    name, dot, key = word.partition(".")
-    if name not in recipe.SECTIONS:
-        meant = None if dot or did_you_mean(name, recipe.SECTIONS) else _meant_setting("", name)
-        if meant:
-            raise UsageError(f'unknown section "{name}"; did you mean the setting "{meant}"?')
-        raise UnknownNameError("section", name, recipe.SECTIONS)
-    found = [setting for setting in schema.keys(name) if not dot or setting.full_name == word]
-    if not found:
-        meant = _meant_setting(name, key)
-        hint = f'did you mean "{meant}"?' if meant else f'"txl recipes keys {name}" lists all'
-        raise UsageError(f'unknown setting "{word}"; {hint}')
-    return found
-
-
-def _meant_setting(section: str, key: str) -> str | None:
-    """Return the setting that was probably meant, as section.key."""
+    settings = [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
+    found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
+    if found or word is None:
+        return found
+    section, _, key = word.rpartition(".")
+    if did_you_mean(word, recipe.SECTIONS):
+        raise UnknownNameError("section", word, recipe.SECTIONS)
     meant = meant_setting(section, key, recipe.setting_names())
-    return meant if meant is None or "." in meant else f"{section}.{meant}"
+    if meant is None:
+        raise UsageError(f'unknown setting "{word}"; "txl recipes keys" lists all')
+    raise UsageError(f'unknown setting "{word}"; did you mean "{meant if "." in meant else f"{section}.{meant}"}"?')
 
 
 def _described(key: schema.Key) -> dict[str, object]:

@@ -94,31 +94,27 @@ class _Array:
     """Digest of the numbers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Header:
-    """Everything in a store but the ids and the sentences."""
-
-    facts: StoreFacts
-    vocabulary: str
-    fingerprint: str
-    splits: dict[str, SplitInfo]
-    ids: dict[str, _Array]
-    sentence_starts: dict[str, _Array]
-    """Of the splits that consist of unrelated sentences."""
-
-
 class TokenStore:
     """An open token store."""
 
-    def __init__(self, path: Path, header: _Header, *, is_verified: bool = False) -> None:
+    def __init__(self, path: Path, file: h5py.File, *, is_verified: bool) -> None:
+        facts = parse_json(text_attribute(file, "facts"))
+        self.path, self.facts = path, StoreFacts(**facts | {"notes": tuple(facts["notes"])})
+        self.name, self.corpus, self.tokenizer = self.facts.name, self.facts.corpus, self.facts.tokenizer
+        self.unit, self.metric = self.facts.unit, self.facts.metric
+        self.conventions, self.notes = dict(self.facts.conventions), self.facts.notes
+        self.source_digest, self.every_byte_scored = self.facts.source_digest, self.facts.every_byte_scored
+        groups = {split: file["splits"][split] for split in sorted(file["splits"], key=SPLITS.index)}
+        self.splits = {split: SplitInfo(**parse_json(text_attribute(group, "info"))) for split, group in groups.items()}
+        self._ids = {split: _describe(group, "ids", self.splits[split].sha256) for split, group in groups.items()}
+        self._sentence_starts = {
+            split: _describe(group, "sentence_starts", text_attribute(group, "sentence_starts_sha256"))
+            for split, group in groups.items()
+            if "sentence_starts" in group
+        }
+        self._vocabulary = bytes(read_array(file, "vocabulary")).decode()
+        self._fingerprint = text_attribute(file, "fingerprint")
         self._is_verified = is_verified
-        self.path, self.facts, self.splits = path, header.facts, header.splits
-        facts = header.facts
-        self.name, self.corpus, self.tokenizer = facts.name, facts.corpus, facts.tokenizer
-        self.unit, self.metric = facts.unit, facts.metric
-        self.conventions, self.notes = dict(facts.conventions), facts.notes
-        self.source_digest, self.every_byte_scored = facts.source_digest, facts.every_byte_scored
-        self._header = header
         self._open: dict[str, NDArray[Any]] = {}
 
     @classmethod
@@ -134,7 +130,8 @@ class TokenStore:
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
             with h5py.File(path) as file:
-                return cls(path, _read_header(path, file), is_verified=is_verified)
+                _check_format(path, file)
+                return cls(path, file, is_verified=is_verified)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
@@ -144,10 +141,10 @@ class TokenStore:
     def vocab(self) -> Vocab:
         """Vocabulary of the store."""
         try:
-            vocab = Vocab.from_json(self._header.vocabulary)
+            vocab = Vocab.from_json(self._vocabulary)
         except VocabularyError as error:
             raise StoreError(f"{self.path}: {error}; {_again(self.path)}") from error
-        if vocab.fingerprint != self._header.fingerprint:
+        if vocab.fingerprint != self._fingerprint:
             raise StoreError(f"{self.path}: the vocabulary is damaged (wrong fingerprint); {_again(self.path)}")
         return vocab
 
@@ -160,7 +157,7 @@ class TokenStore:
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self._open:
             self.info(split)  # raises the error if there is none
-            self._open[split] = self._map(self._header.ids[split], f"the {split} split")
+            self._open[split] = self._map(self._ids[split], f"the {split} split")
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -190,7 +187,7 @@ class TokenStore:
         None unless the corpus consists of unrelated sentences.
         """
         self.info(split)
-        array = self._header.sentence_starts.get(split)
+        array = self._sentence_starts.get(split)
         return None if array is None else self._map(array, f"the list of sentences of the {split} split")
 
     def _map(self, array: _Array, what: str) -> NDArray[Any]:
@@ -216,7 +213,7 @@ class TokenStore:
                 yield block
 
 
-def _read_header(path: Path, file: h5py.File) -> _Header:
+def _check_format(path: Path, file: h5py.File) -> None:
     if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
         raise StoreError(
             f"{path} is an HDF5 file, but not a token store of txl; give another --data-dir or move it away"
@@ -226,25 +223,6 @@ def _read_header(path: Path, file: h5py.File) -> _Header:
         raise StoreError(
             f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
         )
-    groups = file["splits"]
-    splits = {name: SplitInfo(**parse_json(text_attribute(groups[name], "info"))) for name in groups}
-    return _Header(
-        facts=_read_facts(file),
-        vocabulary=bytes(read_array(file, "vocabulary")).decode(),
-        fingerprint=text_attribute(file, "fingerprint"),
-        splits={name: splits[name] for name in sorted(splits, key=SPLITS.index)},
-        ids={name: _describe(groups[name], "ids", info.sha256) for name, info in splits.items()},
-        sentence_starts={
-            name: _describe(groups[name], "sentence_starts", text_attribute(groups[name], "sentence_starts_sha256"))
-            for name in splits
-            if "sentence_starts" in groups[name]
-        },
-    )
-
-
-def _read_facts(file: h5py.File) -> StoreFacts:
-    facts = parse_json(text_attribute(file, "facts"))
-    return StoreFacts(**facts | {"notes": tuple(facts["notes"])})
 
 
 def _describe(group: h5py.Group, name: str, sha256: str) -> _Array:
