@@ -26,52 +26,12 @@ def txl(*arguments):
     return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
-LONG = "n" * 300
-AS_NOBODY = """
-import contextlib, io, os, sys
-from txlcli.cli import app
-os.chdir(sys.argv.pop(1))
-with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-    app(["runs", "show", "unknown"])  # imports all modules, which another user may not read
-os.setuid(65534)
-app(sys.argv[1:])
-"""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("prepare", "text.txt", "--data-dir", LONG),
-        ("prepare", LONG),
-        ("train", LONG),
-        ("train", "stdlib", "--runs-dir", LONG),
-        ("runs", "--runs-dir", LONG),
-        ("runs", "show", LONG),
-        ("eval", LONG),
-        ("import", LONG),
-        ("recipes", "copy", "ptb", LONG),
-    ],
-)
-def test_a_path_longer_than_the_system_allows_is_one_line(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("the fox jumps over the lazy dogs\n" * 50)
+@pytest.mark.parametrize("words", [("prepare", "n" * 300), ("train", "n" * 300), ("runs", "--runs-dir", "n" * 300)])
+def test_a_path_longer_than_the_system_allows_is_one_line(words):
     result = txl(*words)
     assert result.exit_code in (1, 2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
-    assert "; " in line or "(known: " in line
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_directory_without_permission_is_one_line(tmp_path):
-    """Python's own checks for a file raise PermissionError there."""
-    tmp_path.chmod(0o755)
-    (tmp_path / "locked").mkdir(mode=0o700)
-    ended = python("-c", AS_NOBODY, tmp_path, "runs", "show", "locked/a")
-    assert (ended.returncode, ended.stderr) == (
-        1,
-        "error: locked/a/run.json: Permission denied; check the permissions of the file and of its folders\n",
-    )
 
 
 def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
@@ -81,11 +41,6 @@ def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkey
     assert (copied.returncode, copied.stderr) == (0, "")
     assert "na?ve.toml; edit it" in copied.stdout
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
-
-
-def test_importing_the_command_line_imports_nothing_heavy():
-    ended = python("-c", f"import sys, txlcli.cli; print(sorted({HEAVY!r} & set(sys.modules)))")
-    assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
 def test_help_imports_nothing_heavy():
@@ -106,11 +61,6 @@ app()
 def test_it_runs_as_a_module():
     ended = python("-m", "txlcli", "--version")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
-
-
-def test_version():
-    ended = txl("--version")
-    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
@@ -137,41 +87,29 @@ def test_an_option_before_its_command_is_answered_with_the_order():
     assert txl("--steps", "info").stderr == 'error: unknown option --steps; see "txl --help"\n'
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["eval", "nowhere"],
-        ["generate", "nowhere"],
-        ["train", "nowhere"],
-        ["train", "--resume", "nowhere"],
-        ["prepare", "nowhere"],
-        ["export", "nowhere", "folder"],
-        ["speed", "nowhere"],
-        ["speed", "--attn-len", "long"],
-        ["import", "nowhere"],
-        ["import", "file.pt"],
-        ["import", "file.pt", "--recipe", "wt104"],
-        ["import", "folder"],
-    ],
-)
-def test_a_wrong_name_is_reported_before_pytorch_is_imported(tmp_path, monkeypatch, words):
+WRONG_NAMES = [
+    *(f"{command} nowhere".split() for command in ("eval", "generate", "train", "prepare", "speed", "import")),
+    *(["train", "--resume", "nowhere"], ["export", "nowhere", "folder"], ["speed", "--attn-len", "long"]),
+    *(["import", "file.pt"], ["import", "file.pt", "--recipe", "wt104"], ["import", "folder"]),
+]
+
+
+def test_a_wrong_name_is_reported_before_pytorch_is_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.pt").write_text("weights")
     (tmp_path / "folder").mkdir()
     script = f"""
-import atexit, sys
-atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
+import sys
 from txlcli.cli import app
-app({words!r})
+for words in {WRONG_NAMES!r}:
+    try:
+        app(words)
+    except SystemExit as end:
+        print(end.code in (1, 2), "torch" in sys.modules)
 """
     ended = python("-c", script)
-    assert ended.returncode in (1, 2)
-    assert ended.stderr.startswith("error: ")
-    assert ended.stderr.endswith("\nFalse\n")
-
-
-def test_a_similar_command_is_suggested():
-    assert 'did you mean "prepare"?' in txl("prepar").stderr
+    assert ended.stdout == "True False\n" * len(WRONG_NAMES)
+    assert [line for line in ended.stderr.splitlines() if not line.startswith("error: ")] == []
 
 
 def test_an_invalid_choice_gets_a_suggestion():
@@ -184,7 +122,7 @@ def test_an_invalid_choice_gets_a_suggestion():
 
 
 def test_sigterm_removes_unfinished_files(tmp_path):
-    (tmp_path / "book.txt").write_text("one two three four five\n" * 2_000_000)
+    (tmp_path / "book.txt").write_text("one two three four five\n" * 1_000_000)
     command = [sys.executable, "-m", "txlcli", "prepare", "book.txt", "--tokenizer", "word"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline().startswith("preparing ")
@@ -216,7 +154,7 @@ main()
 ENDS = {"SIGTERM": (143, "terminated"), "SIGINT": (130, "interrupted"), "SIGHUP": (129, "terminal closed")}
 
 
-@pytest.mark.parametrize(("module", "name"), sampled(3, ["txlcli.cli", "typer", "h5py", "torch"], ENDS))
+@pytest.mark.parametrize(("module", "name"), sampled(3, ["txlcli.cli", "torch"], ENDS))
 def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     command = [sys.executable, "-c", STARTING, module, name]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -225,7 +163,7 @@ def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     assert (ended.returncode, ended.stderr) == (code, f"error: {word}\n")
 
 
-@pytest.mark.parametrize("closing", [">&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
     (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
     command = f'"$@" prepare book.txt --json {closing}'
@@ -238,7 +176,7 @@ def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
     assert txl("prepare", "--verify", "book", "--data-dir", tmp_path / "data").exit_code == 0
 
 
-@pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full", "<&-"])
+@pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full"])
 def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
     (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
     command = f'"$@" prepare book.txt --json {closing}'
@@ -246,24 +184,6 @@ def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["store"] == "data/book.h5"
-
-
-PLOTTING = """
-import sys
-from txlcli.__main__ import main
-sys.argv[:] = ["txl", "--version"]
-try:
-    main()
-finally:
-    from txlcli.commands import plots
-"""
-
-
-def test_figures_need_no_backend_of_matplotlib(tmp_path):
-    environment = os.environ | {"MPLBACKEND": "nonsense"}
-    command = [sys.executable, "-c", PLOTTING]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"txl {__version__}\n", "")
 
 
 def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):

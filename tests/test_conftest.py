@@ -24,8 +24,7 @@ def test_gpus_are_hidden_from_tests_that_expect_a_cpu(arguments, hidden):
     assert hides_gpus([str(HERE / argument) for argument in arguments]) is hidden
 
 
-@pytest.mark.parametrize(("paths", "expected"), [(["tests/gpu"], "3"), (["tests"], "")])
-def test_pytest_hides_gpus_before_torch_is_imported(monkeypatch, paths, expected):
+def test_pytest_hides_gpus_before_torch_is_imported(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     code = (
         "import os, sys, pytest\n"
@@ -33,8 +32,8 @@ def test_pytest_hides_gpus_before_torch_is_imported(monkeypatch, paths, expected
         "    def pytest_sessionstart(self):\n"
         "        print('visible', repr(os.environ['CUDA_VISIBLE_DEVICES']), 'torch' in sys.modules)\n"
         "        pytest.exit('seen', returncode=0)\n"
-        f"pytest.main(['-q', '-s', '-n', '0', *{paths!r}], plugins=[Report()])\n"
+        "pytest.main(['-q', '-s', '-n', '0', 'tests'], plugins=[Report()])\n"
     )
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=300, check=True)
-    assert f"visible {expected!r} False" in ended.stdout
+    assert "visible '' False" in ended.stdout

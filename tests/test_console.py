@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import pty
-import subprocess
 import sys
 import time
 
@@ -39,13 +36,6 @@ def test_every_part_of_a_table_is_shown_as_it_is(capsys, text, place):
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_table_on_a_terminal_is_shown_as_it_is(monkeypatch, text):
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    console.show_table(text, ("a", "b"), [("1", "2")])
-    assert text in terminal.getvalue()
-
-
-@pytest.mark.parametrize("text", ODD)
 def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with console.progress(text, total=3, unit="tokens") as step:
@@ -72,13 +62,6 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
         now = 110.0
         step.advance(13e6)
     assert capsys.readouterr().err == shown
-
-
-def test_a_long_title_is_not_cut_in_a_pipe(capsys):
-    console.show_table("a title " * 40, ("a", "b"), [("1", "2")], ["a note " * 40])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("a title " * 40)
-    assert lines[-1].startswith("a note " * 40)
 
 
 def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
@@ -147,14 +130,6 @@ def test_a_cell_may_have_several_lines(capsys):
     assert ["│", "│", "second\\nnot", "third", "│"] in lines
 
 
-def test_characters_that_control_a_terminal_are_escaped_in_progress(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with console.progress(HOSTILE, total=3, unit="tokens") as step:
-        step.advance(1, HOSTILE)
-    assert terminal.getvalue().count(r"owned\x07\x1b[31mred\r\x9b2J\u202eb") >= 2
-    assert "\x1b]0;" not in terminal.getvalue()
-
-
 def test_json_escapes_them_and_keeps_the_value(capsys):
     console.show_json({"name": HOSTILE, "word": "naïve"})
     out = capsys.readouterr().out
@@ -174,17 +149,3 @@ def test_generated_text_is_escaped_on_a_terminal_only(monkeypatch, capsys, text,
     assert terminal.getvalue() == shown
     console.show_generated(text, raw=True)
     assert terminal.getvalue() == shown + text
-
-
-@pytest.mark.parametrize("name", ["x\x1b[31m", "two\nlines"])
-def test_an_error_about_a_hostile_name_is_one_line_on_a_terminal(tmp_path, name):
-    primary, secondary = pty.openpty()
-    words = [sys.executable, "-m", "txlcli", "prepare", str(tmp_path / name)]
-    result = subprocess.run(words, stderr=secondary, stdout=subprocess.PIPE, check=False)
-    os.close(secondary)
-    shown = os.read(primary, 10_000).decode()
-    os.close(primary)
-    assert (result.returncode, result.stdout) == (2, b"")
-    assert shown.count("\n") == 1
-    assert repr(name)[1:-1] in shown
-    assert "\x1b[31mx" not in shown.replace("\x1b[31merror", "")

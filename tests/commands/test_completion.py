@@ -1,57 +1,46 @@
 """Shell completion of runs, recipes, stores, settings, tables and figures; folders from the environment."""
 
-import os
 import shlex
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.commands.novel import done, json_of, refusal
-from tests.samples import sampled
+from txlcli.cli import app
 
 
-def completed(line, directory):
+def completed(line):
     """Return what bash would be offered after a command line."""
-    words = line.split(" ")
-    environment = {
-        **os.environ,
-        "_TXL_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
-    command = [sys.executable, "-c", "import sys; sys.argv = ['txl']; from txlcli.__main__ import main; main()"]
-    result = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
-    return result.stdout.split()
+    position = str(len(line.split(" ")) - 1)
+    environment = {"_TXL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": position}
+    return CliRunner().invoke(app, [], prog_name="txl", env=environment).stdout.split()
 
 
 @pytest.mark.parametrize(
-    "line_and_names",
-    sampled(
-        2,
-        [
-            ("txl ev", ["eval"]),
-            ("txl eval wo", ["word"]),
-            ("txl eval --runs-dir elsewhere wo", []),
-            ("txl generate by", ["byte"]),
-            ("txl recl byte cha", ["char"]),
-            ("txl train --resume sen", ["sentencepiece"]),
-            ("txl train no", ["novel"]),
-            ("txl train enwik8-1", ["enwik8-18l"]),
-            ("txl train enwik8 --set train.lr", ["train.lr="]),
-            ("txl train enwik8 --set model.d_h", ["model.d_head=", "model.d_hidden="]),
-            ("txl recipes show wt103-l", ["wt103-large", "wt103-large-tf"]),
-            ("txl prepare wt", ["wt103"]),
-            ("txl speed stdl", ["stdlib"]),
-            ("txl speed wor", ["word"]),
-            ("txl reproduce table1", ["table1", "table10"]),
-            ("txl reproduce table6 fr", ["frontier"]),
-        ],
-    ),
+    ("line", "expected"),
+    [
+        ("txl ev", ["eval"]),
+        ("txl eval wo", ["word"]),
+        ("txl eval --runs-dir elsewhere wo", []),
+        ("txl generate by", ["byte"]),
+        ("txl recl byte cha", ["char"]),
+        ("txl train --resume sen", ["sentencepiece"]),
+        ("txl train no", ["novel"]),
+        ("txl train enwik8-1", ["enwik8-18l"]),
+        ("txl train enwik8 --set train.lr", ["train.lr="]),
+        ("txl train enwik8 --set model.d_h", ["model.d_head=", "model.d_hidden="]),
+        ("txl recipes show wt103-l", ["wt103-large", "wt103-large-tf"]),
+        ("txl prepare wt", ["wt103"]),
+        ("txl speed stdl", ["stdlib"]),
+        ("txl speed wor", ["word"]),
+        ("txl reproduce table1", ["table1", "table10"]),
+        ("txl reproduce table6 fr", ["frontier"]),
+    ],
 )
-def test_names_are_completed(here, line_and_names):
-    line, expected = line_and_names
-    assert completed(line, here) == expected
+def test_names_are_completed(here, line, expected):
+    assert completed(line) == expected
 
 
 def test_the_script_for_a_shell_is_printed():

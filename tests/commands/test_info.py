@@ -27,11 +27,3 @@ def test_info_is_short_and_works_in_an_empty_directory(tmp_path, monkeypatch):
     assert "stores:      none (in data)" in lines
     assert "runs:        none (in elsewhere)" in lines
     assert "TXL_RUNS_DIR: elsewhere" in lines
-
-
-def test_info_names_the_first_of_many_stores(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for number in range(12):
-        (tmp_path / "data" / f"s{number:02}.h5").touch()
-    assert "s06, s07 and 4 more (in data)" in done("info").stdout

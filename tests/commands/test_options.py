@@ -69,7 +69,10 @@ def test_options_of_a_forecast_that_do_not_belong_together_are_rejected(options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
+        *(
+            ({"name": name}, f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
+            for name in ("a/b", "../elsewhere", "", ".hidden")
+        ),
         ({"resume": "byte", "name": "x"}, "`resume` continues a run; leave out `name` and `force`"),
         ({"resume": "byte", "force": True}, "`resume` continues a run; leave out `name` and `force`"),
         ({"resume": "byte", "seed": 3}, "`seed` 3: a resumed run keeps its train.seed; start a new run instead"),

@@ -1,10 +1,6 @@
 """Figures are written in the format of the extension."""
 
-import os
 import resource
-import subprocess
-import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -23,19 +19,12 @@ def draw(path, **changed):
     plots.plot_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
 
 
-@pytest.mark.parametrize("ending", FIGURE_FORMATS)
-@pytest.mark.parametrize("log_y", [False, True])
-def test_the_extension_selects_the_format(tmp_path, ending, log_y):
+@pytest.mark.parametrize("ending", [*FIGURE_FORMATS, ".PNG"])
+def test_the_extension_selects_the_format(tmp_path, ending):
     path = tmp_path / f"curve{ending}"
     assert parse_figure(str(path), "") == path
-    draw(path, log_y=log_y)
-    assert path.read_bytes().startswith(MAGIC[ending])
-
-
-def test_the_extension_may_be_in_capitals(tmp_path):
-    parse_figure("curve.PNG", "")
-    draw(tmp_path / "curve.PNG")
-    assert (tmp_path / "curve.PNG").read_bytes().startswith(MAGIC[".png"])
+    draw(path)
+    assert path.read_bytes().startswith(MAGIC[ending.lower()])
 
 
 def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
@@ -67,7 +56,7 @@ def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
     assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
 
 
-@pytest.mark.parametrize("length", [8, 28, 29, 60])
+@pytest.mark.parametrize("length", [8, 28, 60])
 def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, length):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
@@ -78,14 +67,6 @@ def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, le
     legend = figure.legends[0].get_window_extent()
     assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
     assert legend.y0 >= 0
-
-
-def test_lengths_on_a_logarithmic_axis_have_no_decimals(tmp_path):
-    curve = {"run": ([1, 64, 1024], [3, 2, 1])}
-    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
-    text = (tmp_path / "curve.svg").read_text()
-    assert "<!-- 1,024 -->" in text
-    assert "<!-- 1.0 -->" not in text
 
 
 def test_a_missing_value_leaves_a_gap(tmp_path):
@@ -135,18 +116,3 @@ def test_names_are_no_formulas(tmp_path, name, recwarn):
     plots.plot_curves(tmp_path / "c.svg", {name: ([1], [2]), "b": ([1], [2])}, x_label="x", y_label="y", title=name)
     assert f"<!-- {console.on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
     assert not recwarn.list
-
-
-def test_a_matplotlibrc_in_the_working_directory_changes_no_figure(tmp_path):
-    script = (
-        "from pathlib import Path; from tests.commands import test_plots; test_plots.draw(Path('curve.png'));"
-        "print(test_plots.plots.matplotlib.rcParams['text.usetex'])"
-    )
-    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.linewidth: 9\n")
-    root = Path(plots.__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
-    draw(tmp_path / "here.png")
-    assert (tmp_path / "curve.png").read_bytes() == (tmp_path / "here.png").read_bytes()

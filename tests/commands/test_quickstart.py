@@ -9,8 +9,6 @@ import time
 import pytest
 
 from tests.commands.novel import RECIPE, done, refusal, txl
-from txlcli.config import recipe
-from txlcli.runs import run_directory
 
 
 def small_library(directory, monkeypatch):
@@ -80,23 +78,6 @@ def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(untouched, 
     assert ("$ txl train --resume runs/stdlib\n" in result.stderr) == bool(stop)
     assert "runs/stdlib on stdlib test" in result.stdout
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
-
-
-@pytest.mark.slow
-def test_other_directories_and_a_prepared_store_are_used(untouched, monkeypatch):
-    small_library(untouched, monkeypatch)
-    where = ["--data-dir", "d", "--runs-dir", "r"]
-    done("prepare", "stdlib", "--data-dir", "d")
-    result = done("quickstart", "--max-minutes", 0, *where)
-    assert sorted(path.name for path in untouched.iterdir()) == ["d", "library", "novel", "r", "tiny.toml"]
-    assert "$ txl train stdlib --max-minutes 0 --data-dir d --runs-dir r\n" in result.stderr
-    assert "$ txl prepare" not in result.stderr
-    (generate,) = [words for words in commands_in(result.stderr) if words[0] == "generate"]
-    assert generate[1] == "r/stdlib"
-    assert txl(*generate).exit_code == 0
-    assert run_directory.open_run(untouched / "r/stdlib").settings == recipe.resolve_text(
-        recipe.packaged("stdlib")[1], "stdlib"
-    )
 
 
 @pytest.mark.slow

@@ -70,17 +70,6 @@ def test_a_step_that_does_not_fit_names_a_division_of_the_batch_that_does(here):
     assert (hopeless["fits"], hopeless["would_fit"]) == (False, None)
 
 
-def test_the_table_shows_each_number(here):
-    shown = done("train", "tiny.toml", "--dry-run", "--devices", 3, *GPU).stdout
-    assert shown.startswith("would train tiny: ")
-    assert "3 GPUs" in shown
-    for row in ("optimizer state", "memory (recurrence)", "logits", "buckets", "gradients sent", "tokens/s", "fits 80"):
-        assert row in shown
-    one = done("train", "tiny.toml", "--dry-run", "--devices", 1).stdout
-    assert "buckets" not in one
-    assert "tokens/s" not in one
-
-
 @pytest.mark.slow
 def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouched):
     scale = json_of("recipes", "scale", "ptb", *GPU, "--set", "train.batch_size=20")
@@ -114,7 +103,6 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--devices", 2], "--devices is an option of a forecast; add --dry-run, or leave it out"),
         (
             ["--dry-run", "--devices", 2, "--processes", 2],
             "--devices forecasts one process per GPU; leave out --processes",
@@ -136,9 +124,3 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
 )
 def test_options_that_do_not_belong_together_are_refused(untouched, options, message):
     assert refusal("train", "tiny.toml", *options, "--set", "published.vocab_size=300") == message
-
-
-def test_no_gpus_and_unknown_recipes_are_rejected(untouched):
-    assert "--devices" in refusal("train", "tiny.toml", "--dry-run", "--devices", 0)
-    assert 'did you mean "wt103"?' in refusal("recipes", "scale", "wt10")
-    assert "such as 80GiB" in refusal("recipes", "scale", "ptb", "--device-memory", "80")

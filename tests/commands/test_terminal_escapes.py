@@ -1,10 +1,8 @@
 """Names and notes of stores and runs, vocabularies, archives and servers reach no terminal unescaped."""
 
 import io
-import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import done, refusal, txl
-from tests.samples import sampled
 from txlcli.data.token_store import SplitCounts, StoreFacts, writing
 from txlcli.data.vocabulary import Vocab
 
@@ -66,30 +63,6 @@ def test_the_name_of_a_run_is_escaped(here):
     assert "\x1b" not in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("json_too", sampled(2, [False, True]))
-def test_words_of_a_vocabulary_are_escaped_on_a_terminal(here, json_too):
-    write_store("hostile")
-    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
-    words = ["generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", "--quiet"]
-    shown = on_a_terminal(*words, *["--json"] * json_too)
-    assert ESCAPE[4] not in shown
-    assert "\x1b" not in shown
-    assert (r"\u001b[2J" if json_too else SHOWN) in shown
-
-
-def test_raw_writes_them_to_a_terminal_unchanged(here):
-    write_store("hostile")
-    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
-    shown = on_a_terminal("generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", "--quiet", "--raw")
-    assert f"fox{ESCAPE}" in shown
-
-
-def test_raw_has_no_effect_on_json(here):
-    assert refusal("generate", "word", "--raw", "--json") == (
-        "--raw has no effect with --json, which escapes control characters always; leave out one"
-    )
-
-
 def test_members_of_an_archive_are_escaped(here):
     with tarfile.open("source.tgz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(f"../{ESCAPE}\nerror: none"), io.BytesIO())
@@ -99,9 +72,13 @@ def test_members_of_an_archive_are_escaped(here):
     )
 
 
-def test_the_listing_as_json_keeps_the_values(here):
-    shutil.rmtree("data")
+@pytest.mark.parametrize(
+    ("option", "shown"), [pytest.param("--json", r"\u001b[2J", marks=pytest.mark.slow), ("--quiet", SHOWN)]
+)
+def test_words_of_a_vocabulary_are_escaped_on_a_terminal(here, option, shown):
     write_store("hostile")
-    out = done("prepare", "--list", "--json").stdout
-    assert "\x9b" not in out
-    assert json.loads(out)["stores"][0]["name"] == f"name{ESCAPE}"
+    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
+    screen = on_a_terminal("generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", option)
+    assert ESCAPE[4] not in screen
+    assert "\x1b[2J" not in screen
+    assert shown in screen

@@ -5,13 +5,12 @@ import os
 import re
 import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, text_of, wait_for
+from tests.commands.novel import ENDLESS, done, refusal, reports, start, text_of, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.core.training import checkpoint
 
@@ -48,9 +47,7 @@ def test_a_fully_divided_training_is_resumed_by_one_process(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--json")
@@ -79,39 +76,22 @@ def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
     assert losses("tiny") == losses("one")
 
 
+@pytest.mark.slow
 def test_torchrun_is_refused_for_other_commands(here):
     _, stderr = ended(start(*TORCHRUN, "generate", "byte", module="torch.distributed.run"), 1)
     assert stderr.count("error: txl generate runs in one process; start it without torchrun") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        pytest.param(["--set", "train.lrr=3"], '[train] has no key "lrr"; did you mean "lr"?', marks=pytest.mark.slow),
-        (["--set", "train.batch_size=1"], "train.batch_size = 1 is too small for 2 processes; use fewer of them"),
-        pytest.param(
-            ["--resume", "nothing"], "leave out the recipe, --name, --force and --dry-run", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_an_error_of_all_processes_is_reported_once(here, arguments, error):
-    stdout, stderr = ended(start("train", "tiny.toml", *arguments, "--processes", 2), 2)
+@pytest.mark.slow
+def test_an_error_of_all_processes_is_reported_once(here):
+    stdout, stderr = ended(start("train", "tiny.toml", "--set", "train.batch_size=1", "--processes", 2), 2)
     assert stdout == ""
     assert [line for line in stderr if not line.startswith("training tiny: ")] == [stderr[-1]]
-    assert stderr[-1].startswith("error: ")
-    assert stderr[-1].endswith(error)
+    assert stderr[-1].endswith("train.batch_size = 1 is too small for 2 processes; use fewer of them")
     assert not Path("runs/tiny").exists()
 
 
 @pytest.mark.slow
-def test_an_error_of_rank_0_alone_ends_all_processes_quickly(here):
-    (here / "runs/tiny").mkdir()
-    started = time.monotonic()
-    _, stderr = ended(start("train", "tiny.toml", "--name", "tiny", "--processes", 2), 1)
-    assert stderr == ["error: runs/tiny exists; resume it with --resume tiny, or replace it with --force"]
-    assert time.monotonic() - started < 30  # seconds; a waiting process would be killed much later
-
-
 def test_processes_of_a_cluster_form_one_training(here, free_port):
     arguments = ["train", "tiny.toml", "--name", "two", *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)
@@ -121,24 +101,11 @@ def test_processes_of_a_cluster_form_one_training(here, free_port):
     assert losses("two") == losses("one")
 
 
-def test_ranks_that_contradict_the_number_of_processes_are_refused(here):
-    process = start("train", "tiny.toml", environment={"RANK": "3", "WORLD_SIZE": "2"})
-    _, stderr = ended(process, 2)
-    assert stderr[-1].startswith("error: RANK=3 and WORLD_SIZE=2 contradict each other")
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         pytest.param(
-            ["--set", "train.lr=1e-2"],
-            "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 (",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["--set", "model.d_inner=13"],
-            "error: model.d_inner is 11 on rank 0 and 13 on rank 1 (",
-            marks=pytest.mark.slow,
+            ["--set", "train.lr=1e-2"], "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 (", marks=pytest.mark.slow
         ),
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
         pytest.param(["--data-dir", "nowhere"], "error: rank 1 on ", marks=pytest.mark.slow),
@@ -158,15 +125,13 @@ def test_processes_that_differ_end_with_one_line(here, free_port, change, error)
     assert not Path("runs/tiny").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port, number):
+def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port):
     arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)
     wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    processes[1].send_signal(number)
-    _, stderr = ended(processes[0], 128 + number)
-    ended(processes[1], 128 + number)
+    processes[1].send_signal(signal.SIGTERM)
+    _, stderr = ended(processes[0], 143)
+    ended(processes[1], 143)
     assert stderr[-1].startswith("error: stopped; saved runs/tiny/last.safetensors at step ")
     done("train", "--resume", "tiny", "--set", "train.max_steps=1_000_001", "--max-minutes", "0.001")
 
@@ -187,8 +152,7 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
 
 @on_linux
 @pytest.mark.parametrize(
-    "parallel",
-    ["ddp", pytest.param("zero", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.slow)],
+    "parallel", ["ddp", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("zero", "fsdp"))]
 )
 def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
     arguments = ["train", "tiny.toml", "--processes", 2, "--set", f"train.parallel={parallel}", *NOTHING_RANDOM]
@@ -202,18 +166,6 @@ def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
     lost = "error: process 1 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
     assert [line for line in stderr if line.startswith("error: ")] == [lost]
     assert (here / "runs/tiny/last.safetensors").read_bytes() == first
-
-
-@pytest.mark.slow
-@on_linux
-def test_a_process_that_dies_costs_the_steps_since_the_last_save(here):
-    process = start("train", "tiny.toml", *ENDLESS, "--processes", 2, "--set", "train.save_minutes=0.02")
-    wait_for((here / "runs/tiny/last.safetensors").exists)
-    saved = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
-    wait_for(lambda: reports("runs/tiny")[-1]["step"] > saved + 1000)
-    os.kill(processes_in(here)[0], signal.SIGKILL)
-    ended(process, 1)
-    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > saved
 
 
 @pytest.mark.slow
@@ -261,36 +213,13 @@ def test_a_process_without_memory_for_a_validation_ends_the_training(here):
     wait_for(lambda: not processes_in(here))
 
 
-def test_processes_within_processes_are_refused(here):
-    process = start("train", "tiny.toml", "--processes", 4, environment={"RANK": "0", "WORLD_SIZE": "2"})
-    _, stderr = ended(process, 2)
-    assert stderr[-1].startswith("error: --processes 4: torchrun has started 2 processes already; leave out")
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_the_memory_of_one_process(here):
-    alone, one_of_two = (
-        json_of("train", "tiny.toml", "--dry-run", "--verbose", "--processes", count) for count in (1, 2)
-    )
-    assert (alone["processes"], one_of_two["processes"]) == (1, 2)
-    memory = [plan["step_bytes"]["memory"] for plan in (alone, one_of_two)]
-    assert memory[1] * 3 == memory[0] * 2  # the larger part of three lanes
-    buckets = [plan["step_bytes"]["buckets"] for plan in (alone, one_of_two)]
-    assert buckets == [0, 4 * alone["parameters"]]
-    assert one_of_two["by_attention"][0]["step_bytes"] == one_of_two["step_bytes"]["total"]
-    assert one_of_two["training_flops"] == alone["training_flops"]
-    assert refusal("train", "tiny.toml", "--dry-run", "--processes", 4).startswith("train.batch_size = 3 is too small")
-    assert "2 processes" in done("train", "tiny.toml", "--dry-run", "--processes", 2).stdout
-
-
 @pytest.mark.slow
 @on_linux
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_lost_processes_are_started_again_and_resume(here, rank):
+def test_lost_processes_are_started_again_and_resume(here):
     steps = ["--set", "train.max_steps=90", "--set", "train.valid_every=30"]
     process = start("train", "tiny.toml", *steps, *NOTHING_RANDOM, "--processes", 2, "--restarts", 1)
     wait_for((here / "runs/tiny/last.safetensors").exists)
-    os.kill(processes_in(here)[rank], signal.SIGKILL)
+    os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 0)
     assert stderr.count("a process was lost; all processes were started again (restart 1)") == 1
     resumed = next(line for line in stderr if line.startswith("resuming runs/tiny at step "))
@@ -299,37 +228,10 @@ def test_lost_processes_are_started_again_and_resume(here, rank):
     assert reports("runs/tiny")[-1]["step"] == 90
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "error"),
-    [
-        (
-            ["--restarts", 2],
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "--restarts 2: torchrun started the processes; use its own",
-        ),
-        ([], {"TORCHELASTIC_MAX_RESTARTS": "2"}, "torchrun --max-restarts needs --name, so that the processes find"),
-    ],
-)
-def test_restarts_that_cannot_resume_are_refused(here, arguments, environment, error):
-    _, stderr = ended(start("train", "tiny.toml", *arguments, environment=environment), 2)
-    assert stderr[-1].startswith(f"error: {error}")
-
-
 @pytest.mark.slow
 @on_linux
 def test_torchrun_restarts_a_training_on_fewer_machines(here, free_port):
-    elastic = [
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        1,
-        "--max-restarts",
-        1,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "x",
-    ]
+    elastic = ["--nnodes", "1:2", "--nproc-per-node", 1, "--max-restarts", 1, "--rdzv-backend", "c10d", "--rdzv-id", 1]
     command = ["-m", "txlcli", "train", "tiny.toml", *NOTHING_RANDOM, "--name", "tiny", "--set", "train.max_steps=300"]
     where = ["--rdzv-endpoint", f"localhost:{free_port}", "--rdzv-conf", "join_timeout=60,last_call_timeout=3"]
     first, second = (start(*elastic, *where, *command, module="torch.distributed.run") for _ in range(2))
