@@ -12,7 +12,7 @@ from tests.faults.sample import build
 
 pytestmark = pytest.mark.faults
 
-AMOUNTS = suite.Amounts(seed=7, kills=50, mutations=12, disks=3, races=2)
+AMOUNTS = suite.Amounts(seed=7, kills=22, mutations=6, disks=2, races=1)
 NAMES = [job.name for job in JOBS]
 
 
