@@ -8,7 +8,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tests.benchmarks import billion_words, corpus, loading
+from tests.benchmarks import corpus, loading
 
 
 def invoke(module, *options):
@@ -42,13 +42,6 @@ def test_txl_and_the_peer_take_turns_at_the_same_function(benchmark):
         assert 0 < row["share_of_peak"] < 1
         if row["largest_difference_nats"] is not None:
             assert row["largest_difference_nats"] < (1e-4 if row["precision"] == "fp32" else 0.02)
-
-
-def test_the_table_shows_every_target(benchmark):
-    shown = output_of(benchmark, "--rows", "eval1", "--repeat", 1)
-    assert "evaluation, B 1, L 80, M 2100" in shown
-    assert ">= 5x" in shown
-    assert ">= 9x" in shown
 
 
 def test_every_row_has_a_target_and_the_sizes_of_its_recipe(benchmark):
@@ -129,25 +122,6 @@ def test_a_comparison_with_the_peer_in_bf16_names_both_precisions(benchmark):
     assert 0 < found["largest_difference_nats"] < 0.05
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_without_a_gpu_is_refused(benchmark):
-    result = invoke(benchmark, "--device", "cuda")
-    assert result.exit_code == 1
-    assert str(result.exception) == "error: --device cuda: PyTorch finds no CUDA device here; use --device cpu"
-
-
-def test_an_unknown_row_is_refused_by_name(benchmark):
-    result = invoke(benchmark, "--rows", "training,evil")
-    assert result.exit_code == 1
-    assert 'no row "evil"; there are training, memory' in str(result.exception)
-
-
-def test_words_of_a_made_text_are_distinct_and_frequent_ones_short():
-    words = [corpus.word(rank) for rank in range(2000)]
-    assert len(set(words)) == 2000
-    assert [len(word) for word in (words[0], words[25], words[26], words[26 + 676])] == [1, 1, 2, 3]
-
-
 @pytest.mark.parametrize("kind", ["byte", "word"])
 def test_a_preparation_is_measured(kind, tmp_path, capsys):
     pytest.importorskip("resource")
@@ -162,18 +136,6 @@ def test_a_preparation_is_measured(kind, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_shards_of_a_billion_words_are_measured_and_give_the_same_store_for_any_number_of_workers(tmp_path):
-    billion_words.write_shards(tmp_path / "shards", 3, types=509, words_per_shard=20_000)
-    results = [billion_words.prepare_shards(tmp_path / "shards", tmp_path / f"{count}", count) for count in (1, 2)]
-    assert results[0]["sha256"] == results[1]["sha256"]
-    assert results[0]["vocabulary_size"] == 509 + 2
-    assert results[0]["type_of_starts"] == "uint16"
-    mean_sentence = (billion_words.SHORTEST + billion_words.LONGEST) / 2 + 1  # with its boundary
-    assert results[0]["sentences"] == pytest.approx(60_000 / mean_sentence, rel=0.1)
-    shards = {path.read_bytes() for path in (tmp_path / "shards").glob("news.en-*")}
-    assert len(shards) == 3
-
-
 def test_a_checkpoint_is_loaded_with_and_without_checksums():
     (result,) = json.loads(output_of(loading, "--uncached", "--json"))["recipes"]
     for key, share in result["share"].items():

@@ -153,9 +153,8 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("words", "optimizer"),
     [
-        ("train plain.toml", "muon"),
         ("train plain.toml --dry-run", "lbfgs"),
-        ("speed plain.toml", "lbfgs"),
+        ("speed plain.toml", "muon"),
     ],
 )
 def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words, optimizer):

@@ -23,7 +23,7 @@ from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import TrainingError, UsageError
+from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import plan, start
@@ -208,23 +208,6 @@ def test_a_long_validation_shows_its_progress(here):
     assert len(set(scored)) > 1
     assert scored[-1] == tokens
     assert {done for done, _ in validating} == {4}  # steps
-
-
-def test_a_validation_that_fails_costs_no_step(here):
-    class Failing(RecordingReporter):
-        """Runs out of memory in the middle of a validation."""
-
-        def reach(self, done, detail=""):
-            if detail.startswith("validating"):
-                raise MemoryError
-
-    message = "out of memory in the validation after step 4; resume with --set train.valid_batch_size=1"
-    with pytest.raises(TrainingError, match=message):
-        start.train("tiny.toml", TrainOptions(), Workspace(**HERE, reporter=Failing()))
-    assert step_of(here / "runs/tiny/last.safetensors") == 4  # where the first validation was due
-    result = done("train", "--resume", "tiny", "--set", "train.valid_batch_size=1")
-    assert "train.valid_batch_size is now 1; it was 2" in result.stderr
-    assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "valid"] == [4, 7]
 
 
 def test_the_batch_size_of_validation_cannot_change_after_the_first_validation(here):
@@ -652,18 +635,3 @@ def test_a_replaced_run_is_kept_until_the_new_one_has_weights(here):
     done("train", "tiny.toml", "--name", "byte", "--force", "--max-steps", 1)
     assert step_of(here / "runs/byte/last.safetensors") == 1
     assert not list((here / "runs").glob("*.replaced"))
-
-
-def test_a_checkpoint_of_another_vocabulary_is_refused(here):
-    done("train", "tiny.toml", "--name", "other", "--max-steps", 1)
-    card = json.loads((here / "runs/other/run.json").read_text())
-    saved = checkpoint.load(here / "runs/other/last.safetensors")
-    foreign = Checkpoint(saved.tensors, {**saved.state, "vocab_fingerprint": "of another text"})
-    checkpoint.save(here / "runs/other/last.safetensors", foreign)
-    expected = (
-        "runs/other/last.safetensors: the weights belong to another vocabulary than runs/other; "
-        "restore its own checkpoint"
-    )
-    assert refusal("train", "--resume", "other", code=1) == expected
-    assert refusal("eval", "other", code=1) == expected
-    assert card["vocab_fingerprint"] == saved.state["vocab_fingerprint"]

@@ -134,25 +134,6 @@ def test_the_page_of_settings_has_every_key():
             assert f"`{key.full_name}`" in text
 
 
-def test_an_option_without_help_is_refused():
-    import typer
-
-    silent = typer.Typer()
-
-    @silent.command("one")
-    def one(number: int = 3) -> None:
-        """Do one thing."""
-
-    @silent.command("two")
-    def two() -> None:
-        """Do another."""
-
-    commands_page = _extension("commands_page")
-    command = typer.main.get_command(silent).commands["one"]
-    with pytest.raises(LookupError, match="txl one: --number has no help text"):
-        list(commands_page.describe("txl one", command, level=2))
-
-
 def test_the_figures_are_those_that_the_script_draws(tmp_path):
     runpy.run_path(str(DOCS / "figures" / "make_figures.py"))["main"](tmp_path)
     names = sorted(path.name for path in (DOCS / "figures").glob("*.svg"))

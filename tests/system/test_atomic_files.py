@@ -63,32 +63,13 @@ def test_a_missing_directory_is_rejected():
         check_output(Path("nowhere/curve.png"), "--plot nowhere/curve.png")
 
 
-def test_a_file_in_place_of_the_directory_is_rejected(tmp_path):
-    (tmp_path / "notes").touch()
-    with pytest.raises(UsageError, match=r"^mine\.toml: there is no folder .*notes; make it first$"):
-        check_output(tmp_path / "notes" / "mine.toml", "mine.toml")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
-def test_a_special_file_is_no_output(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
-    SPECIAL[kind](Path("curve.png"))
-    with pytest.raises(UsageError, match=rf"^--plot curve\.png is a {kind}, not a regular file; name another$"):
+def test_a_special_file_is_no_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    SPECIAL["pipe"](Path("curve.png"))
+    with pytest.raises(UsageError, match=r"^--plot curve\.png is a pipe, not a regular file; name another$"):
         check_output(Path("curve.png"), "--plot curve.png")
 
 
 def test_a_directory_is_no_output(tmp_path):
     with pytest.raises(UsageError, match=r"^--plot curves is a folder; name a file$"):
         check_output(tmp_path, "--plot curves")
-
-
-def test_a_name_that_is_too_long_with_the_ending_of_the_draft_is_rejected_at_once(tmp_path):
-    with pytest.raises(OSError, match="File name too long"):
-        check_output(tmp_path / ("a" * 252), "--losses a")
-
-
-def test_a_read_only_directory_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda _directory, mode: mode != os.W_OK)
-    with pytest.raises(UsageError) as caught:
-        check_output(tmp_path / "losses.h5", "--losses losses.h5")
-    assert str(caught.value) == f"--losses losses.h5: the folder {tmp_path} cannot be written; name another"

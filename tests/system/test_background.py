@@ -32,16 +32,3 @@ def test_an_error_is_raised_once_and_no_further_function_runs_before():
     writer.start(lambda: ended.append("later"))
     writer.wait()
     assert ended == ["later"]
-
-
-def test_waiting_raises_the_error():
-    writer = BackgroundWriter()
-    writer.start([].pop)
-    with pytest.raises(IndexError):
-        writer.wait()
-
-
-def test_nothing_to_wait_for():
-    writer = BackgroundWriter()
-    writer.wait()
-    writer.raise_error()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from txlcli.errors import UsageError
-from txlcli.system.input_files import check_regular, read_bytes, read_stream, read_text
+from txlcli.system.input_files import read_bytes, read_stream, read_text
 from txlcli.system.plain_json import parse_json
 
 SPECIAL = {
@@ -32,13 +32,6 @@ def test_a_link_to_a_regular_file_is_read(tmp_path):
     (tmp_path / "text").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("text")
     assert read_bytes(tmp_path / "link", 3) == b"abc"
-
-
-def test_missing_paths_and_directories_are_left_to_the_reader(tmp_path):
-    assert check_regular(tmp_path) == tmp_path
-    assert check_regular(tmp_path / "missing") == tmp_path / "missing"
-    with pytest.raises(FileNotFoundError):
-        read_bytes(tmp_path / "missing", 1)
 
 
 @pytest.mark.parametrize(("most", "size"), [(7, "7 bytes"), (1 << 10, "1 KiB"), (3 << 20, "3 MiB")])

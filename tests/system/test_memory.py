@@ -1,13 +1,8 @@
 """Errors of PyTorch and Python that mean that memory ran out are recognized."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from tests.commands.processes import on_linux
 from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 
@@ -25,41 +20,6 @@ def test_a_tensor_that_does_not_fit_into_memory():
 
 def test_a_list_that_does_not_fit_into_memory():
     assert is_out_of_memory(raised(lambda: [0] * (1 << 60)))
-
-
-UNDER_LIMITS = """
-import json, os, resource, torch
-from txlcli.system.memory import is_out_of_memory
-found = {}
-for kilobytes in range(0, 4096, 128):
-    reader, writer = os.pipe()
-    if child := os.fork():
-        os.close(writer)
-        with open(reader) as report:
-            found |= json.load(report) if os.waitpid(child, 0)[1] == 0 else {}  # some die without any memory
-        continue
-    layer, inputs = torch.nn.Conv1d(64, 64, 3), torch.randn(4, 64, 100)
-    pages = int(open("/proc/self/statm").read().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + (kilobytes << 10)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    raised = {}
-    try:
-        layer(inputs)
-    except (MemoryError, RuntimeError) as error:
-        raised = {str(error)[:100]: is_out_of_memory(error)}
-    os.write(writer, json.dumps(raised).encode())
-    os._exit(0)
-print(json.dumps(found))
-"""
-
-
-@on_linux
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-def test_errors_of_onednn_under_a_limit_of_the_address_space():
-    done = subprocess.run([sys.executable, "-c", UNDER_LIMITS], stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)
-    assert "could not create a primitive" in found
-    assert all(found.values()), found
 
 
 @pytest.mark.parametrize(

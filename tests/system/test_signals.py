@@ -1,13 +1,11 @@
 """Signals that end a command are raised once."""
 
 import importlib
-import os
 import signal
 import sys
 import time
 
 import pytest
-import torch
 
 from txlcli.errors import UsageError
 from txlcli.system import signals
@@ -54,29 +52,6 @@ def test_a_signal_during_the_last_import_before_an_error_is_raised(received, mod
     assert isinstance(ended.value.__context__, UsageError)
     time.sleep(3 * signals.SECONDS_OF_IMPORT)
     assert received == []
-
-
-class SequenceWithSignal:
-    """Sequence that receives SIGTERM while its first item is read."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return index
-
-
-def raise_terminated(number, frame):
-    raise signals.Terminated(128 + number)
-
-
-def test_a_signal_whose_exception_c_code_replaced_by_an_error_is_raised(received):
-    signal.signal(signal.SIGTERM, raise_terminated)
-    with pytest.raises(ValueError, match="could not determine the shape"):
-        torch.tensor(SequenceWithSignal())
-    with pytest.raises(signals.Terminated), signals.raising():
-        torch.tensor(SequenceWithSignal())
 
 
 def test_a_signal_during_an_import_is_raised_soon_after_it(received, module_with_signal):

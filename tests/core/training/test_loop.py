@@ -414,15 +414,6 @@ def test_a_non_finite_loss_names_the_step_and_keeps_the_last_checkpoint(tmp_path
     assert_ends(training, "the loss is not finite at step 3")
 
 
-def test_without_a_checkpoint_the_error_names_none(tmp_path):
-    training = new_training(tmp_path)
-    with torch.no_grad():
-        training.model.softmax.biases[0][3] = math.inf
-    with pytest.raises(TrainingError, match=r"^the loss is not finite at step 1; lower train\.lr, "):
-        run(training)
-    assert list(tmp_path.iterdir()) == []
-
-
 def multiply_gradients(training, factor, *, steps=None):
     """Multiply the gradient of one matrix, in some steps or in all."""
     weight = training.model.layers[0].attention.w_q.weight

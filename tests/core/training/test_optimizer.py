@@ -10,7 +10,6 @@ from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.training.test_loop import new_training, run, weights
 from tests.extensions import registered_optimizer
 from txlcli.config import optimizers as config_optimizers
-from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
@@ -22,7 +21,6 @@ from txlcli.core.training.optimizer import (
     check_optimizer,
     make_optimizer,
     parameter_group,
-    register_optimizer,
     state_bytes,
 )
 from txlcli.core.training.parallel import DataParallel
@@ -121,12 +119,6 @@ def test_muon_refuses_a_model_without_matrices_in_its_layers():
     with pytest.raises(RecipeError, match=r'^train\.optimizer = "muon" is for matrices, .*; use "adamw"$') as caught:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="muon"))
     assert caught.value.exit_code == 2
-
-
-def test_muon_refuses_a_momentum_of_1():
-    model = new_model(model_settings(), V, seed=1, device=CPU)
-    with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
-        make_optimizer(model, train_settings(optimizer="muon", momentum=1.5))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -399,11 +391,6 @@ def test_state_that_a_checkpoint_cannot_hold_is_refused():
         'the optimizer keeps "count" of weight as int, and a checkpoint holds tensors only; make it a tensor, such as '
         "torch.tensor(1)"
     )
-
-
-def test_a_name_can_be_registered_once(sign_descent):
-    with pytest.raises(ValueError, match="registered already"):
-        register_optimizer("sign", OPTIMIZERS["adam"], OptimizerTraits())
 
 
 def test_both_tables_of_optimizers_have_the_same_names():

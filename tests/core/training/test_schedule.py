@@ -59,11 +59,6 @@ def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from,
     assert given == pytest.approx([0.8 * share for share in expected])
 
 
-def test_without_warm_up_the_cosine_falls_from_the_start_in_either_case():
-    steps = [1, 26, 51, 101]
-    assert rates(steps, cosine_from="warmup") == rates(steps, cosine_from="start")
-
-
 @pytest.mark.parametrize("max_steps", [7, 20])
 def test_a_run_that_ends_within_its_warm_up_only_rises(max_steps):
     given = rates([1, max_steps], cosine_from="warmup", warmup_steps=20, max_steps=max_steps)
@@ -106,13 +101,6 @@ def test_plateau_counts_its_patience_again_after_each_better_loss_and_each_reduc
 
 def test_plateau_stops_at_its_floor():
     assert scales([False] * 4, min_lr_ratio=0.2) == [0.5, 0.25, 0.2, 0.2]
-
-
-def test_plateau_does_nothing_for_other_schedules():
-    plateau = Plateau(train_settings(schedule="cosine"))
-    for _ in range(5):
-        plateau.on_validation(improved=False)
-    assert plateau.scale == 1
 
 
 def test_plateau_resumes_from_its_saved_state():

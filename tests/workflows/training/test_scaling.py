@@ -25,12 +25,6 @@ def train_settings(**changed):
     return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": 28, "max_steps": 1, **changed})
 
 
-def test_a_bucket_is_full_once_it_reaches_its_limit():
-    sizes = [MIB // 2, MIB // 2, 24 * MIB, MIB - 4, 4, 30 * MIB, 7]
-    assert gradient_buckets(sizes) == [MIB, 25 * MIB, 30 * MIB, 7]
-    assert gradient_buckets([3]) == [3]
-
-
 def test_buckets_are_those_that_pytorch_assigns():
     counts = [70_001, 130_003, 270_029, 2_000_003, 5_000_011, 17, 6_600_007, 8_000_009, 1]
     with torch.device("meta"):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
@@ -50,13 +50,6 @@ def test_the_search_for_a_directory_ends_if_every_directory_is_locked(here, new_
         start.claim_run_directory(new_run, is_required=False, reporter=reporter, max_taken=2).__enter__()
     with pytest.raises(BusyError, match=r"runs/tiny is being written by another process"):
         start.claim_run_directory(new_run, is_required=True, reporter=reporter).__enter__()
-
-
-def test_a_directory_is_locked_before_it_is_made(here, new_run):
-    with start.claim_run_directory(new_run, is_required=True, reporter=RecordingReporter()) as run:
-        assert not run.directory.exists()
-        with pytest.raises(Timeout):
-            FileLock("runs/.locks/tiny").acquire(blocking=False)
 
 
 def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpoint(here):

@@ -111,12 +111,6 @@ def test_a_missing_package_is_refused_before_anything_is_written(here, monkeypat
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 
 
-def test_a_directory_of_results_is_not_the_package(here, monkeypatch):
-    (here / "some_tracker").mkdir()
-    monkeypatch.syspath_prepend(str(here))
-    assert not trackers._is_installed("some_tracker")
-
-
 def test_tensorboard_has_the_settings_and_each_step_once(here):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train_in_two_parts("tensorboard")
