@@ -267,7 +267,7 @@ def test_the_list_uses_the_published_vocabulary_size_for_part_of_a_benchmark(unt
     assert flops() == before
 
 
-def test_a_store_with_too_few_words_for_a_model_is_refused(untouched):
+def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size
     assert refusal("reproduce", "table1", "--scale", "paper") == (
@@ -284,14 +284,14 @@ def test_a_store_with_too_few_words_for_a_model_is_refused(untouched):
         (["table6", "--out", "texts"], "texts exists and is not a reproduction; give another --out"),
     ],
 )
-def test_wrong_options_are_refused(shrunk, arguments, message):
+def test_wrong_options_are_rejected(shrunk, arguments, message):
     Path("texts").mkdir()
     Path("texts/mine.txt").write_text("mine")
     assert message in refusal("reproduce", *arguments)
     assert not Path("reproduction-tiny").exists()
 
 
-def test_a_run_with_other_settings_is_refused(shrunk):
+def test_a_run_with_other_settings_is_rejected(shrunk):
     done("train", "tiny.toml", "--name", "tiny-short-xl-1111", "--seed", 1111)
     message = refusal("reproduce", "table7", code=1)
     assert message == "runs/tiny-short-xl-1111 was trained with other settings; remove it, or give another --runs-dir"

@@ -29,14 +29,14 @@ def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     assert begin(tmp_path).sections == []
 
 
-def test_a_directory_with_other_files_is_refused(tmp_path):
+def test_a_directory_with_other_files_is_rejected(tmp_path):
     (tmp_path / "text.txt").touch()
     with pytest.raises(UsageError, match="exists and is not a reproduction; give another `out`"):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_a_damaged_report_or_one_at_another_scale_is_refused(tmp_path):
+def test_a_damaged_report_or_one_at_another_scale_is_rejected(tmp_path):
     begin(tmp_path)
     path = tmp_path / "reproduction.json"
     path.write_text(path.read_text().replace("tiny", "paper"))
@@ -70,7 +70,7 @@ def test_items_are_selected_in_the_papers_order():
 
 
 @pytest.mark.parametrize(("name", "likely"), [("tabel6", "table6"), ("figure1", "figure7")])
-def test_unknown_items_are_refused(name, likely):
+def test_unknown_items_are_rejected(name, likely):
     with pytest.raises(UnknownNameError, match=f'unknown table or figure "{name}"; did you mean "{likely}"'):
         select_items([name])
 
