@@ -167,31 +167,3 @@ def test_a_process_that_is_killed_ends_all_with_one_line(here, rank):
     errors = [line for line in stderr if line.startswith("error: ")]
     assert errors == [f"error: process {rank} was killed by signal 9; evaluate again"]
     wait_for(lambda: not processes_in(here))
-
-
-@pytest.mark.slow
-@on_linux
-def test_a_process_of_a_cluster_that_dies_is_noticed(here, free_port):
-    Path("endless.txt").write_text("the fox and the owl " * 2_000)
-    first, second = start_ranks(ENDLESS, ENDLESS, port=free_port)
-    first.stderr.readline()  # evaluating
-    second.kill()
-    second.communicate()
-    _, stderr = ended(first, 1)
-    errors = [line for line in stderr if line.startswith("error: ")]
-    assert errors == ["error: the process of rank 1 has ended or does not answer; evaluate again"]
-
-
-@pytest.mark.slow
-@on_linux
-def test_a_process_that_hangs_is_named_and_given_up(here):
-    write_endless()
-    done("train", "tiny.toml", "--name", "impatient", "--set", "train.rank_timeout=3")
-    process = start("eval", "impatient", *ENDLESS[2:], "--positions", 20_000, "--processes", 2)
-    process.stderr.readline()  # evaluating
-    hanging = processes_in(here)[1]
-    os.kill(hanging, signal.SIGSTOP)
-    error = process.stderr.readline()
-    os.kill(hanging, signal.SIGKILL)
-    ended(process, 1)
-    assert error == "error: the process of rank 1 has ended or does not answer; evaluate again\n"

@@ -27,24 +27,21 @@ def test_the_extension_selects_the_format(tmp_path, ending):
     assert path.read_bytes().startswith(MAGIC[ending.lower()])
 
 
+def marks_in(path):
+    """Return the names in an SVG file, and the number of markers of each line."""
+    root = ElementTree.parse(path).getroot()
+    groups = [(group.get("id", ""), group) for group in root.iter("{http://www.w3.org/2000/svg}g")]
+    marks = [len(list(group.iter("{http://www.w3.org/2000/svg}use"))) for name, group in groups if "line2d_" in name]
+    return [name for name, _ in groups], marks
+
+
 def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
     draw(tmp_path / "curve.svg")
-    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
-    names = {element.get("id", "") for element in root.iter()}
-    lines = [
-        element for element in root.iter("{http://www.w3.org/2000/svg}g") if element.get("id", "").startswith("line2d_")
-    ]
-    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    names, marks = marks_in(tmp_path / "curve.svg")
     assert "legend_1" in names
     assert {3, 2} <= set(marks)
-
-
-def test_a_curve_without_markers_is_only_a_line(tmp_path):
     draw(tmp_path / "curve.svg", styles={"vanilla": {"marker": ""}})
-    root = ElementTree.parse(tmp_path / "curve.svg").getroot()
-    groups = root.iter("{http://www.w3.org/2000/svg}g")
-    lines = [element for element in groups if element.get("id", "").startswith("line2d_")]
-    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
+    _, marks = marks_in(tmp_path / "curve.svg")
     assert 3 in marks
     assert 2 not in marks
 
@@ -54,6 +51,11 @@ def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
     plots.plot_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
     text = (tmp_path / "curve.svg").read_text()
     assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
+    curve = {"run": ([1, 64, 1024], [3, 2, 1])}
+    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
+    text = (tmp_path / "curve.svg").read_text()
+    assert "<!-- 1,024 -->" in text
+    assert "<!-- 1.0 -->" not in text
 
 
 @pytest.mark.parametrize("length", [8, 28, 60])

@@ -280,7 +280,6 @@ def spoil_last_row(table):
             {"top_r": (0.1, 1.5)},
             "`top_r` 0.1,1.5: r is a share of the positions; give numbers above 0, at most 1",
         ),
-        ({"top_r": (0.0,)}, "`top_r` 0: r is a share of the positions; give numbers above 0, at most 1"),
         ({"top_r": (math.nan,)}, "`top_r` nan: r is a share of the positions; give numbers above 0, at most 1"),
         (
             {"threshold": 1.0},
@@ -309,14 +308,12 @@ def test_malformed_shares_are_rejected():
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["byte", "--longest", 6], 2, "--longest 6 is less than one --step 4 above --start 3; give at least 7"),
         (
             ["byte", "--plot-ppl", "ppl"],
             2,
             "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf",
         ),
         (["byte", "--losses", "nowhere/a.h5"], 2, "nowhere/a.h5: there is no folder nowhere; make it first"),
-        (["byte", "byte"], 2, "runs/byte is named twice; name each run once"),
         (["byte", "runs/byte"], 2, "runs/byte is named twice; name each run once"),
         (
             ["byte", "word"],
