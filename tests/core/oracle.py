@@ -96,9 +96,9 @@ def bands_of(numbers, settings):
     return {"embedding": embedding, "softmax": softmax, **clusters}
 
 
-def compressive_options(settings, *, mem_len, compressed_len=None):
+def compressive_options(settings, *, mem_len):
     """The keyword arguments of `reference.forward_compressive` for a model."""
-    lengths = {"mem_len": mem_len, "compressed_len": compressed_len or settings.compressed_len}
+    lengths = {"mem_len": mem_len, "compressed_len": settings.compressed_len}
     return {
         "lengths": {**lengths, "rate": settings.compression_rate, "compression": settings.compression},
         "norm": settings.norm,
@@ -108,11 +108,11 @@ def compressive_options(settings, *, mem_len, compressed_len=None):
     }
 
 
-def read_compressive(model, tokens, lengths, *, mem_len, compressed_len=None, **limits):
+def read_compressive(model, tokens, lengths, *, mem_len, **limits):
     """Log-probabilities (B, T, V), and the last memories, (B, M, d) of each layer and then (B, C, d), by the oracle."""
     settings, ends = model.settings, list(itertools.accumulate(lengths))
     weights = weights_of(numbers_of(model), settings)
-    options = compressive_options(settings, mem_len=mem_len, compressed_len=compressed_len) | limits
+    options = compressive_options(settings, mem_len=mem_len) | limits
     zeros = settings.memory_start == "zeros"
     log_probs, memories = [], []
     for row in tokens.tolist():

@@ -21,7 +21,6 @@ from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_e
 
 HERE = Path(__file__).parent
 KNOWN = "2.13."
-FLOAT32_WORK = ("training", "reading")
 
 if sys.platform != "linux" or shutil.which("g++") is None:
     pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
@@ -137,11 +136,6 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "seeds of resumed runs": 4,
         # The state that the forward pass drew from comes back for the backward pass, then the one that was left.
         "generator of a recomputed step": [["read", 0], ["read", 1], ["set", 0], ["set", 1]],
-        "lstm in fp32": ["torch.float32", "torch.float32"],
-        "lstm in bf16": ["torch.float32", "torch.float32"],  # cuDNN's would be in fp16, without a scaled loss
-        "lstm in fp16": ["torch.float32", "torch.float16"],
-        **{f"products of {work} in fp32": ["ieee"] for work in FLOAT32_WORK},
-        **{f"products of {work} in tf32": ["tf32"] for work in FLOAT32_WORK},
         **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},

@@ -35,7 +35,6 @@ from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 
 ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
-PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def two_updates(case, precision):
@@ -221,51 +220,6 @@ def generator_of_a_recomputed_step():
     return GENERATOR.log
 
 
-def dtypes_of_an_lstm(precision):
-    """Return the dtype of the inputs of PyTorch's LSTM in training, and the dtype that autocast would cast them to."""
-    seen, lstm = set(), torch.lstm
-
-    def observe(inputs, *others):
-        casts = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else inputs.dtype
-        seen.add((str(inputs.dtype), str(casts)))
-        return lstm(inputs, *others)
-
-    torch._VF.lstm = observe
-    two_updates("lstm", precision)
-    (dtypes,) = seen
-    return dtypes
-
-
-class Products(TorchDispatchMode):
-    """Notes the setting of TF32 at each product of matrices of float32."""
-
-    def __init__(self):
-        super().__init__()
-        self.settings = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in PRODUCTS and args[-1].dtype == torch.float32:
-            self.settings[torch.backends.cuda.matmul.fp32_precision] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def settings_of_products(case, precision, work):
-    """Return the settings of TF32 at products of float32: of two steps, or of reading."""
-    settings = load(case, f"train.precision={precision}")
-    with pretending(), Products() as products:
-        model = build(case, settings, CUDA)
-        if work == "training":
-            training = start(settings, model)
-            for _ in range(2):
-                training.update()
-        else:
-            read(settings, model, precision=precision)
-    assert sum(products.settings.values()) > 20
-    after = torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32
-    assert after == ("none", False)
-    return sorted(products.settings)
-
-
 def detected_waits():
     """Check that mixed devices are refused, and return the operations that wait."""
     with pretending() as watch:
@@ -306,14 +260,8 @@ GROUPS = {
         **{f"resumed in {precision}": partial(resumed, precision) for precision in PRECISIONS},
         "seeds of resumed runs": seeds_of_resumed_runs,
         "generator of a recomputed step": generator_of_a_recomputed_step,
-        **{f"lstm in {precision}": partial(dtypes_of_an_lstm, precision) for precision in PRECISIONS},
         "noticed": detected_waits,
         **{f"{case} by graphs": partial(reading_by_graphs, case) for case in ("relative", "sinusoid", "learned")},
-        **{
-            f"products of {work} in {precision}": partial(settings_of_products, "relative", precision, work)
-            for work in ("training", "reading")
-            for precision in ("fp32", "tf32")
-        },
     },
     "tokens": {
         f"kernels of a token, {case} {precision}, batch {batch_size}": partial(

@@ -1,7 +1,5 @@
 """Attention by tiles: its division into tiles, its own gradient, recomputation, dropout, layouts and 16 bits."""
 
-import math
-
 import pytest
 import torch
 
@@ -79,23 +77,6 @@ def test_recomputation_saves_the_inputs_alone(dropout):
         attend_all(*inputs, dropout=dropout, recompute=True)
     shapes = [(H, 1, D) if tensor.dim() == 2 else tuple(tensor.shape) for tensor in inputs]
     assert sorted(saved) == sorted(shapes)
-
-
-def probabilities(*, dropout, batch_size=B):
-    """Probabilities (B, H, L, K) after dropout: the values are unit vectors, so the output is their weights."""
-    key_len = D
-    query, key, _, *positions = draw_inputs(batch_size=batch_size, key_len=key_len)
-    value = torch.eye(key_len, dtype=torch.float64).expand(batch_size, H, key_len, key_len)
-    return attend_all(query, key, value, *positions, dropout=dropout)
-
-
-def test_dropout_drops_its_share_and_keeps_the_expectation():
-    torch.manual_seed(4)
-    dropped, whole = probabilities(dropout=0.25, batch_size=1009), probabilities(dropout=0.0, batch_size=1009)
-    seen = whole > 0
-    assert (dropped[seen] == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
-    # The mean of a row's sum is 1; its deviation is below sqrt(0.25 / 0.75) for each of 1009 x 3 x 5 rows.
-    assert dropped.sum(-1).mean().item() == pytest.approx(1.0, abs=4 * math.sqrt(1 / 3 / (1009 * H * L)))
 
 
 @pytest.mark.parametrize("tiling", TILINGS)

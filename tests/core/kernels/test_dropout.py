@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.core.kernels.dropout import keep_mask, relu_dropout
+from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.model.dropout import Dropout
 
 CPU = torch.device("cpu")
@@ -45,10 +45,10 @@ def test_relu_dropout_and_its_gradient_equal_dropout_of_relu(variational, dtype,
     given = torch.randn(7, 11, 5, dtype=dtype)
     given[0, 0] = 0.0
     weight, dropout, results = torch.randn(7, 11, 5, dtype=dtype), Dropout(rate, variational=variational), []
-    for function in (relu_dropout, lambda hidden, dropout: dropout(hidden.relu())):
+    for function in (dropout.after_relu, lambda hidden, dropout=dropout: dropout(hidden.relu())):
         leaf = given.clone().requires_grad_()
         torch.manual_seed(3)
-        out = function(leaf * 1, dropout)  # a leaf must not be overwritten
+        out = function(leaf * 1)  # a leaf must not be overwritten
         (grad,) = torch.autograd.grad((out * weight).sum(), leaf)
         results.append((out.detach(), grad))
     torch.testing.assert_close(*results, rtol=torch.finfo(dtype).eps * 2, atol=0)
@@ -57,5 +57,5 @@ def test_relu_dropout_and_its_gradient_equal_dropout_of_relu(variational, dtype,
 def test_relu_dropout_saves_only_its_result():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, id):
-        out = relu_dropout(torch.randn(7, 11, requires_grad=True) * 1, Dropout(0.5))
+        out = Dropout(0.5).after_relu(torch.randn(7, 11, requires_grad=True) * 1)
     assert [tensor.data_ptr() for tensor in kept if tensor.dim()] == [out.data_ptr()]

@@ -183,17 +183,6 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
     torch.testing.assert_close(given.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_matrix_that_is_not_packed_is_cast_without_changing_the_parameter():
-    module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
-    weight, bias = module.weight, module.bias
-    module.pack(torch.float32)
-    assert (module.packed, module.weight, module.bias) == (None, weight, bias)
-    module.pack(torch.bfloat16)
-    assert module.packed is None
-    assert module.weight.dtype == module.bias.dtype == torch.bfloat16
-    torch.testing.assert_close(module(rows.bfloat16()).float(), F.linear(rows, weight, bias), rtol=0.02, atol=0.02)
-
-
 @torch.inference_mode()
 def read(decoder, tokens, lengths):
     return torch.cat([decoder.read(part) for part in tokens.split(lengths, dim=1)], dim=1)

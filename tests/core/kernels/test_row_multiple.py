@@ -6,38 +6,22 @@ Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 """
 
 import copy
-import math
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.attention_cases import OTHER_BACKENDS, attend, by_backend, draw, draw_inputs, shifted
+from tests.core.attention_cases import OTHER_BACKENDS, attend, by_backend, draw, draw_inputs
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import DTYPES, use_row_multiple
 from txlcli.core.kernels.linear import cached_casts, linear
-from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape, Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
 MULTIPLE = 8
-
-
-@pytest.mark.parametrize("known", [None, 2])
-@pytest.mark.parametrize("reach", [1, 4, 9, K])
-@pytest.mark.parametrize("seg_len", [1, L, 8])
-def test_scores_by_distance_are_read_by_key_in_aligned_rows(seg_len, reach, known):
-    known = min(known or reach, reach)
-    with use_row_multiple(MULTIPLE):
-        buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, seg_len, K, reach, known), fill=-math.inf)
-    score = draw(B * H, seg_len, reach)
-    buffer.by_distance.copy_(score)
-    np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, K))
-    written = buffer.by_distance[:, :, reach - known :]
-    assert written.stride(1) % MULTIPLE == written.storage_offset() % MULTIPLE == 0
 
 
 @pytest.mark.parametrize("backend", ["auto", *OTHER_BACKENDS])

@@ -49,8 +49,8 @@ def test_predictions_and_memories_equal_the_oracle(layers, position, memory_star
 
 @pytest.mark.parametrize(("mem_len", "compressed_len"), [(3, 2), (4, 8), (M, 1), (11, 3)])
 def test_other_lengths_in_evaluation_equal_the_oracle(mem_len, compressed_len):
-    model, tokens, lengths = compressive(), draw_tokens(B, 4 * L), [L] * 4
-    options = {"mem_len": mem_len, "compressed_len": compressed_len, "max_distance": 5}
+    model, tokens, lengths = compressive(compressed_len=compressed_len), draw_tokens(B, 4 * L), [L] * 4
+    options = {"mem_len": mem_len, "max_distance": 5}
     given, memory = read_segments(model, tokens, lengths, **options)
     expected, expected_memory = oracle.read_compressive(model, tokens, lengths, **options)
     torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
@@ -176,7 +176,8 @@ def test_the_reader_equals_the_model(lengths, memory_start, position, layers, co
     seg_len, mem_len, slots = lengths
     model = compressive(position, memory_start=memory_start, compression=compression, **layers)
     tokens, settings = draw_tokens(B, T), evaluation(seg_len=seg_len, mem_len=mem_len, compressed_len=slots)
-    expected, _ = read_segments(model, tokens, cut(T, seg_len), mem_len=mem_len, compressed_len=slots)
+    own = compressive(position, memory_start=memory_start, compression=compression, compressed_len=slots or C, **layers)
+    expected, _ = read_segments(own, tokens, cut(T, seg_len), mem_len=mem_len)
     reader = make_reader(model, settings, batch_size=B)
     for _ in range(2):
         torch.testing.assert_close(decoded(model, tokens, reader, [seg_len]), expected, rtol=0, atol=1e-10)

@@ -20,60 +20,12 @@ def slopes():
         yield
 
 
-def slopes_model(**changed):
-    return small_model(std=0.2, position="slopes", **changed)
-
-
 def test_a_name_of_an_encoding_is_registered_once():
     with pytest.raises(ValueError, match='"shaw" is registered already'):
         register_encoding("shaw", SlopesEncoding, EncodingTraits())
     assert ENCODINGS["shaw"] is not SlopesEncoding
     with pytest.raises(ValueError, match='"slopes" is registered already'):
         register_encoding("slopes", SlopesEncoding, EncodingTraits())
-
-
-def test_the_score_falls_with_distance_by_the_slope_of_the_head():
-    model = slopes_model(n_layers=1)
-    with torch.no_grad():
-        model.encoding.log_factors.zero_()
-        attention = model.layers[0].attention
-        (terms,) = model.score_terms(M + L, max_distance=9)
-        query, keys = torch.zeros(1, H, L, 11, dtype=torch.float64), torch.zeros(1, H, M + L, 11, dtype=torch.float64)
-        values = torch.zeros_like(keys)
-        values[0, :, :11, :11] = torch.eye(11)  # the output is the probabilities of the first 11 keys
-        given = attention.backend.attend(query, keys, values, terms)[0]
-    slopes = [2 ** (-8 * head / H) for head in (1, 2, 3)]
-    for head, slope in enumerate(slopes):
-        for i in range(L):
-            distances = [min(9, M + i - j) for j in range(M + i + 1)]
-            weights = torch.tensor([-slope * distance for distance in distances], dtype=torch.float64).softmax(0)
-            torch.testing.assert_close(given[head, i, : min(11, M + i + 1)], weights[:11], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
-def test_a_training_step_with_memory_gives_every_head_its_gradient(backend, recompute):
-    model, tokens = slopes_model().train(), draw_tokens(B, 2 * L)
-    model.recompute(recompute)
-    model.set_attention_backend(backend)
-    _, memory = model(tokens[:, :L], model.first_memory(B, M), mem_len=M)
-    factors = model.encoding.log_factors
-
-    def loss():
-        targets = draw_tokens(B, L, seed=9)
-        return model.objective(tokens[:, L:], targets, memory, mem_len=M, part="full", progress=0.0)[0]
-
-    (grad,) = torch.autograd.grad(loss(), factors)
-    for head in range(H):
-        slope = []
-        with torch.no_grad():
-            kept = factors[head].item()
-            for step in (1e-5, -1e-5):
-                factors[head] = kept + step
-                slope.append(loss().item())
-            factors[head] = kept
-        assert grad[head].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5)
-    torch.optim.Adam(model.parameters(), lr=1e-3).step()
 
 
 class RampEncoding(SlopesEncoding):

@@ -115,21 +115,6 @@ def test_reset_forgets_everything(norm, memory_start):
     torch.testing.assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_zeros_before_the_text_are_attended_to(norm):
-    # A pre-norm turns a zero vector into its bias: it has a content, not only a position.
-    models = {start: small_model(norm=norm, memory_start=start) for start in ("empty", "zeros")}
-    tokens, options = draw_tokens(B, L), {"seg_len": L, "mem_len": M}
-    empty, zeros = (decode(model, tokens, **options) for model in models.values())
-    assert ((empty - zeros).abs().amax(-1) > 1e-6).all()
-    # The argument overrides the model's setting.
-    for start, expected in (("empty", empty), ("zeros", zeros)):
-        for model in models.values():
-            torch.testing.assert_close(
-                decode(model, tokens, memory_start=start, **options), expected, rtol=0, atol=1e-12
-            )
-
-
 @pytest.mark.parametrize("same_length", ["off", "m"])
 @pytest.mark.parametrize(("layers", "norm"), [(1, "post"), (2, "pre"), (3, "post")])
 @pytest.mark.parametrize("length", [1, 4, 5, 21, 35])

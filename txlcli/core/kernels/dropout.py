@@ -1,6 +1,6 @@
-"""Random masks of dropout, and ReLU followed by dropout as one operation."""
+"""Dropout, its random masks, and ReLU followed by dropout as one operation."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,48 +41,49 @@ def mask_scale(mask: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     return mask.to(torch.promote_types(dtype, torch.float32)) / (1 - rate)
 
 
-class DropoutModule(Protocol):
-    """The interface of `core.model.dropout.Dropout` that is used here."""
+def drop(hidden: Tensor, rate: float, *, variational: bool, in_place: bool = False) -> Tensor:
+    """Zero entries with probability `rate` and scale the others; in place where that is allowed and as fast.
 
-    rate: float
-    training: bool
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Drop entries, with a gradient."""
-        ...
-
-    def overwrite(self, hidden: Tensor) -> Tensor:
-        """Drop entries in place where that is as fast, without a gradient."""
-        ...
+    Variational: one mask for all positions, the axis before the last.
+    """
+    if rate == 0:
+        return hidden
+    if variational:
+        shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
+        return (hidden * mask_scale(keep_mask(shape, rate, hidden.device), rate, hidden.dtype)).to(hidden.dtype)
+    if hidden.device.type != "cpu":
+        return F.dropout(hidden, rate)
+    mask = keep_mask(hidden.shape, rate, hidden.device)
+    return torch.mul(hidden, mask, out=hidden if in_place else None).mul_(1 / (1 - rate))
 
 
 class _ReluDropout(torch.autograd.Function):
     """The result is positive exactly where the gradient passes, so neither the mask nor the input is kept."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, dropout: DropoutModule) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, rate: float, variational: bool) -> Tensor:
         # Overwrites `hidden`, but is a separate node of the graph: an in-place node would copy the gradient of a view.
-        out = dropout.overwrite(hidden.detach().relu_())
+        out = drop(hidden.detach().relu_(), rate, variational=variational, in_place=True)
         ctx.save_for_backward(out)
-        ctx.rate = dropout.rate if dropout.training else 0.0
+        ctx.rate = rate
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (out,) = ctx.saved_tensors
         grad: Tensor = torch.ops.aten.threshold_backward(grad_outputs[0], out, 0)
-        return grad.mul_(1 / (1 - ctx.rate)) if ctx.rate else grad, None
+        return grad.mul_(1 / (1 - ctx.rate)) if ctx.rate else grad, None, None
 
 
-def relu_dropout(hidden: Tensor, dropout: DropoutModule) -> Tensor:
-    """Return dropout(relu(hidden)), any shape -> the same shape; `hidden` may be overwritten.
+def relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    """Return `drop` of relu(hidden), any shape -> the same shape; `hidden` may be overwritten.
 
     The backward pass needs the result only, which the following product keeps anyway: the inner activations are the
     widest of a layer.
     """
     has_gradient = torch.is_grad_enabled()
     if has_gradient and not torch.compiler.is_compiling():
-        dropped: Tensor = _ReluDropout.apply(hidden, dropout)
+        dropped: Tensor = _ReluDropout.apply(hidden, rate, variational)
         return dropped
-    return dropout(F.relu(hidden, inplace=not has_gradient))
+    return drop(F.relu(hidden, inplace=not has_gradient), rate, variational=variational)

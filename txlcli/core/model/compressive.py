@@ -189,39 +189,11 @@ class CompressiveTransformer(TransformerXL):
         for part in (memory[: len(self.layers)], memory[len(self.layers) :]):
             super().check_memory(part)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        key_limit: int | None = None,
-        max_distance: int | None = None,
-        compressed_len: int | None = None,
-    ) -> tuple[Tensor, Memory]:
-        """Read one segment.
-
-        Args:
-            tokens: (B, L).
-            memory: what the segment before left.
-            mem_len: M; without it nothing is compressed.
-            key_limit: the largest number of keys a query may see, itself included; all by default.
-            max_distance: distances beyond it share one encoding.
-            compressed_len: C; that of the settings by default.
-        Returns:
-            The last hidden states (B, L, d) and the new memory.
-        """
-        pasts = self._compressed_pasts(memory, mem_len, compressed_len or self.settings.compressed_len)
-        outputs, memories = self._read(tokens, pasts, key_limit, max_distance)
-        return self._final(outputs[-1]), self._joined(memories)
-
-    def _compressed_pasts(self, memory: Memory, mem_len: int, compressed_len: int) -> list[CompressedMemory]:
-        """Return the past of each layer before a segment."""
+    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[CompressedMemory]:
         n_layers = len(self.layers)
-        of_layers = zip(self.layers, memory[:n_layers], memory[n_layers:], strict=True)
         return [
-            CompressedMemory(layer, recent, compressed, mem_len=mem_len, compressed_len=compressed_len)
-            for layer, recent, compressed in of_layers
+            CompressedMemory(layer, recent, compressed, mem_len=mem_len, compressed_len=self.settings.compressed_len)
+            for layer, recent, compressed in zip(self.layers, memory[:n_layers], memory[n_layers:], strict=True)
         ]
 
     def _joined(self, memories: Sequence[Memory]) -> Memory:
@@ -235,7 +207,7 @@ class CompressiveTransformer(TransformerXL):
 
         The former adds the reconstruction losses of all layers, which train the convolutions alone.
         """
-        pasts = self._compressed_pasts(memory, mem_len, self.settings.compressed_len)
+        pasts = self._pasts(memory, mem_len)
         outputs, memories = self._read(tokens, pasts, None, None)
         counted = counted_positions(tokens.shape[1], part)
         loss = self.losses(self._final(outputs[-1])[:, counted], targets[:, counted]).mean()

@@ -5,9 +5,8 @@ Axes: B batch, L segment, d width, V vocabulary.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from txlcli.core.kernels.dropout import keep_mask, mask_scale
+from txlcli.core.kernels.dropout import drop, keep_mask, mask_scale, relu_dropout
 
 
 class Dropout(nn.Module):
@@ -23,29 +22,18 @@ class Dropout(nn.Module):
         self.rate = rate
         self.variational = variational
 
+    @property
+    def active_rate(self) -> float:
+        """The rate in training, 0 in evaluation."""
+        return self.rate if self.training else 0.0
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Drop entries of a tensor of any shape; with a shared mask, its last axes are positions and channels."""
-        return self._drop(hidden, None)
+        return drop(hidden, self.active_rate, variational=self.variational)
 
-    def overwrite(self, hidden: Tensor) -> Tensor:
-        """Drop entries without a gradient, in place where that is as fast."""
-        return self._drop(hidden, hidden)
-
-    def _drop(self, hidden: Tensor, out: Tensor | None) -> Tensor:
-        if not self.training or self.rate == 0:
-            return hidden
-        if self.variational:
-            shape = torch.Size((*hidden.shape[:-2], 1, hidden.shape[-1]))
-            scale = mask_scale(keep_mask(shape, self.rate, hidden.device), self.rate, hidden.dtype)
-            return (hidden * scale).to(hidden.dtype)
-        if hidden.device.type != "cpu":
-            return F.dropout(hidden, self.rate)
-        mask = keep_mask(hidden.shape, self.rate, hidden.device)
-        return torch.mul(hidden, mask, out=out).mul_(1 / (1 - self.rate))
-
-    def extra_repr(self) -> str:
-        """Return the arguments for print(model)."""
-        return f"rate={self.rate}, variational={self.variational}"
+    def after_relu(self, hidden: Tensor) -> Tensor:
+        """Drop entries of relu(hidden), which may be overwritten."""
+        return relu_dropout(hidden, self.active_rate, variational=self.variational)
 
 
 class WordDropout(nn.Module):
@@ -73,7 +61,3 @@ class WordDropout(nn.Module):
         scale = mask_scale(mask[tokens], self.rate, embedded.dtype)  # (B, L)
         scale[:, 0] = 1.0
         return (embedded * scale[..., None]).to(embedded.dtype)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for print(model)."""
-        return f"rate={self.rate}, vocab_size={self.vocab_size}"

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.dropout import relu_dropout
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.model import backends
 from txlcli.core.model.attention import Attention
@@ -133,7 +132,7 @@ class Layer(nn.Module):
     def _join(self, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
         """Apply dropout to the branch and add the residual (B, L, d), in place if the dtypes match; or gate both."""
         if gate is not None:
-            gated: Tensor = gate(hidden, relu_dropout(branch, self.dropout))
+            gated: Tensor = gate(hidden, self.dropout.after_relu(branch))
             return gated
         dropped: Tensor = self.dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden

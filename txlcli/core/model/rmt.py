@@ -58,30 +58,19 @@ class RecurrentMemoryTransformer(TransformerXL):
         if count not in (0, self.settings.n_memory_tokens):
             raise ValueError(f"a state of {count} memory tokens instead of {self.settings.n_memory_tokens}")
 
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        key_limit: int | None = None,
-        max_distance: int | None = None,
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, memory: Memory, *, mem_len: int
     ) -> tuple[Tensor, Memory]:
-        """Read tokens in segments; return their last hidden states (B, T, d) and the new memory, without gradient.
+        """Read tokens (B, T) in segments; return their last hidden states (B, T, d) and the new memory.
 
-        Args:
-            tokens: (B, T).
-            memory: what the call before left.
-            mem_len: 0; the state is all the memory.
-            key_limit: the largest number of keys a row may see, itself included; all by default.
-            max_distance: distances beyond it share one encoding.
+        The memory has no gradient. M is 0: the state is all the memory.
         """
         before, outputs = memory[1].shape[1], []
         state = memory[0] if memory[0].shape[1] else self.first_state.expand(len(tokens), -1, -1)
         has_state = memory[0].shape[1] > 0
         present = torch.cat([memory[1], tokens], dim=1)
         for segment in present.split(self.settings.segment_len, dim=1):
-            hidden, written = self._read_segment(segment, state, key_limit, max_distance)
+            hidden, written = self._read_segment(segment, state)
             outputs.append(hidden)
             if segment.shape[1] == self.settings.segment_len:
                 state, has_state = written, True
@@ -89,15 +78,13 @@ class RecurrentMemoryTransformer(TransformerXL):
         new_state = state.detach() if has_state else memory[0]
         return torch.cat(outputs, dim=1)[:, before:], [new_state, present[:, present.shape[1] - left :].clone()]
 
-    def _read_segment(
-        self, tokens: Tensor, state: Tensor, key_limit: int | None, max_distance: int | None
-    ) -> tuple[Tensor, Tensor]:
+    def _read_segment(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last hidden states of a segment (B, x, d), and the state that is written after it (B, n, d)."""
         count, rows = state.shape[1], tokens.shape[1] + 2 * state.shape[1]
         positions = torch.arange(rows, device=tokens.device)
         embedded = self.embed(tokens, positions[count : rows - count])
         state = state.to(embedded.dtype)
-        terms = self.score_terms(min(rows, key_limit or rows), max_distance=max_distance)
+        terms = self.score_terms(rows, max_distance=None)
         nothing = embedded[:, :0].detach()
         pasts = [GrowingMemory(layer, nothing) for layer in self.layers]
         hidden = torch.cat([state, embedded, state], dim=1)

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.dropout import relu_dropout
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.dropout import Dropout
 
@@ -37,7 +36,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = relu_dropout(self.ff_1(hidden, wide=True), self.dropout)  # (B, L, F), or wider, then zeros
+        inner = self.dropout.after_relu(self.ff_1(hidden, wide=True))  # (B, L, F), or wider, then zeros
         projected: Tensor = self.ff_2(inner)
         return projected
 

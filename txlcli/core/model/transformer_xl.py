@@ -214,7 +214,7 @@ class TransformerXL(LanguageModel):
         outputs, memories = self._read(tokens, self._pasts(memory, mem_len), key_limit, max_distance)
         return self._final(outputs[-1]), self._joined(memories)
 
-    def _pasts(self, memory: Memory, mem_len: int) -> list[GrowingMemory]:
+    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[GrowingMemory]:
         """Return the past of each layer before a segment.
 
         Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
