@@ -247,11 +247,8 @@ class Vocab:
                 raise ValueError(f"its size is {facts['size']!r}, not a number up to {MAX_IDS:,}")
             vocab = cls.of_ids(facts["size"])
         else:
-            symbols, lower_case = facts["symbols"], facts["lower_case"]
-            if not isinstance(symbols, list) or not isinstance(lower_case, bool):
-                raise TypeError("symbols must be a list, lower_case true or false")
-            "".join(symbols).encode()  # symbols are texts, none of them half a character
-            vocab = cls(kind, symbols, lower_case=lower_case, **named)
+            "".join(facts["symbols"]).encode()  # symbols are texts, none of them half a character
+            vocab = cls(kind, facts["symbols"], lower_case=bool(facts["lower_case"]), **named)
         if vocab.size == 0 or len(vocab.ids_of) != len(vocab.symbols):
             raise ValueError("it has no symbols, or one of them twice")
         for name, number in named.items():

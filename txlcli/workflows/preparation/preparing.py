@@ -164,7 +164,6 @@ class _Preparation:
         self._plan, self._work, self._reporter, self._sizes = plan, work, reporter, sizes
         self._symbols = SymbolCounts()
         self._rule = rules.rule_of(plan)
-        self._sample = sizes.bpe_sample if plan.bpe else sizes.unigram_sample
 
     def run(self) -> TokenStore:
         """Prepare the store and open it."""
@@ -173,7 +172,7 @@ class _Preparation:
         splits = {split: self._slices(split, pieces) for split, pieces in text.splits.items()}
         with ThreadPoolExecutor(1) as thread:  # hashing the source in parallel takes no extra time
             source = thread.submit(digest, splits)
-            model = self._sentencepiece_model(splits)
+            model, note_of_sample = self._sentencepiece_model(splits)
             encoded = self._read_all(
                 splits, ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
             )
@@ -191,7 +190,7 @@ class _Preparation:
                     *text.notes,
                     *notes,
                     *rules.differences(plan, self._rule, text, vocab.size, counts),
-                    *self._note_of_sample(splits),
+                    *note_of_sample,
                 ),
                 source_digest=source.result(),
                 every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
@@ -207,32 +206,25 @@ class _Preparation:
             raise CorpusInputError(f"{where}: the {split} split is empty; add text to it")
         return pieces if self._plan.tokenizer == "byte" else align_to_characters(pieces)
 
-    def _sentencepiece_model(self, splits: dict[str, tuple[Slice, ...]]) -> bytes:
-        """Return the given SentencePiece model or train one; empty for other tokenizers."""
+    def _sentencepiece_model(self, splits: dict[str, tuple[Slice, ...]]) -> tuple[bytes, tuple[str, ...]]:
+        """Return the given SentencePiece model, or train one and note if on a part; empty for other tokenizers."""
         plan = self._plan
-        if plan.vocab is not None:
-            return plan.vocab.model
-        if plan.tokenizer != "sentencepiece":
-            return b""
+        if plan.vocab is not None or plan.tokenizer != "sentencepiece":
+            return (plan.vocab.model if plan.vocab else b""), ()
         assert plan.vocab_size is not None
         if "train" not in splits:
             raise CorpusInputError(
                 "SentencePiece is trained on the train split, and this source has none; add one, "
                 "or choose another `tokenizer`"
             )
+        size, sample = _size(splits["train"]), self._sizes.bpe_sample if plan.bpe else self._sizes.unigram_sample
         with self._reporter.progress("training SentencePiece"):
-            lines = _training_lines(splits["train"], self._sample)
-            return train_sentencepiece(lines, size=plan.vocab_size, bpe=plan.bpe)
-
-    def _note_of_sample(self, splits: dict[str, tuple[Slice, ...]]) -> Iterator[str]:
-        """Yield a note that SentencePiece was trained on a part of the text, if it was."""
-        if self._plan.tokenizer != "sentencepiece" or self._plan.vocab is not None:
-            return
-        if (size := _size(splits["train"])) > self._sample:
-            yield (
-                f"SentencePiece was trained on {self._sample:,} of the {size:,} bytes of train, spread evenly, since "
-                "its memory grows with the text"
-            )
+            model = train_sentencepiece(_training_lines(splits["train"], sample), size=plan.vocab_size, bpe=plan.bpe)
+        note = (
+            f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, since its memory "
+            "grows with the text"
+        )
+        return model, (note,) if size > sample else ()
 
     def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, EncodedSplit]:
         total = sum(map(_size, splits.values()))
