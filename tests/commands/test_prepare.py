@@ -267,6 +267,7 @@ class Meanwhile(CallbackReporter):
     """Prepares the same store from another process when the text is read."""
 
     def __init__(self, command):
+        super().__init__()
         self.command, self.others = command, []
 
     def progress(self, *arguments, **options):

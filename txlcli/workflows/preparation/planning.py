@@ -90,8 +90,8 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     parquet = () if tokens or corpus is not corpora.OWN_TEXT else _find_parquet(source, options)
     if options.column is not None and not parquet:
         raise UsageError(f"`column` has no effect here; it is for files that end with {PARQUET}")
-    vocab_file = options.vocab or _exported_vocabulary(source, options, tokens, parquet)
-    vocab = None if vocab_file is None else _read_vocabulary(vocab_file, is_given=options.vocab is not None)
+    is_exported = tokens is not None or (bool(parquet) and all(text.is_pieces for text in parquet))
+    vocab_file, vocab = _find_vocabulary(source, options, is_exported=is_exported) or (None, None)
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
     if tokens is not None:
@@ -169,23 +169,16 @@ def _find_parquet(source: Path | None, options: PrepareOptions) -> "tuple[Parque
     return tuple(parquet_text.open_text(path, options.column) for path in files)
 
 
-def _exported_vocabulary(
-    source: Path | None, options: PrepareOptions, tokens: TokenFiles | None, parquet: "tuple[ParquetText, ...]"
-) -> Path | None:
-    """Return the vocabulary that txl exported with the files, unless the user describes another."""
-    is_exported = tokens is not None or (parquet and all(text.is_pieces for text in parquet))
+def _find_vocabulary(source: Path | None, options: PrepareOptions, *, is_exported: bool) -> tuple[Path, Vocab] | None:
+    """Return the given vocabulary, or the one that txl exported with the files unless the user describes another."""
+    if options.vocab is not None:
+        return options.vocab, vocabularies.read(options.vocab)
     if source is None or not is_exported or options.given("tokenizer", "vocab_size", "min_count", "sp_type"):
         return None
-    path = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
-    return path if path.is_file() else None
-
-
-def _read_vocabulary(file: Path, *, is_given: bool) -> Vocab:
+    file = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
     try:
-        return vocabularies.read(file)
+        return (file, vocabularies.read(file)) if file.is_file() else None
     except VocabularyError as error:
-        if is_given:
-            raise
         raise VocabularyError(
             f"{file}: lies next to the files, but is not a vocabulary of txl; move it away, or give `vocab` or "
             "`vocab_size`"

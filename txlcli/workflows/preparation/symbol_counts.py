@@ -51,11 +51,7 @@ class SymbolCounts:
         """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
         counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
         size = len(self._symbols) if size is None else size
-        if counts.size >= size:
-            return counts
-        grown = np.zeros(max(size, 2 * counts.size), dtype=np.int64)  # doubled, so that it seldom grows
-        grown[: counts.size] = counts
-        return grown
+        return np.pad(counts, (0, max(0, size - counts.size)))
 
     def by_frequency(self, splits: tuple[str, ...], least: int = 1) -> list[str]:
         """Return the symbols that occur at least `least` times in the splits, most frequent first.
@@ -91,20 +87,10 @@ class EncodedSplit:
         for path, own_dtype in self._chunks:
             table_path = path.with_suffix(".table")
             table = final[np.fromfile(table_path, dtype=np.uint32)]
-            block = _replace(np.fromfile(path, dtype=own_dtype), table, dtype)
-            yield block
-            step.advance(block.size)
+            ids = np.fromfile(path, dtype=own_dtype)
+            if (table < 0).any():
+                ids = ids[table[ids] >= 0]
+            yield table.astype(dtype)[ids]
+            step.advance(ids.size)
             path.unlink()
             table_path.unlink()
-
-
-def _replace(ids: NDArray[Any], table: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-    dropped = np.flatnonzero(table < 0)
-    if ids.dtype == dtype == np.uint8:
-        # bytes.translate is several times faster than an index array.
-        whole = np.zeros(256, dtype=np.uint8)
-        whole[: table.size] = table.astype(np.uint8)
-        return np.frombuffer(ids.tobytes().translate(whole.tobytes(), dropped.astype(np.uint8).tobytes()), np.uint8)
-    if dropped.size:
-        ids = ids[~np.isin(ids, dropped)]
-    return table.astype(dtype)[ids]
