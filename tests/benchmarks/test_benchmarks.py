@@ -8,7 +8,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tests.benchmarks import corpus, loading
+from tests.benchmarks import loading
 
 
 def invoke(module, *options):
@@ -120,19 +120,6 @@ def test_a_comparison_with_the_peer_in_bf16_names_both_precisions(benchmark):
     (found,) = benchmark.compare("token1600", comparison, torch.device("cpu"), 1, quick=True)
     assert (found["precision"], found["peer_precision"]) == ("fp32", "bf16")
     assert 0 < found["largest_difference_nats"] < 0.05
-
-
-@pytest.mark.parametrize("kind", ["byte", "word"])
-def test_a_preparation_is_measured(kind, tmp_path, capsys):
-    pytest.importorskip("resource")
-    text = tmp_path / "text"
-    corpus.write_text(text, kind, 1 << 18, types=509)
-    corpus.prepare_here(text, tmp_path / "data", 1, tokenizer=kind, split=(98, 1, 1))
-    told = json.loads(capsys.readouterr().out)
-    assert told["tokens_per_s"] == pytest.approx(told["tokens"] / told["seconds"])
-    assert set(told["seconds_by_step"]) == {"reading", "writing"}
-    assert told["vocabulary_size"] == (256 if kind == "byte" else 509 + 2)
-    assert told["peak_bytes"] > 1 << 20
 
 
 @pytest.mark.slow

@@ -58,11 +58,6 @@ def replacement_survives(call):
     return was_killed
 
 
-@pytest.mark.parametrize("call", [5, pytest.param(8, marks=pytest.mark.slow)])
-def test_a_replacement_that_is_killed_loses_no_checkpoint(here, call):
-    assert replacement_survives(call)
-
-
 @pytest.mark.slow
 def test_a_replacement_killed_at_each_change_of_a_directory_loses_no_checkpoint(here):
     call = 1

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.commands.novel import done, json_of, refusal, txl
-from txlcli.workflows.training import request
 
 SHORT = [
     *("--set", "train.max_steps=3", "--set", "train.valid_every=3", "--set", "train.seg_len=7"),
@@ -26,16 +25,6 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
     settings = json_of("runs")["runs"][0]
     assert (settings["name"], settings["recipe"]) == (name, recipe_name)
     assert json_of("eval", name, "--mem-len", 7, "--positions", 30)["rows"][0]["tokens"] == 30
-
-
-def test_a_recipe_file_or_a_packaged_recipe_of_that_name_is_no_store(here):
-    (here / "data").mkdir(exist_ok=True)
-    for name in ("novel", "ptb", "mine"):
-        (here / "data" / f"{name}.h5").touch()
-    (here / "mine").write_text("")
-    assert request.is_store("novel", here / "data")  # beside a directory of that name
-    assert not request.is_store("ptb", here / "data")
-    assert not request.is_store(str(here / "mine"), here / "data")
 
 
 def test_a_finished_training_is_not_repeated_by_accident(here):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.commands.novel import RECIPE, done, refusal, txl
+from tests.commands.novel import RECIPE, done, refusal
 
 
 def small_library(directory, monkeypatch):
@@ -58,9 +58,8 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     ]
     assert all(f"$ {shlex.join(['txl', *words])}\n" in shown for words in ran)
     assert "is finished and has the same settings" in refusal(*ran[1], code=1)
-    for words in ([*ran[1], "--name", "again"], *ran[2:]):
-        repeated = txl(*words)
-        assert repeated.exit_code == 0, repeated.stderr
+    for words in ([*ran[1], "--name", "again"], ran[2], ran[4]):  # all but the slow one, which measures the speed
+        done(*words)
 
 
 @pytest.mark.slow

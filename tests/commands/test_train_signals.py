@@ -51,6 +51,7 @@ def test_a_training_saves_when_the_reader_of_its_reports_leaves(here):
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 4
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_the_command_without_a_traceback(here):
     process = start("generate", "byte", "--prompt", "the", "--tokens", "1000000", "--top-k", "1")
     process.stdout.read(5)
@@ -87,6 +88,7 @@ def test_output_that_cannot_be_written_is_one_line(here, words, unbuffered):
     assert "Exception" not in stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here):
     run = here / "runs/byte"
     before = (run / "last.safetensors").read_bytes()

@@ -117,7 +117,7 @@ def copy_store(data_dir, directory):
 def prepare_toy(directory):
     """Prepare a small store from words that are made up."""
     text = directory / f"{TOY_STORE}.txt"
-    write_text(text, "word", TOY_BYTES, types=TOY_TYPES)
+    write_text(text, TOY_BYTES, types=TOY_TYPES)
     os.truncate(text, TOY_BYTES)
     preparing.run(str(text), PrepareOptions(tokenizer="word", split=(80, 10, 10), force=True), directory)
 

@@ -144,14 +144,6 @@ def test_the_model_gets_its_own_weights_back_at_the_same_address():
     assert module.weight.data_ptr() == address
 
 
-def test_by_default_nothing_is_averaged(tmp_path):
-    training = new_training(tmp_path, valid_every=1)
-    reports = run(training)
-    assert not any(report.averaged for report in valids_of(reports))
-    assert training.average.weights == {}
-    assert not checkpoint.load(training.last_path).group("average")
-
-
 def test_averaged_sgd_of_a_training_is_the_mean_of_its_steps_since_the_trigger(tmp_path):
     training = new_training(tmp_path, **ASGD)
     iterates, reports = train(training)

@@ -63,105 +63,90 @@ class TwoProcesses:
     """
 
     def __init__(self, run_checks, directory):
-        self._run_checks, self._results = run_checks, {}
-        self._groups = [{name: rest for name, *rest in checks(directory)} for checks in (sampled_checks, other_checks)]
+        self._run_checks, self._directory, self._results = run_checks, directory, {}
+        self._groups = [{name: rest for name, *rest in checks()} for checks in (sampled_checks, other_checks)]
 
     def __getitem__(self, name):
         if name not in self._results:
             group = next(group for group in self._groups if name in group)
-            self._results |= self._run_checks(2, *([name, *rest] for name, rest in group.items()))
+            checks = [(name, check, self._arguments(name, check, given)) for name, (check, given) in group.items()]
+            self._results |= self._run_checks(2, *checks)
         return self._results[name]
+
+    def _arguments(self, name, check, given):
+        return (
+            given
+            if check in ("updates_of_models", "agreement")
+            else {"directory": str(self._directory / name), **given}
+        )
 
     def saved_by(self, name, file="last.safetensors"):
         """Return a checkpoint of the training of a check."""
         assert self[name]
-        _, arguments = next(group[name] for group in self._groups if name in group)
-        return checkpoint.load(Path(arguments["directory"]) / file)
+        return checkpoint.load(self._directory / name / file)
 
 
-def sampled_checks(directory):
-    plain, dropped = {"optimizer": "sgd", "lr": 0.5}, {"dropout": 0.3}
-    rest, zero, fsdp = {"steps": 4, **dropped}, {"parallel": "zero"}, {"parallel": "fsdp"}
+PLAIN, DROPPED = {"optimizer": "sgd", "lr": 0.5}, {"dropout": 0.3}
+REST, DIVIDED, FULLY_DIVIDED = {"steps": 4, **DROPPED}, {"parallel": "zero"}, {"parallel": "fsdp"}
+
+
+def sampled_checks():
     models = MODELS[::2]
-    yield "steps", "trained", {"directory": str(directory / "steps"), **plain}
-    yield "parts", "trained", {"directory": str(directory / "parts"), **plain, "accumulate": 3}
-    yield "uneven", "trained", {"directory": str(directory / "uneven"), "batch_size": UNEVEN, **plain}
-    yield "whole", "trained", {"directory": str(directory / "whole"), **dropped}
-    yield "resumed", "stopped_and_resumed", {"directory": str(directory / "resumed"), **rest}
-    yield "names", "saved_after", {"directory": str(directory / "saved"), "steps": 4, "accumulate": 3, **plain}
-    yield "muon", "trained", {"directory": str(directory / "muon"), "optimizer": "muon", "accumulate": 3}
+    yield "steps", "trained", PLAIN
+    yield "parts", "trained", {**PLAIN, "accumulate": 3}
+    yield "uneven", "trained", {"batch_size": UNEVEN, **PLAIN}
+    yield "whole", "trained", DROPPED
+    yield "resumed", "stopped_and_resumed", REST
+    yield "names", "saved_after", {"steps": 4, "accumulate": 3, **PLAIN}
+    yield "muon", "trained", {"optimizer": "muon", "accumulate": 3}
     yield "models", "updates_of_models", {"cases": models}
-    yield "masks", "masks", {"directory": str(directory / "masks")}
+    yield "masks", "masks", {}
     yield "differ", "agreement", {"facts": [{"train.lr": "0.5", "a": "1"}, {"train.lr": "0.25", "a": "1"}]}
     yield "equal", "agreement", {"facts": [{"train.lr": "0.5"}, {"train.lr": "0.5"}]}
-    yield "not finite", "non_finite_loss", {"directory": str(directory / "not-finite")}
-    yield from comparisons_with_zero(directory, list(ZERO)[::2])
-    yield "zero resumed", "stopped_and_resumed", {"directory": str(directory / "zero resumed"), **rest, **zero}
-    yield "zero not finite", "non_finite_loss", {"directory": str(directory / "zero not-finite"), **zero}
-    yield "zero state", "state_bytes", {"directory": str(directory / "zero state"), **zero}
-    yield from comparisons_with_fsdp(directory, list(FSDP)[::2])
-    yield "fsdp whole", "trained", {"directory": str(directory / "fsdp whole"), **dropped, **fsdp}
-    yield "fsdp resumed", "stopped_and_resumed", {"directory": str(directory / "fsdp resumed"), **rest, **fsdp}
-    yield "fsdp saved", "saved_after", {"directory": str(directory / "fsdp saved"), "steps": 4, **plain, **fsdp}
-    yield "models of fsdp", "updates_of_models", {"cases": [name for name in models if name in FSDP_MODELS], **fsdp}
-    yield "fsdp not finite", "non_finite_loss", {"directory": str(directory / "fsdp not-finite"), **fsdp}
-    yield "fsdp state", "state_bytes", {"directory": str(directory / "fsdp state"), **fsdp}
-    yield from lifetimes(directory, "fsdp", SAMPLED)
+    yield "not finite", "non_finite_loss", {}
+    yield from comparisons("ddp", "zero", ZERO, list(ZERO)[::2])
+    yield "zero resumed", "stopped_and_resumed", {**REST, **DIVIDED}
+    yield "zero not finite", "non_finite_loss", DIVIDED
+    yield "zero state", "state_bytes", DIVIDED
+    yield from comparisons("ddp like", "fsdp", FSDP, list(FSDP)[::2])
+    yield "fsdp whole", "trained", {**DROPPED, **FULLY_DIVIDED}
+    yield "fsdp resumed", "stopped_and_resumed", {**REST, **FULLY_DIVIDED}
+    yield "fsdp saved", "saved_after", {"steps": 4, **PLAIN, **FULLY_DIVIDED}
+    yield "models of fsdp", "updates_of_models", {"cases": divisible(models), **FULLY_DIVIDED}
+    yield "fsdp not finite", "non_finite_loss", FULLY_DIVIDED
+    yield "fsdp state", "state_bytes", FULLY_DIVIDED
+    yield from lifetimes("fsdp", SAMPLED)
 
 
-def lifetimes(directory, parallel, names):
-    for name in names:
-        where = str(directory / f"lifetime {parallel} {name}")
-        yield f"lifetime {parallel} {name}", "lifetime", {"directory": where, "name": name, "parallel": parallel}
-
-
-def other_checks(directory):
-    rest, zero, fsdp = {"steps": 4, "dropout": 0.3}, {"parallel": "zero"}, {"parallel": "fsdp"}
+def other_checks():
     models = MODELS[1::2]
     yield "other models", "updates_of_models", {"cases": models}
-    yield from comparisons_with_zero(directory, list(ZERO)[1::2])
-    yield (
-        "zero, then ddp",
-        "stopped_and_resumed",
-        {"directory": str(directory / "a"), **rest, **zero, "then": {"parallel": "ddp"}},
-    )
-    yield "ddp, then zero", "stopped_and_resumed", {"directory": str(directory / "b"), **rest, "then": zero}
-    yield (
-        "zero state of muon",
-        "state_bytes",
-        {"directory": str(directory / "state of muon"), **zero, "optimizer": "muon"},
-    )
-    yield from comparisons_with_fsdp(directory, list(FSDP)[1::2])
-    yield "fsdp, then zero", "stopped_and_resumed", {"directory": str(directory / "c"), **rest, **fsdp, "then": zero}
-    yield "ddp, then fsdp", "stopped_and_resumed", {"directory": str(directory / "d"), **rest, "then": fsdp}
-    yield (
-        "other models of fsdp",
-        "updates_of_models",
-        {"cases": [name for name in models if name in FSDP_MODELS], **fsdp},
-    )
-    yield from lifetimes(directory, "fsdp", [name for name in ARCHITECTURES if name not in SAMPLED])
+    yield from comparisons("ddp", "zero", ZERO, list(ZERO)[1::2])
+    yield "zero, then ddp", "stopped_and_resumed", {**REST, **DIVIDED, "then": {"parallel": "ddp"}}
+    yield "ddp, then zero", "stopped_and_resumed", {**REST, "then": DIVIDED}
+    yield "zero state of muon", "state_bytes", {**DIVIDED, "optimizer": "muon"}
+    yield from comparisons("ddp like", "fsdp", FSDP, list(FSDP)[1::2])
+    yield "fsdp, then zero", "stopped_and_resumed", {**REST, **FULLY_DIVIDED, "then": DIVIDED}
+    yield "ddp, then fsdp", "stopped_and_resumed", {**REST, "then": FULLY_DIVIDED}
+    yield "other models of fsdp", "updates_of_models", {"cases": divisible(models), **FULLY_DIVIDED}
+    yield from lifetimes("fsdp", [name for name in ARCHITECTURES if name not in SAMPLED])
     for parallel in ("ddp", "zero"):
-        yield from lifetimes(directory, parallel, ARCHITECTURES)
+        yield from lifetimes(parallel, ARCHITECTURES)
 
 
-def comparisons_with_zero(directory, names):
+def divisible(models):
+    return [name for name in models if name in FSDP_MODELS]
+
+
+def lifetimes(parallel, names):
     for name in names:
-        yield f"ddp {name}", "trained", {"directory": str(directory / f"ddp {name}"), **ZERO[name]}
-        yield (
-            f"zero {name}",
-            "trained",
-            {"directory": str(directory / f"zero {name}"), "parallel": "zero", **ZERO[name]},
-        )
+        yield f"lifetime {parallel} {name}", "lifetime", {"name": name, "parallel": parallel}
 
 
-def comparisons_with_fsdp(directory, names):
+def comparisons(whole, parallel, settings, names):
     for name in names:
-        yield f"ddp like {name}", "trained", {"directory": str(directory / f"ddp like {name}"), **FSDP[name]}
-        yield (
-            f"fsdp {name}",
-            "trained",
-            {"directory": str(directory / f"fsdp {name}"), "parallel": "fsdp", **FSDP[name]},
-        )
+        yield f"{whole} {name}", "trained", settings[name]
+        yield f"{parallel} {name}", "trained", {"parallel": parallel, **settings[name]}
 
 
 @pytest.fixture(scope="module")
@@ -201,16 +186,8 @@ FSDP = {
 RELATIVE_OF_FSDP = {"muon": 1e-3, "lamb": 1e-5, "asgd": 1e-4, "adaptive": 1e-5, "bf16": 2e-3}
 """Largest relative difference of their losses from those of one that is not divided."""
 FSDP_MODELS = [
-    "recomputed",
-    "shaw",
-    "vanilla",
-    "modern",
-    "gated",
-    "memory of outputs",
-    "compressive",
-    "memory tokens",
-    "lstm",
-    "qrnn",
+    *("recomputed", "shaw", "vanilla", "modern", "gated", "memory of outputs"),
+    *("compressive", "memory tokens", "lstm", "qrnn"),
 ]
 
 
@@ -421,9 +398,8 @@ def test_processes_have_different_dropout_masks_and_equal_weights(two):
 
 
 def test_a_non_finite_loss_ends_all_processes(two):
-    assert "is not finite" in two["not finite"]
-    assert "is not finite" in two["zero not finite"]
-    assert "is not finite" in two["fsdp not finite"]
+    for name in ("not finite", "zero not finite", "fsdp not finite"):
+        assert "is not finite" in two[name]
 
 
 @pytest.mark.parametrize(("lanes", "accumulate", "processes"), [(1, 1, 1), (6, 1, 3), (22, 2, 4), (7, 1, 5)])
@@ -442,12 +418,7 @@ def test_more_processes_than_lanes_are_refused(tmp_path):
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
-    environment = {
-        "WORLD_SIZE": "8",
-        "RANK": "5",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-    }
+    environment = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,9 +1,5 @@
 """Saving in the background: what a step waits for, the order of files, and what an error or a kill costs."""
 
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -64,20 +60,6 @@ def test_each_validation_writes_each_file_once_and_the_end_writes_the_last_one(t
     assert write.written == [*expected, ("last.safetensors", 6)]
 
 
-def test_there_is_one_snapshot_at_a_time(tmp_path):
-    write = SlowWriter()
-    saver = Saver(write)
-    saver.take({"model.a": torch.ones(3)}, step=1)
-    saver.write_all(tmp_path / "a.safetensors", {"step": 1})
-    second = threading.Thread(target=saver.take, args=({"model.a": torch.zeros(3)},), kwargs={"step": 2})
-    second.start()
-    assert saver.step == 1
-    write.may_write.set()
-    second.join(AT_MOST_S)
-    assert saver.step == 2
-    assert checkpoint.load(tmp_path / "a.safetensors").tensors["model.a"].tolist() == [1, 1, 1]
-
-
 def test_the_state_of_a_file_is_that_of_its_step(tmp_path):
     write, losses = SlowWriter(), [1.0]
     saver = Saver(write)
@@ -109,11 +91,6 @@ def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path)
     with pytest.raises(RunError, match="No space left on device"):
         next(reports)
     assert training.step == 3
-
-
-def test_an_error_of_the_last_file_is_raised(tmp_path):
-    with pytest.raises(RunError, match="No space left on device"):
-        run(new_training(tmp_path, valid=False, saver=Saver(full_disk)))
 
 
 def test_a_stop_waits_for_the_files(tmp_path):
@@ -159,29 +136,3 @@ def test_saving_changes_no_step(tmp_path):
         for every in (100, 1)
     )
     assert [report.loss_nats for report in rare] == [report.loss_nats for report in often]
-
-
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    from tests.core.training.test_loop import new_training
-    from txlcli.core.training import checkpoint
-    from txlcli.core.training.saving import Saver
-
-    def write(path, saved):
-        if saved.state["step"] == 4:
-            from txlcli.system.atomic_files import replacing
-            with replacing(path) as beside:
-                beside.write_bytes(path.read_bytes()[:999])
-                os.kill(os.getpid(), signal.SIGKILL)
-        checkpoint.save(path, saved)
-
-    training = new_training(Path(sys.argv[1]), valid=False, valid_every=2, max_steps=9, saver=Saver(write))
-    list(training.run(report_every=1, should_stop=lambda: False))
-"""
-
-
-def test_a_kill_in_the_middle_of_a_file_keeps_the_previous_checkpoint(tmp_path):
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert checkpoint.load(tmp_path / "last.safetensors").state["step"] == 2
