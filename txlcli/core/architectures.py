@@ -6,7 +6,7 @@ from txlcli.core.measures.cost import LayerProducts
 from txlcli.core.model import registry as models
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading import registry as readers
-from txlcli.core.reading.reader import NewReader, StateReader
+from txlcli.core.reading.reader import Reader, StateReader
 
 
 def register_architecture(
@@ -15,7 +15,7 @@ def register_architecture(
     settings: type[ModelSettings],
     model: type[LanguageModel],
     products: type[LayerProducts],
-    make_reader: NewReader = StateReader,
+    make_reader: type[Reader] = StateReader,
 ) -> None:
     """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
 

@@ -82,7 +82,7 @@ def _last(old: Tensor, new: Tensor, count: int) -> Tensor:
 
 
 class CompressiveReader(Reader):
-    """Feeds segments of up to L tokens through a model with a compressive memory; see `NewReader` for the arguments."""
+    """Feeds segments of up to L tokens through a model with a compressive memory."""
 
     model: CompressiveTransformer
 
@@ -96,10 +96,11 @@ class CompressiveReader(Reader):
         in_windows: bool = False,
         by_tokens: bool = False,
     ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
+        super().__init__(
+            model, settings, batch_size=batch_size, precision=precision, in_windows=in_windows, by_tokens=by_tokens
+        )
         sizes = model.settings
-        self._batch_size, self._in_windows = batch_size, in_windows
-        self._mem_len, self._slots = settings.mem_len, settings.compressed_len or sizes.compressed_len
+        self._slots = settings.compressed_len or sizes.compressed_len
         most = sizes.memory_keys(settings.mem_len, self._slots) + sizes.compression_rate - 1 + settings.seg_len
         heads = 2 * sizes.n_layers * batch_size * sizes.n_heads * sizes.d_head
         check_free_memory(heads * most * product_dtype(precision, model.dtype).itemsize, self.device)
@@ -114,7 +115,7 @@ class CompressiveReader(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         self._read_before = 0
-        memory = self.model.first_memory(self._batch_size, 0 if self._in_windows else self._mem_len)
+        memory = self.model.first_memory(self._batch_size, 0 if self._in_windows else self.mem_len)
         layers = list(self.model.layers)
         length = memory[0].shape[1]
         rotation = self.model.encoding.rotation(torch.arange(-length, 0, device=self.device))
@@ -144,7 +145,7 @@ class CompressiveReader(Reader):
             self._read_before += length
             if not self._by_tokens or first + length == self.seg_len:
                 for past in self._pasts:
-                    past.compress(mem_len=self._mem_len, compressed_len=self._slots)
+                    past.compress(mem_len=self.mem_len, compressed_len=self._slots)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 

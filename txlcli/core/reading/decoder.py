@@ -52,7 +52,7 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    Absolute positions count in segments, or in windows of up to M tokens. See `NewReader` for the other arguments.
+    Absolute positions count in segments, or in windows of up to M tokens. See `Reader` for the other arguments.
 
     Args:
         memory_start: the memory before the first token; the model's own by default.
@@ -78,7 +78,9 @@ class Decoder(Reader):
         replay_segments: bool | None = None,
         capture_graph: CaptureGraph | None = None,
     ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
+        super().__init__(
+            model, settings, batch_size=batch_size, precision=precision, in_windows=in_windows, by_tokens=by_tokens
+        )
         mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
         self.mem_len = model.memory_size(mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""

@@ -8,7 +8,6 @@ Axes: B batch, L segment, d model width, V vocabulary.
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,20 +21,32 @@ class Reader(ABC):
     """Feeds segments of up to L tokens through a model and remembers what it needs of the past.
 
     Args:
-        model: its weights must not change while the reader is used, which copies some now and reads others later.
-        seg_len: the longest segment that will be read.
-        precision: of matrix products.
+        model: in any mode; its weights must not change while the reader is used, which copies some now and reads others
+            later.
+        settings: M, the longest segment that will be read, and the limits on distance.
+        batch_size: B, in place of the one in the settings.
+        precision: of matrix products, and of what is kept of the past.
+        in_windows: each text is a window, with nothing before it.
         by_tokens: a segment ends after every L tokens, however many of them arrive at once, so each token sees what it
             sees in a whole segment; by default it ends after every call of `read`.
     """
 
-    def __init__(self, model: LanguageModel, *, seg_len: int, precision: str, by_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        settings: EvalSettings,
+        *,
+        batch_size: int,
+        precision: str = "fp32",
+        in_windows: bool = False,
+        by_tokens: bool = False,
+    ) -> None:
         self.model = self._prepare(model, precision)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
-        self.seg_len = seg_len
+        self.seg_len, self.mem_len = settings.seg_len, settings.mem_len
         self.device = model.device
         self._autocast = autocast(self.device, precision)
-        self._by_tokens = by_tokens
+        self._batch_size, self._in_windows, self._by_tokens = batch_size, in_windows, by_tokens
         self._read_before = 0  # tokens, since the text began
 
     def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
@@ -102,63 +113,27 @@ class Reader(ABC):
             return self.model.losses(hidden, targets)
 
 
-class NewReader(Protocol):
-    """A class or function that makes the reader of a model."""
-
-    def __call__(
-        self,
-        model: Any,  # of the class that the reader reads
-        settings: EvalSettings,
-        *,
-        batch_size: int,
-        precision: str = "fp32",
-        in_windows: bool = False,
-        by_tokens: bool = False,
-    ) -> Reader:
-        """Return a reader.
-
-        Args:
-            model: in any mode; its weights must not change while the reader is used.
-            settings: M, the longest segment that will be read, and the limits on distance.
-            batch_size: B, in place of the one in the settings.
-            precision: of matrix products, and of the keys and values that are kept.
-            in_windows: each text is a window, with nothing before it.
-            by_tokens: see `Reader`.
-        """
-
-
 class StateReader(Reader):
     """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
-    QRNN, which covers everything read before, or what another model keeps of the last M tokens. See `NewReader` for the
-    arguments."""
+    QRNN, which covers everything read before, or what another model keeps of the last M tokens."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        settings: EvalSettings,
-        *,
-        batch_size: int,
-        precision: str = "fp32",
-        in_windows: bool = False,
-        by_tokens: bool = False,
-    ) -> None:
-        super().__init__(model, seg_len=settings.seg_len, precision=precision, by_tokens=by_tokens)
-        self._batch_size, self._mem_len = batch_size, settings.mem_len
-        self._first_len = 0 if in_windows else settings.mem_len
-        self.reset()
+    state: Memory | None = None
+    """The model's memory after the tokens read so far; None before the first."""
 
     @property
     def housekeeping_interval(self) -> int:
         return 1  # every token is the same work
 
     def reset(self) -> None:
-        self.state: Memory = self.model.first_memory(self._batch_size, self._first_len)
-        """The model's memory after the tokens read so far."""
+        self.state = None
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         with self._autocast:
-            hidden, self.state = self.model(tokens, self.state, mem_len=self._mem_len)
+            hidden, self.state = self.model(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
         return hidden[:, hidden.shape[1] - count :]
+
+    def _first_memory(self) -> Memory:
+        return self.model.first_memory(self._batch_size, 0 if self._in_windows else self.mem_len)
 
 
 def _frozen(model: LanguageModel, precision: str) -> LanguageModel:

@@ -6,16 +6,16 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import NewReader, Reader, StateReader
+from txlcli.core.reading.reader import Reader, StateReader
 
-READERS: dict[str, NewReader] = {
+READERS: dict[str, type[Reader]] = {
     "transformer": Decoder,
     "compressive": CompressiveReader,
     "rmt": StateReader,
     "lstm": StateReader,
     "qrnn": StateReader,
 }
-"""What makes the reader of a model, for each value of `model.arch`."""
+"""Class of the reader of a model, for each value of `model.arch`."""
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 

@@ -212,7 +212,7 @@ def _segments(
     lanes: "Lanes",
     settings: EvalSettings,
     precision: str,
-    numbers: range | None = None,
+    numbers: range,
     *,
     new_reader: NewBatchReader | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
@@ -220,7 +220,6 @@ def _segments(
 
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
-    numbers = range(lanes.number) if numbers is None else numbers
     if new_reader is None:
         new_reader = functools.partial(make_reader, model, precision=precision)
     reader = new_reader(sized_for(model, settings, lanes.length), batch_size=len(numbers))

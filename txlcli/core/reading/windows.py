@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_window_reader
@@ -101,7 +102,8 @@ class WindowReader(Reader):
 
     def __init__(self, model: LanguageModel, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
         self._reader = make_window_reader(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
-        super().__init__(self._reader.model, seg_len=attn_len, precision=precision)
+        settings = EvalSettings(seg_len=attn_len, mem_len=0)
+        super().__init__(self._reader.model, settings, batch_size=1, precision=precision)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     @property

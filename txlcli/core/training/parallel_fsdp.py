@@ -160,14 +160,13 @@ class _ShardedReader(StateReader):
     def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
         return model.eval()
 
-    def reset(self) -> None:
-        """Forget everything that was read."""
-        self.state = _first_memory(self.model, self._batch_size, self._first_len)
+    def _first_memory(self) -> Memory:
+        return _first_memory(self.model, self._batch_size, self.mem_len)
 
     def read(self, tokens: Tensor) -> Tensor:
         """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
         with self._autocast:
-            hidden, self.state = self._parallel.read(tokens, self.state, mem_len=self._mem_len)
+            hidden, self.state = self._parallel.read(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
         return hidden
 
 
