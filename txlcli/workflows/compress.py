@@ -99,7 +99,8 @@ def compress(
     dynamic = _searched(opened, settings, workspace) if options.dynamic else None
     started = time.perf_counter()
     coder = compression.Encoder()
-    probe = _Job(opened, settings, dynamic, workspace).code(coder, CodedText(ids, others), f"compressing {source}")
+    text = CodedText(ids, others)
+    probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
     seconds = time.perf_counter() - started
     header = CompressionHeader(
         **_conditions(),
@@ -137,44 +138,42 @@ def compress(
     )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A run that predicts a text, with its settings."""
+def _code(
+    opened: OpenRun,
+    settings: EvalSettings,
+    dynamic: DynamicSettings | None,
+    workspace: Workspace,
+    coder: SymbolCoder,
+    text: CodedText,
+    title: str,
+    *,
+    probe: str | None = None,
+) -> str:
+    """Encode a text, or fill in one that is decoded; return the probe of the predictor, which must equal `probe`.
 
-    opened: OpenRun
-    settings: EvalSettings
-    dynamic: DynamicSettings | None
-    workspace: Workspace
-
-    def code(self, coder: SymbolCoder, text: CodedText, title: str, *, probe: str | None = None) -> str:
-        """Encode a text, or fill in one that is decoded; return the probe of the predictor, which must equal `probe`.
-
-        An empty text has no probe.
-        """
-        count, vocab = len(text.ids), self.opened.vocab
-        if not count:
-            return ""
-        lanes = Lanes.of(count, self.settings)
-        predictor = self._predictor(lanes)
-        measured = predictor.probe()
-        if probe not in (None, measured):
-            raise CompressedFileError(
-                f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
-            )
-        with self.workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-            escapes = _may_escape(vocab)
-            compression.code_text(
-                predictor, coder, text, lanes, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach
-            )
-        return measured
-
-    def _predictor(self, lanes: Lanes) -> Predictor:
-        model, vocab = self.opened.model, self.opened.vocab
-        if self.dynamic is None:
-            return FixedPredictor(model, self.settings, lanes)
+    An empty text has no probe.
+    """
+    count, model, vocab = len(text.ids), opened.model, opened.vocab
+    if not count:
+        return ""
+    lanes = Lanes.of(count, settings)
+    if dynamic is None:
+        predictor: Predictor = FixedPredictor(model, settings, lanes)
+    else:
+        rms = adapted.rms_of_train(opened, settings, opened.store(workspace.data_dir).ids("train"))
         before = 0 if vocab.boundary is None else 1
-        rms = adapted.rms_of_train(self.opened, self.settings, self.opened.store(self.workspace.data_dir).ids("train"))
-        return compression.DynamicPredictor(model, self.settings, lanes, self.dynamic, rms, before=before)
+        predictor = compression.DynamicPredictor(model, settings, lanes, dynamic, rms, before=before)
+    measured = predictor.probe()
+    if probe not in (None, measured):
+        raise CompressedFileError(
+            f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
+        )
+    with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
+        escapes = _may_escape(vocab)
+        compression.code_text(
+            predictor, coder, text, lanes, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach
+        )
+    return measured
 
 
 def decompress(
@@ -342,9 +341,9 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         same_length=header.same_length,
     )
     dynamic = None if header.dynamic is None else DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
-    job = _Job(opened, settings, dynamic, workspace)
+    coder = compression.Decoder(packed.words)
     try:
-        job.code(compression.Decoder(packed.words), text, f"restoring {source}", probe=header.probe)
+        _code(opened, settings, dynamic, workspace, coder, text, f"restoring {source}", probe=header.probe)
     except ValueError as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
     return _decode(opened.vocab, text)
