@@ -1,6 +1,5 @@
 """Shows the result of `txl eval` as a table, a curve or a sentence."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ def show(result: EvalResult, *, verbose: bool = False) -> None:
     columns = _columns(result)
     cells = [[cell(row) for _, cell in columns] for row in result.rows]
     title = f"{result.run} on {result.text}, {result.rows[0].tokens:,} tokens scored"
-    notes = _notes(result) if result.lacking is None else _notes_on_protocols(result, result.lacking)
-    notes += [f"{key}: {value}" for key, value in result.conventions.items()]
+    notes = [*_notes(result), *(f"{key}: {value}" for key, value in result.conventions.items())]
     console.show_table(title, [heading for heading, _ in columns], cells, notes, verbose=verbose)
 
 
@@ -83,11 +81,16 @@ def _number(value: float | None, digits: str) -> str:
 
 def _notes(result: EvalResult) -> list[str]:
     """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
-    rows, timed = result.rows, _has_slowdown(result)
-    star = "* best. " if len(rows) > 1 else ""
-    notes = [f"{star}{describe_settings(result, rows[0])}"]
+    rows, compared = result.rows, result.lacking is not None
+    first = describe_settings(result, rows[0])
+    if compared:
+        first = f"change: of {metrics.METRIC_TITLES[result.metric]}, from the first row; the same weights and tokens."
+    notes = [f"{'* best. ' if len(rows) > 1 else ''}{first}"]
+    notes += [f"no {name}: {reason}." for name, reason in (result.lacking or {}).items()]
     if not result.complete:
         notes.append("Stopped before the last row.")
+    if compared:
+        return notes + _notes_on_protocols(result)
     if result.search is not None:
         notes.append(_describe_search(result.search))
     if any(_has_short_lanes(row) for row in rows):
@@ -95,13 +98,24 @@ def _notes(result: EvalResult) -> list[str]:
     notes += [_describe_adaptation(row) for row in rows if row.adaptation]
     if result.paper is not None:
         notes.append(f"The paper's result for this recipe: {result.paper} {result.metric}.")
-    if timed:
+    if _has_slowdown(result):
         notes += [
             "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
             f"{result.slowdown_windows} windows).",
         ]
     return notes
+
+
+def _notes_on_protocols(result: EvalResult) -> list[str]:
+    notes = []
+    if any(row.stride for row in result.rows):
+        notes.append(
+            "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding "
+            "windows."
+        )
+    with_memory = [row for row in result.rows if not row.stride]
+    return notes + [f"recurrence: {describe_settings(result, row)}" for row in with_memory[:1]]
 
 
 def _has_short_lanes(row: EvalRow) -> bool:
@@ -126,25 +140,6 @@ def _describe_search(search: LengthSearch) -> str:
     )
 
 
-def _notes_on_protocols(result: EvalResult, lacking: dict[str, str]) -> list[str]:
-    """Return the notes below a comparison of protocols, the most important first."""
-    rows, title = result.rows, metrics.METRIC_TITLES[result.metric]
-    with_memory = next((row for row in rows if not row.stride), None)
-    star = "* best. " if len(rows) > 1 else ""
-    notes = [f"{star}change: of {title}, from the first row; the same weights and tokens."]
-    notes += [f"no {name}: {reason}." for name, reason in lacking.items()]
-    if not result.complete:
-        notes.append("Stopped before the last row.")
-    if any(row.stride for row in rows):
-        notes.append(
-            "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding "
-            "windows."
-        )
-    if with_memory is not None:
-        notes.append(f"recurrence: {describe_settings(result, with_memory)}")
-    return notes
-
-
 def in_a_sentence(unit: str, rows: Sequence[EvalRow]) -> str:
     """Return what memory gains in loss and in time, from a sweep over memory lengths that begins with 0."""
     metric = metrics.wanted_measures(unit, rows[0].measures)[0]
@@ -160,23 +155,16 @@ def in_a_sentence(unit: str, rows: Sequence[EvalRow]) -> str:
     return f"{sentence}."
 
 
-def _plotted(row: EvalRow, name: str) -> float:
-    """Return a measure; NaN, which is not plotted, if it overflows."""
-    value = row.measures[name]
-    return math.nan if value is None else value
-
-
 def plot_loss_and_time(path: Path, result: EvalResult) -> None:
     """Plot the metric, and the time per token with and without memory, over the memory length."""
     from txlcli.commands import plots
 
-    metric = result.metric
     rows = sorted(result.rows, key=lambda row: row.mem_len)
     timed = [row for row in rows if row.slowdown is not None]
     figure = plots.new_figure(9.6, 4.2)
     loss, time = figure.subplots(1, 2)
-    loss.plot([row.mem_len for row in rows], [_plotted(row, metric) for row in rows], marker="o")
-    loss.set_ylabel(metrics.METRIC_TITLES[metric])
+    loss.plot([row.mem_len for row in rows], [row.measures[result.metric] for row in rows], marker="o")
+    loss.set_ylabel(metrics.METRIC_TITLES[result.metric])
     times = {
         "recomputed": [row.vanilla_ms_per_token for row in timed],
         "with memory": [row.one_lane_ms_per_token for row in timed],
@@ -199,7 +187,7 @@ def plot_curve(path: Path, result: EvalResult) -> None:
     from txlcli.commands import plots
 
     metric, in_windows = result.metric, result.rows[0].stride is not None
-    curve = sorted((row.attn_len or row.mem_len, _plotted(row, metric)) for row in result.rows)
+    curve = sorted((row.attn_len or row.mem_len, row.measures[metric]) for row in result.rows)
     plots.plot_curves(
         path,
         {Path(result.run).name: ([length for length, _ in curve], [value for _, value in curve])},

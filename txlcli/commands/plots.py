@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -35,7 +36,7 @@ def literal(text: str) -> str:
 
 def plot_curves(
     path: Path,
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
     *,
     x_label: str,
     y_label: str,
@@ -44,13 +45,18 @@ def plot_curves(
     log_y: bool = False,
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Plot named curves, each (x values, y values), to a file; `styles` holds matplotlib's line properties by name."""
+    """Plot named curves, each (x values, y values), to a file; None leaves a gap.
+
+    `styles` holds matplotlib's line properties by name.
+    """
     columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
     legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
     figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
-        axes.plot(x, y, **{"marker": "o", "label": literal(name), **(styles or {}).get(name, {})})
+        axes.plot(
+            x, np.array(y, dtype=float), **{"marker": "o", "label": literal(name), **(styles or {}).get(name, {})}
+        )
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(literal(title))
