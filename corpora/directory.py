@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
-from .locate import missing_note, printable, split_of, text_files
+from .locate import list_names, missing_note, split_of, text_files
 from .signatures import reject_other_than_text, reject_packed
 
 SHARES = (90.0, 5.0, 5.0)
@@ -32,7 +32,7 @@ def read(source: Path, options: ReadOptions) -> Text:
         reject_other_than_text(files)
     reject_packed(files)
     if source.is_dir() and options.shares is None and (named := _files_by_split(files, source)):
-        listed = "; ".join(f"{split}: {_list_names(paths, source)}" for split, paths in named.items())
+        listed = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in named.items())
         note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
         return Text(
             {split: tuple(_text_of(path) for path in paths) for split, paths in named.items()},
@@ -47,7 +47,7 @@ def _json_note(files: list[Path], source: Path) -> tuple[str, ...]:
     records = [path for path in files if path.suffix.lower() in JSON_ENDINGS]
     if not records:
         return ()
-    named = _list_names(records, source if source.is_dir() else source.parent)
+    named = list_names(records, source if source.is_dir() else source.parent)
     return (f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed",)
 
 
@@ -74,8 +74,8 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     others = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
     if others:
         raise CorpusError(
-            f"{directory}: {_list_names([example], directory)} names a split, "
-            f"{_list_names(others, directory)} names none or several; rename or move such files, "
+            f"{directory}: {list_names([example], directory)} names a split, "
+            f"{list_names(others, directory)} names none or several; rename or move such files, "
             "or give --split 90,5,5 to cut the whole text"
         )
     return {split: paths for split in SPLITS if (paths := [path for path in named if named[path] == {split}])}
@@ -89,12 +89,6 @@ def _splits_in(name: Path) -> set[str]:
 def _at_the_top(name: Path) -> bool:
     """Return True if a file is in the directory itself, or in a subdirectory named after a split."""
     return len(name.parts) == 1 or split_of(name.parts[0]) is not None
-
-
-def _list_names(paths: list[Path], directory: Path) -> str:
-    """Return the names of files; if there are many, the first three and the number of others."""
-    names = [printable(path.relative_to(directory).as_posix()) for path in paths]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def _cut(files: list[Path], source: Path, shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:

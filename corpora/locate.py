@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SPLITS, CorpusError, Slice, Text
@@ -51,6 +51,12 @@ def _reject_directory(error: OSError) -> None:
 def printable(name: str) -> str:
     """Return a file name in which bytes that are not UTF-8 are replaced, so that it can be printed and written."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def list_names(paths: Sequence[Path], directory: Path) -> str:
+    """Return the names of files, relative to a directory: the first three and the number of others."""
+    names = ", ".join(printable(path.relative_to(directory).as_posix()) for path in paths[:3])
+    return names + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
 
 
 def split_of(name: str) -> str | None:

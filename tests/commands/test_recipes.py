@@ -124,16 +124,6 @@ def test_copy_replaces_a_file_only_with_force(directory, file):
     assert path.read_bytes() == copied("ptb")
 
 
-def test_copy_follows_a_link_and_keeps_other_files(directory):
-    (directory / "mine.toml.new").write_text("another")
-    (directory / "real.toml").write_text("mine")
-    (directory / "mine.toml").symlink_to("real.toml")
-    done("recipes", "copy", "ptb", "mine.toml", "--force")
-    assert (directory / "mine.toml.new").read_text() == "another"
-    assert (directory / "mine.toml").is_symlink()
-    assert (directory / "real.toml").read_bytes() == copied("ptb")
-
-
 def test_copy_replaces_no_pipe():
     os.mkfifo("pipe")
     assert refusal("recipes", "copy", "enwik8", "pipe", "--force") == "pipe is a pipe, not a regular file; name another"

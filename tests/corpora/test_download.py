@@ -162,23 +162,6 @@ def failure(directory, host, *, size=None):
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-def redirect(location):
-    return [f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()]
-
-
-@pytest.mark.parametrize(
-    ("location", "reason"),
-    [
-        ("file:///etc/passwd", "HTTP 302 Found - Redirection to url 'file:///etc/passwd' is not allowed"),
-        ("http://[", "no answer (ValueError)"),
-        ("/x", "HTTP 302 The HTTP server returned a redirect error that would lead to an infinite loop."),
-    ],
-)
-def test_a_redirect_that_leads_to_no_file_is_rejected(tmp_path, location, reason):
-    with answering(redirect(location)) as (host, _):
-        assert failure(tmp_path, host).startswith(reason)
-
-
 def test_a_longer_file_than_published_is_rejected_at_once(tmp_path):
     with answering([OK, b"Content-Length: 99999999999\r\n\r\n", bytes(10_000)]) as (host, _):
         assert failure(tmp_path, host, size=7) == "99,999,999,999 bytes instead of 7"

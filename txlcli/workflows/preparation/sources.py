@@ -8,7 +8,7 @@ from pathlib import Path
 from txlcli import __version__
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, Rows, Slice, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
-from txlcli.corpora.locate import printable, text_files
+from txlcli.corpora.locate import list_names, text_files
 from txlcli.corpora.unpack import is_archive, unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
@@ -59,9 +59,7 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
     notes = [f"text of the column {columns} of {len(plan.parquet):,} Parquet file{'s' * (len(plan.parquet) > 1)}"]
     used = {*(text.path for text in plan.parquet), plan.vocab_file}
     if others := [path for path in text_files(source) if path not in used] if source.is_dir() else []:
-        named = ", ".join(printable(path.relative_to(source).as_posix()) for path in others[:3])
-        more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
-        notes.append(f"files in the folder that are not Parquet, which were left out: {named}{more}")
+        notes.append(f"files in the folder that are not Parquet, which were left out: {list_names(others, source)}")
     if missing:
         notes.append(f"rows without a text (null), which were left out: {missing:,}")
     return found, tuple(notes)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SPLITS
-from txlcli.corpora.locate import missing_note
+from txlcli.corpora.locate import list_names, missing_note
 from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
@@ -108,9 +108,9 @@ def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
 
 def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
-    names = sorted({part.path.name for parts in splits.values() for part in parts})
+    paths = sorted({part.path for parts in splits.values() for part in parts})
     dtype = next(iter(splits.values()))[0].dtype.name
-    notes = [f"{dtype} ids of {', '.join(names[:3])}{f' and {len(names) - 3:,} more' if len(names) > 3 else ''}"]
+    notes = [f"{dtype} ids of {list_names(paths, paths[0].parent)}"]
     if vocab.tokenizer == "ids":
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
