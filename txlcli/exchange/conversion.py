@@ -163,24 +163,19 @@ def pytorch_layout(settings: TransformerSettings, vocab_size: int, *, hugging_fa
         raise RecipeError('[model] norm = "pre" needs a final norm that these weights do not have; use "pre_released"')
     body = "transformer." if hugging_face else ""
     cut = bands(settings, vocab_size)
+    tables, out_tables = f"{body}word_emb.emb_layers.{{}}.weight", "crit.out_layers.{}.weight"
     links = [
-        *_banded("embedding.tables", f"{body}word_emb.emb_layers", "weight", settings, cut),
-        *_banded("softmax.biases", "crit.out_layers", "bias", settings, cut),
-        *(
-            Link(
-                (f"embedding.projections.{number}",),
-                (f"{body}word_emb.emb_projs.{number}",),
-                (settings.d_model, width),
-            )
-            for number, width in _projections(cut)
-        ),
+        *_banded("embedding.tables", tables, settings, cut),
+        *_banded("softmax.biases", "crit.out_layers.{}.bias", settings, cut, vectors=True),
     ]
+    for number, width in _projections(cut):
+        name = f"{body}word_emb.emb_projs.{number}"
+        links.append(Link((f"embedding.projections.{number}",), (name,), (settings.d_model, width)))
     aliases: dict[str, str] = {}
     if not settings.tie_embeddings:
-        links += _banded("softmax.tables", "crit.out_layers", "weight", settings, cut)
+        links += _banded("softmax.tables", out_tables, settings, cut)
     else:
-        tables = 1 if settings.div_val == 1 else len(cut)
-        aliases |= {f"crit.out_layers.{i}.weight": f"{body}word_emb.emb_layers.{i}.weight" for i in range(tables)}
+        aliases |= {out_tables.format(i): tables.format(i) for i in range(1 if settings.div_val == 1 else len(cut))}
     for number, band in enumerate(cut):
         theirs = f"crit.out_projs.{number}"
         if band.projection is not None and band.shared:
@@ -213,18 +208,24 @@ def _pytorch_biases(settings: TransformerSettings, body: str) -> tuple[list[Link
     return links, aliases
 
 
-def _banded(ours: str, theirs: str, what: str, settings: TransformerSettings, cut: Sequence[Band]) -> Iterator[Link]:
-    """Yield links for the tables or biases of the bands; theirs are one tensor if all bands have the same width."""
+def _banded(
+    ours: str, theirs: str, settings: TransformerSettings, cut: Sequence[Band], *, vectors: bool = False
+) -> Iterator[Link]:
+    """Yield links for the tables, or vectors, of the bands; theirs are one tensor if all bands have the same width.
+
+    `theirs` is their name, with {} for the number of a band.
+    """
 
     def shape(rows: int, band: Band) -> tuple[int, ...]:
-        return (rows, band.width) if what == "weight" else (rows,)
+        return (rows,) if vectors else (rows, band.width)
 
     if settings.div_val == 1:
-        names = tuple(f"{ours}.{number}" for number in range(len(cut)))
-        yield Link(names, (f"{theirs}.0.{what}",), shape(cut[-1].end, cut[0]))
+        yield Link(
+            tuple(f"{ours}.{number}" for number in range(len(cut))), (theirs.format(0),), shape(cut[-1].end, cut[0])
+        )
         return
     for number, band in enumerate(cut):
-        yield Link((f"{ours}.{number}",), (f"{theirs}.{number}.{what}",), shape(band.size, band))
+        yield Link((f"{ours}.{number}",), (theirs.format(number),), shape(band.size, band))
 
 
 def _projections(cut: Sequence[Band]) -> list[tuple[int, int]]:
@@ -286,25 +287,17 @@ def tf_layout(settings: TransformerSettings, vocab_size: int) -> Layout:
     d, root = settings.d_model, "transformer/"
     embed, softmax = f"{root}adaptive_embed/", f"{root}adaptive_softmax/"
     plain = len(cut) == 1
-    in_embed = [""] if settings.div_val == 1 else [f"cutoff_{number}/" for number in range(len(cut))]
-    in_softmax = [f"cutoff_{number}/" for number in range(len(cut))]
-    links = []
-    if settings.div_val == 1:
-        tables = tuple(f"embedding.tables.{number}" for number in range(len(cut)))
-        links.append(Link(tables, (f"{embed}lookup_table",), (vocab_size, cut[0].width)))
-    else:
-        links += [
-            Link((f"embedding.tables.{i}",), (f"{embed}{in_embed[i]}lookup_table",), (band.size, band.width))
-            for i, band in enumerate(cut)
-        ]
+    in_softmax = "cutoff_{}/"
+    in_embed = "" if settings.div_val == 1 else in_softmax
+    links = list(_banded("embedding.tables", f"{embed}{in_embed}lookup_table", settings, cut))
     for number, width in _projections(cut):
-        name = f"{embed}{in_embed[number]}proj_W"
+        name = f"{embed}{in_embed.format(number)}proj_W"
         links.append(Link((f"embedding.projections.{number}",), (name,), (width, d), transposed=True))
     for i, band in enumerate(cut):
-        bias = f"{softmax}bias" if plain else f"{softmax}{in_softmax[i]}b"
+        bias = f"{softmax}bias" if plain else f"{softmax}{in_softmax.format(i)}b"
         links.append(Link((f"softmax.biases.{i}",), (bias,), (band.size,)))
         if band.projection is not None and not band.shared:
-            name = f"{softmax}{in_softmax[i]}proj"
+            name = f"{softmax}{in_softmax.format(i)}proj"
             links.append(Link((f"softmax.projections.{i}",), (name,), (band.width, d), transposed=True))
     if not plain:
         tails = len(cut) - 1
