@@ -40,14 +40,9 @@ class Verification:
 
 def verify_store(path: Path) -> Verification:
     """Check the header, the vocabulary and all tokens of a store."""
-
-    def check() -> bool:
-        TokenStore.open(path).verify()
-        return True
-
     if not path.is_file():
         TokenStore.open(path)  # raises the error
-    return Verification((_checked(path, check),))
+    return Verification((_checked(path, lambda: TokenStore.open(path).verify()),))
 
 
 def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
@@ -60,40 +55,37 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
         run_directory.find_directory(None, runs_dir)  # raises the error
     losses = runs_dir / RECL_LOSSES
     if losses.is_file():
-        checks.append(_checked(losses, lambda: ContextFile(losses).path == losses))
+        checks.append(_checked(losses, lambda: ContextFile(losses)))
     return Verification(tuple(checks))
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:
-    card = _checked(directory / run_directory.CARD, lambda: run_directory.open_run(directory).has_checksum)
-    yield card
     run = None
-    if card.state != "damaged":
+    card = _checked(directory / run_directory.CARD, lambda: run_directory.open_run(directory))
+    if card.state == "damaged":
+        yield card
+    else:
         run = run_directory.open_run(directory)
-        yield _checked(directory / run_directory.VOCAB, lambda: loading.read_vocabulary(run) is not None)
+        yield card if run.has_checksum else dataclasses.replace(card, state="readable")
+        yield _checked(directory / run_directory.VOCAB, partial(loading.read_vocabulary, run))
         for name, read in ((run_directory.METRICS, history.read_reports), (run_directory.EVALS, history.read_evals)):
-            if (directory / name).exists():
-                yield _checked(directory / name, partial(_is_read, read, run))
+            if (directory / name).exists():  # each line of a log has a checksum, the file has none
+                yield _checked(directory / name, partial(read, run), intact="readable")
     for name in (run_directory.BEST, run_directory.LAST):
         if (directory / name).exists():
-            yield _checked(directory / name, partial(_is_verified, directory / name, run))
+            yield _checked(directory / name, partial(_verify_checkpoint, directory / name, run))
 
 
-def _is_read(read: Callable[[Run], object], run: Run) -> bool:
-    read(run)
-    return False  # each line of a log has a checksum, the file has none
-
-
-def _is_verified(path: Path, run: Run | None) -> bool:
+def _verify_checkpoint(path: Path, run: Run | None) -> None:
     saved = checkpoint.load(path)
     if run is not None:
         loading.check_checkpoint(run, saved, path)
-    return True
 
 
-def _checked(path: Path, has_checksums: Callable[[], bool]) -> FileCheck:
+def _checked(path: Path, check: Callable[[], object], *, intact: Literal["intact", "readable"] = "intact") -> FileCheck:
     """Return the result of a check, which raises an error if the file is damaged."""
     try:
-        return FileCheck(file=str(path), state="intact" if has_checksums() else "readable")
+        check()
     except (TxlError, OSError, ValueError) as error:
         return FileCheck(file=str(path), state="damaged", error=str(error))
+    return FileCheck(file=str(path), state=intact)
