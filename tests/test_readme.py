@@ -36,7 +36,8 @@ def fresh_run(tmp_path, monkeypatch):
     run = Run(Path("runs/stdlib"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
     run_directory.create(run, BYTES.to_json(), force=False)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), {"step": 1}))
+    state = {"step": 1, "model": recipe.function_keys(settings.model)}
+    checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state))
     Path("book.txt").write_text("the zebra and the horse went on\n" * 4_000)
     assert CliRunner().invoke(app, ["prepare", "book.txt", "--name", "stdlib"]).exit_code == 0
     return model
@@ -62,7 +63,7 @@ def test_the_python_of_the_readme_scores_generates_and_evaluates(fresh_run, caps
 
 
 def test_the_python_of_the_manual_predicts_and_trains(fresh_run, capsys):
-    _, reader, loop = code(PYTHON, "python")
+    *_, reader, loop = code(PYTHON, "python")
     names = {}
     exec(reader, names)
     text = torch.tensor([list(b"def main(")])
@@ -75,6 +76,14 @@ def test_the_python_of_the_manual_predicts_and_trains(fresh_run, capsys):
     exec(loop, names)
     assert [tuple(part.shape) for part in names["memory"]] == [(4, 32, 128)] * 2
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
+
+
+def test_the_python_of_the_manual_prepares_and_trains_a_run(fresh_run):
+    _, prepare, *_ = code(PYTHON, "python")
+    names = {}
+    exec(prepare.replace("max_minutes=10", "max_steps=2"), names)
+    assert checkpoint.load(Path("runs/book/last.safetensors")).state["step"] == 2
+    assert names["run"].vocab.size == names["store"].vocab.size
 
 
 def test_own_text_takes_the_three_commands_of_the_readme(tmp_path, monkeypatch):

@@ -155,10 +155,9 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     "parallel", ["ddp", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("zero", "fsdp"))]
 )
 def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
-    arguments = ["train", "tiny.toml", "--processes", 2, "--set", f"train.parallel={parallel}", *NOTHING_RANDOM]
-    ended(start(*arguments, *ENDLESS, "--max-steps", 3), 0)
+    done("train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, "--max-steps", 3)
     first = (here / "runs/tiny/last.safetensors").read_bytes()
-    process = start("train", "--resume", "tiny", "--processes", 2)
+    process = start("train", "--resume", "tiny", "--processes", 2, "--set", f"train.parallel={parallel}")
     wait_for(lambda: reports("runs/tiny")[-1]["step"] > 3)
     os.kill(processes_in(here)[1], signal.SIGKILL)
     _, stderr = ended(process, 1)
