@@ -82,9 +82,6 @@ class LanguageModel(nn.Module, ABC):
         """Return True if a memory of length M has the size that it has after a long text."""
         return memory[0].shape[1] >= self.memory_size(mem_len)
 
-    def check_memory(self, memory: Memory) -> None:
-        """Check the sizes of a memory from a file, beyond those that differ from `first_memory`."""
-
     @property
     def attention_backend(self) -> AttentionBackend | None:
         """The attention backend; None for a model without attention."""

@@ -185,10 +185,6 @@ class CompressiveTransformer(TransformerXL):
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
-    def check_memory(self, memory: Memory) -> None:
-        for part in (memory[: len(self.layers)], memory[len(self.layers) :]):
-            super().check_memory(part)
-
     def _pasts(self, memory: Memory, mem_len: int) -> Sequence[CompressedMemory]:
         n_layers = len(self.layers)
         return [

@@ -53,11 +53,6 @@ class RecurrentMemoryTransformer(TransformerXL):
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         return memory[0].shape[1] > 0 and memory[1].shape[1] == 0
 
-    def check_memory(self, memory: Memory) -> None:
-        count = memory[0].shape[1]
-        if count not in (0, self.settings.n_memory_tokens):
-            raise ValueError(f"a state of {count} memory tokens instead of {self.settings.n_memory_tokens}")
-
     def forward(  # type: ignore[override]
         self, tokens: Tensor, memory: Memory, *, mem_len: int
     ) -> tuple[Tensor, Memory]:

@@ -106,11 +106,6 @@ class TransformerXL(LanguageModel):
         shape = (batch_size, self.memory_size(mem_len), self.settings.d_model)
         return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
 
-    def check_memory(self, memory: Memory) -> None:
-        lengths = [tensor.shape[1] for tensor in memory]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"memory of {lengths} positions in the layers")
-
     def recompute(self, enabled: bool) -> None:
         super().recompute(enabled)
         self._recompute = enabled

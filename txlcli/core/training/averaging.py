@@ -77,8 +77,6 @@ class Average:
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
         self.steps = state["steps"]
-        if self.active and not weights:
-            raise ValueError(f"{self.steps} steps of the average, and {len(weights)} tensors of it")
         if weights:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 

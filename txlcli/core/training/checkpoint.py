@@ -24,17 +24,11 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import World
-from txlcli.core.training.tensor_reader import checksum, read_tensors
+from txlcli.core.training.tensor_reader import checksum, read_header, read_tensors
 from txlcli.errors import RunError, TrainingError, shortened
+from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
-from txlcli.system.checkpoint_header import FORMAT, read_header, write_header
 from txlcli.system.input_files import check_regular
-from txlcli.system.tensor_files import read_safetensors_header
-
-WEIGHT_DTYPES = {torch.float32, torch.float64}
-"""Dtypes of weights: a model of tests or of research may have float64."""
-PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of a memory of numbers: the dtype of the weights, or of the precision in which the run was trained."""
 
 MAX_DETAILS = 300
 """Characters of PyTorch's error about weights, which lists every one of them."""
@@ -84,7 +78,9 @@ def grouped(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and replace an older one."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    metadata = write_header(checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()})
+    metadata = checkpoint_header.write_header(
+        checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()}
+    )
     try:
         with replacing(path) as new:
             save_file(tensors, new, metadata)
@@ -102,8 +98,8 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
     try:
         with path.open("rb") as file:
-            metadata, stored = read_safetensors_header(file, path.stat().st_size)
-            state, checksums = _read_header(path, metadata)
+            metadata, stored = read_header(file, path.stat().st_size)
+            state, checksums = _read_state(path, metadata)
             if checksums.keys() != stored.keys():
                 raise ValueError("tensors are missing")
             if to_evaluate:
@@ -113,26 +109,22 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
+        raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
     return Checkpoint(tensors, state)
 
 
-def _read_header(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the state and the checksums of the tensors."""
     try:
-        state, checksums = read_header(metadata)
+        state, checksums = checkpoint_header.read_header(metadata)
     except LookupError as error:
         raise RunError(
             f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
             "with txl import"
         ) from error
-    if state["format"] > FORMAT:
+    if state["format"] > checkpoint_header.FORMAT:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
     return state, checksums
-
-
-def _damaged(path: Path, reason: str) -> RunError:
-    return RunError(f"{path}: damaged checkpoint ({reason}); restore it from a copy or train again")
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -152,37 +144,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`."""
-    parameters, allocated = dict(model.named_parameters()), optimizer_tensors(model, optimizer)
-    missing = sorted(allocated.keys() - tensors.keys())
-    if missing:
-        raise ValueError(f"optimizer.{missing[0]} is missing")
+    parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
-        if full_name in allocated:
-            check_like(f"optimizer.{full_name}", value, allocated[full_name])
         # Fused kernels need the step counter on the device of the parameter.
         optimizer.state[parameter][key] = value.to(parameter.device)
-
-
-def check_like(name: str, tensor: Tensor, expected: Tensor) -> None:
-    """Check that a tensor has the shape and dtype of another."""
-    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-        raise ValueError(
-            f"{name} is {tensor.dtype} of the shape {tuple(tensor.shape)}, not {expected.dtype} of "
-            f"{tuple(expected.shape)}"
-        )
-
-
-def _check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Check that all weights have the same dtype, one of WEIGHT_DTYPES, and other tensors the dtype of a new model."""
-    weights = {name for name in tensors if expected[name].is_floating_point()}
-    dtypes = {tensors[name].dtype for name in weights}
-    common = torch.float64 if dtypes & WEIGHT_DTYPES == {torch.float64} else torch.float32
-    for name in sorted(tensors):
-        dtype = common if name in weights else expected[name].dtype
-        if tensors[name].dtype != dtype:
-            raise ValueError(f"{name} is {tensors[name].dtype}, not {dtype}")
 
 
 def build_model(
@@ -191,11 +158,9 @@ def build_model(
     """Build a model with the checkpoint's weights, or with another group of tensors of the same names."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    tensors, expected = checkpoint.group(group), model.state_dict()
     try:
-        _check_dtypes({name: tensors[name] for name in tensors.keys() & expected.keys()}, expected)
-        model.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError) as error:
+        model.load_state_dict(checkpoint.group(group), assign=True)
+    except RuntimeError as error:
         details = shortened(" ".join(str(error).split()), MAX_DETAILS)
         raise RunError(
             f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
@@ -231,29 +196,10 @@ def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], par
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
         layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
-    if memories and layers.keys() != set(range(len(memories[0]))):
-        raise ValueError(f"memory of {len(layers)} layers instead of {len(memories[0])}")
     for layer, of_parts in layers.items():
         of_all_lanes = torch.cat(of_parts)
-        _check_memory(layer, of_all_lanes, memories)
-        if len(of_all_lanes) < parts[-1].stop:
-            raise ValueError(f"memory of {len(of_all_lanes)} lanes instead of {parts[-1].stop}")
         for memory, part in zip(memories, parts, strict=True):
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
-
-
-def _check_memory(layer: int, saved: Tensor, memories: Sequence[Memory]) -> None:
-    """Check a saved memory of a layer, (B, M, ...): its lanes and the precision may differ, and M if it begins with 0.
-
-    The state of a recurrent layer, (B, W), has the precision of the weights.
-    """
-    for memory in memories:
-        empty = memory[layer]
-        has_any_precision = empty.is_floating_point() and empty.dim() > 2
-        dtypes = {empty.dtype, *(PRECISIONS if has_any_precision else ())}
-        fixed = 1 if empty.shape[1] else 2  # first axis whose length may not differ
-        if saved.dtype not in dtypes or saved.dim() != empty.dim() or saved.shape[fixed:] != empty.shape[fixed:]:
-            raise ValueError(f"memory of layer {layer} is {saved.dtype} of the shape {tuple(saved.shape)}")
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:

@@ -135,8 +135,6 @@ class TrainingState:
         self._restore_average(saved)
         self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
         checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
-        for memory in self.memories:
-            self.model.check_memory(memory)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     def _restore_average(self, saved: Checkpoint) -> None:
@@ -148,9 +146,6 @@ class TrainingState:
             )
         if state["kind"] != "none":
             weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
-            for name, weight in self.parallel.own_weights().items():
-                if name in weights:
-                    checkpoint.check_like(f"average.{name}", weights[name], weight)
             self.average.restore(state, weights)
 
     def seed_of_step(self) -> int:
