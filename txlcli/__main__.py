@@ -3,25 +3,8 @@
 import os
 import signal
 import sys
-from types import FrameType
 
-from txlcli.system import signals, standard_streams
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """End the process at once: nothing has been started that must be cleaned up."""
-    if _is_rank_0():  # which ends the others itself
-        os.write(2, f"error: {signals.WORDS[number]}\n".encode())
-    os._exit(128 + number)
-
-
-def _is_rank_0() -> bool:
-    try:
-        from txlcli.system import launcher  # here, since the handlers are installed before anything else is imported
-
-        return launcher.is_main()
-    except Exception:  # the module is just being imported, or cannot be
-        return True
+from txlcli.system import signals
 
 
 def _keep_children_from_working_directory() -> None:
@@ -38,11 +21,27 @@ def _keep_children_from_working_directory() -> None:
         os.environ["PYTHONSAFEPATH"] = "1"
 
 
+def _open_closed_streams() -> None:
+    """Open the null device in place of each standard stream that was closed before (`txl ... >&-`).
+
+    Otherwise the next file that is opened would take its number, and a library might write into that file. stdout
+    cannot be written, so that a command whose result is lost says so and fails.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def main() -> None:
     """Run the command line; a signal ends it with one line even while modules are imported."""
     for number in signals.handled():
-        signal.signal(number, _end)
-    standard_streams.open_closed()
+        signal.signal(number, signals.end)
+    _open_closed_streams()
     _keep_children_from_working_directory()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:

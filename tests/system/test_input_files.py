@@ -46,10 +46,10 @@ def test_a_file_above_the_limit_is_rejected(tmp_path, most, size):
 
 
 def test_a_stream_is_not_read_beyond_the_limit():
-    stream = io.BytesIO(b"x" * 100)
-    with pytest.raises(UsageError, match="stdin: larger than 11 bytes"):
-        read_stream(stream, 11, "stdin")
-    assert stream.tell() == 12
+    stream = io.BytesIO(b"x" * 9999)
+    with pytest.raises(UsageError, match="stdin: larger than 1 KiB"):
+        read_stream(stream, 1 << 10, "stdin")
+    assert stream.tell() == 1025
 
 
 def test_text_is_read_without_mark_and_with_plain_line_ends(tmp_path):

@@ -72,7 +72,8 @@ def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
         try:
             reports.append(from_line(line))
         except ValueError as error:
-            if not (skip_truncated and _is_truncated(line)):
+            is_truncated = line.startswith("{") and not line.endswith("}")
+            if not (skip_truncated and is_truncated):
                 raise RunError(f"{path}: line {number} is damaged; delete that line to read the others") from error
     return tuple(reports)
 
@@ -85,18 +86,6 @@ def _read_bytes(path: Path) -> bytes:
             f"{path}: larger than {MAX_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
         )
     return data
-
-
-def _is_truncated(line: str) -> bool:
-    """Return True if a line is the beginning of a JSON object."""
-    try:
-        parse_json(line)
-    except json.JSONDecodeError as error:
-        ended = error.pos >= len(line) or error.msg.startswith("Unterminated string")
-        return line.startswith("{") and (ended or not line.endswith("}"))
-    except ValueError:
-        pass
-    return False
 
 
 def lines_before(path: Path, *, step: int, validated: int) -> list[str] | None:

@@ -36,7 +36,8 @@ def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
     """Read a stream of at most `most` bytes; `name` begins the error."""
     data = file.read(most + 1)
     if len(data) > most:
-        raise UsageError(f"{name}: larger than {_size(most)}, the limit of such a text; give a smaller one")
+        size = f"{most // MIB} MiB" if most >= MIB else f"{most // KIB} KiB"
+        raise UsageError(f"{name}: larger than {size}, the limit of such a text; give a smaller one")
     return data
 
 
@@ -50,11 +51,3 @@ def read_stdin(most: int) -> bytes:
 def read_text(path: Path, most: int) -> str:
     """Read a regular file of at most `most` bytes as UTF-8, without a byte order mark, with line ends "\\n"."""
     return read_bytes(path, most).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _size(number: int) -> str:
-    """Return a size in the largest unit that divides it."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if number % unit == 0:
-            return f"{number // unit} {name}"
-    return f"{number:,} bytes"

@@ -5,22 +5,15 @@ Imports little, so that txl handles them within a millisecond.
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
 """Text of the last line, by signal."""
 ENDING = tuple(WORDS)
 IMPORT = "importlib._bootstrap"
-SECONDS_TO_DELIVER_AGAIN = 0.01
-"""Time until the code that dropped the exception of a signal has returned."""
-SECONDS_OF_IMPORT = 0.05
-"""Time between two checks whether an import has ended."""
-
-_deferred: dict[int, threading.Timer] = {}
-"""Signals that arrived during an import and have not been raised yet, each with the timer that delivers it again."""
 
 
 class Terminated(SystemExit):
@@ -31,50 +24,48 @@ class Terminated(SystemExit):
 def raising() -> Iterator[None]:
     """Let the signals raise KeyboardInterrupt or Terminated while the block runs, so that it can clean up.
 
-    One that an import has deferred is raised at the end of the block at the latest, even if the block fails by then,
-    and is not delivered again. If the block fails with an error after a signal was raised, the signal is raised: C code
-    replaces the exception of a signal by an error of its own, as PyTorch does while it reads a sequence.
+    During an import they end the process at once. If the block fails with an error after a signal was raised, the
+    signal is raised: C code replaces the exception of a signal by an error of its own, as PyTorch does while it reads a
+    sequence.
     """
     raised: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         # During an import, an exception within a library's C code may end the process, as in the import of torch.
         if _imports(frame):
-            _deferred[number] = deliver_again(number, SECONDS_OF_IMPORT)
-        else:
-            _forget_deferred()
-            raised.append(number)
-            raise _exception_of(number)
+            end(number)
+        raised.append(number)
+        raise _exception_of(number)
 
     before = {number: signal.signal(number, handle) for number in handled()}
     try:
-        try:
-            yield
-        except Exception:
-            if raised:
-                raise _exception_of(raised[0]) from None
-            raise
-        finally:
-            if _deferred:
-                raise _exception_of(next(iter(_deferred)))
+        yield
+    except Exception:
+        if raised:
+            raise _exception_of(raised[0]) from None
+        raise
     finally:
-        _forget_deferred()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end(number: int, frame: FrameType | None = None) -> NoReturn:
+    """End the process at once, with one line of rank 0, which ends the others itself."""
+    try:
+        from txlcli.system import launcher  # noqa: PLC0415 - the handlers are installed before all other imports
+
+        is_main = launcher.is_main()
+    except Exception:  # the module is just being imported, or cannot be
+        is_main = True
+    if is_main:
+        os.write(2, f"error: {WORDS[number]}\n".encode())
+    os._exit(128 + number)
 
 
 def ignore() -> None:
     """Ignore the signals: only the cleanup of libraries is left."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-
-
-def deliver_again(number: int, seconds: float = SECONDS_TO_DELIVER_AGAIN) -> threading.Timer:
-    """Send a signal to this process again, a little later; return the timer, which can be cancelled."""
-    again = threading.Timer(seconds, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
-    return again
 
 
 def number_of(ended: BaseException) -> int:
@@ -86,13 +77,6 @@ def handled(*always: int) -> list[int]:
     """Return `always`, and the other signals unless they are ignored, as nohup does with SIGHUP."""
     ignored = (signal.SIG_IGN, None)  # None: handled by C code
     return [number for number in ENDING if number in always or signal.getsignal(number) not in ignored]
-
-
-def _forget_deferred() -> None:
-    """Cancel the deliveries of deferred signals."""
-    for again in _deferred.values():
-        again.cancel()
-    _deferred.clear()
 
 
 def _exception_of(number: int) -> BaseException:

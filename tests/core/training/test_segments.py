@@ -1,15 +1,11 @@
 """Token streams divided into lanes and segments."""
 
-import gc
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from txlcli.core.reading.scoring import scored_stream
-from txlcli.core.training import segments as segments_module
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.errors import TrainingError
 
@@ -171,30 +167,11 @@ def reordered(seed, epoch):
 
 
 @pytest.mark.parametrize("lanes", [range(5), range(2), range(1, 4), range(4, 5)])
-@pytest.mark.parametrize("at_once", [1, 3, 1 << 14])
-def test_some_lanes_are_read_in_the_order_of_all_sentences(lanes, at_once):
+def test_some_lanes_are_read_in_the_order_of_all_sentences(lanes):
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    segments = TrainingSegments(ids, batch_size=5, seg_len=3, sentence_starts=STARTS, seed=7, sentences_at_once=at_once)
-    segments.restrict(lanes)
+    segments = TrainingSegments(ids, batch_size=5, seg_len=3, sentence_starts=STARTS, seed=7)
     stream = reordered(7, 1)
     for segment in range(segments.per_epoch):
-        window = segments.at(StreamPosition(1, segment))
+        window = segments.at(StreamPosition(1, segment), lanes)
         firsts = [lane * segments.lane_len + 3 * segment for lane in lanes]
         assert window.tolist() == [stream[first : first + window.shape[1]].tolist() for first in firsts]
-
-
-def test_the_order_of_sentences_takes_memory_for_the_lanes_that_are_read():
-    starts = np.arange(0, 1_200_000, 6)  # 200,000 sentences
-    kept = {}
-    for lanes in (range(8), range(2, 4)):
-        ids = np.zeros(1_200_000, np.uint8)
-        segments = TrainingSegments(ids, batch_size=8, seg_len=7, sentence_starts=starts, sentences_at_once=1000)
-        segments.restrict(lanes)
-        tracemalloc.start()
-        segments.at(StreamPosition(0, 0))
-        gc.collect()
-        here = tracemalloc.Filter(True, segments_module.__file__)  # what other modules load meanwhile does not count
-        kept[len(lanes)] = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([here]).traces)
-        tracemalloc.stop()
-    assert kept[8] == pytest.approx(8 * 200_000, rel=0.05)  # bytes: numbers and ends of the sentences, 4 each
-    assert kept[2] == pytest.approx(8 * 50_000, rel=0.2)

@@ -7,6 +7,7 @@ written. Both files of a validation are written from the same snapshot, since no
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,36 @@ from torch import Tensor
 from txlcli.core.kernels.device import MEMINFO, check_free_memory
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.system.background import BackgroundWriter
-from txlcli.system.memory import is_out_of_memory
 
 WriteCheckpoint = Callable[[Path, Checkpoint], None]
 """Writes one file, as `checkpoint.save` does."""
+
+
+class BackgroundWriter:
+    """Functions that run one after another in a thread; only a kill ends the process before them."""
+
+    def __init__(self) -> None:
+        self._thread, self._started = ThreadPoolExecutor(1, "txl-writer"), list[Future[None]]()
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Call a function in the background, after those that were started before."""
+        self._started.append(self._thread.submit(function))
+
+    def settle(self) -> None:
+        """Wait until all functions have ended, and leave an error to the next call that raises it."""
+        wait(self._started)
+
+    def wait(self) -> None:
+        """Wait until all functions have ended, and raise the error of the first one that failed."""
+        self.settle()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error of a function that has failed, if there is one, without waiting."""
+        ended = [function for function in self._started if function.done()]
+        self._started = [function for function in self._started if function not in ended]
+        for function in ended:
+            function.result()
 
 
 class Saver:
@@ -33,8 +59,8 @@ class Saver:
         self._write, self._meminfo = write, meminfo
         self.files = BackgroundWriter()
         """The files that are being written."""
-        self._buffers: dict[str, Tensor] = {}
         self._snapshot: dict[str, Tensor] = {}
+        self._is_copy = False
         self.step: int | None = None
         """Step of the snapshot; None if there is none."""
 
@@ -54,7 +80,7 @@ class Saver:
         self._drop()
 
     def _drop(self) -> None:
-        self.step, self._snapshot, self._buffers = None, {}, {}
+        self.step, self._snapshot = None, {}
 
     def take(self, tensors: Mapping[str, Tensor], *, step: int, copied: bool = False) -> None:
         """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written.
@@ -65,18 +91,11 @@ class Saver:
             copied: True if the tensors are in host memory and do not change; they are kept as they are.
         """
         self.files.wait()
-        self.step, self._snapshot = step, {}
-        if copied:
-            self._snapshot = self._buffers = dict(tensors)
-            return
-        try:
-            self._allocate(tensors)
-        except MemoryError:
-            self._buffers = {}
-            self._snapshot = {name: tensor.detach() for name, tensor in tensors.items()}
-            return
-        for name, tensor in tensors.items():
-            self._snapshot[name] = self._buffers[name].copy_(tensor.detach())
+        self._drop()
+        self.step, self._snapshot = step, {name: tensor.detach() for name, tensor in tensors.items()}
+        self._is_copy = copied or self._has_room(tensors)
+        if self._is_copy and not copied:
+            self._snapshot = {name: tensor.to("cpu", copy=True) for name, tensor in self._snapshot.items()}
 
     def write_all(self, path: Path, state: dict[str, Any]) -> None:
         """Write all tensors of the snapshot, and the present state, to a file."""
@@ -91,23 +110,15 @@ class Saver:
     def _start(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         saved = Checkpoint(dict(tensors), copy.deepcopy(state))
         self.files.start(lambda: self._write(path, saved))
-        if not self._buffers:
+        if not self._is_copy:
             self.files.wait()
 
-    def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make a buffer in host memory for each tensor, or raise a MemoryError; buffers that fit are kept."""
-        new = [name for name, tensor in tensors.items() if not _fits(self._buffers.get(name), tensor)]
-        for name in new:
-            self._buffers.pop(name, None)
-        check_free_memory(sum(tensors[name].nbytes for name in new), torch.device("cpu"), meminfo=self._meminfo)
-        for name in new:
-            try:
-                self._buffers[name] = torch.empty(tensors[name].shape, dtype=tensors[name].dtype)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise MemoryError(str(error)) from error
-
-
-def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
-    return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
+    def _has_room(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return True if the host has memory for a copy."""
+        try:
+            check_free_memory(
+                sum(tensor.nbytes for tensor in tensors.values()), torch.device("cpu"), meminfo=self._meminfo
+            )
+        except MemoryError:
+            return False
+        return True

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import TrainingError
 
-SENTENCES_AT_ONCE = 1 << 14
-"""Sentences whose lengths are computed together: their starts stay in the processor's cache."""
-
 
 def lane_length(tokens: int, batch_size: int) -> int:
     """Return the predictions of each lane in an epoch of a training split."""
@@ -44,7 +41,6 @@ class TrainingSegments:
         sentence_starts: if given, every epoch reads the sentences in a new order.
         roll: begin every epoch at random tokens of the lanes; not with `sentence_starts`.
         seed: of these orders and tokens.
-        sentences_at_once: number of sentences whose lengths are computed together.
     """
 
     def __init__(
@@ -56,13 +52,10 @@ class TrainingSegments:
         sentence_starts: Tokens | None = None,
         roll: bool = False,
         seed: int = 0,
-        sentences_at_once: int = SENTENCES_AT_ONCE,
     ) -> None:
         self._ids, self._batch_size, self._seg_len = ids, batch_size, seg_len
         self._starts, self._roll, self._seed = sentence_starts, roll, seed
-        self._sentences_at_once = sentences_at_once
         self._order: _SentenceOrder | None = None
-        self._own = range(batch_size)
         self.lane_len = lane_length(len(ids), batch_size)
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
@@ -76,10 +69,6 @@ class TrainingSegments:
         """Segments in one epoch; the last may be shorter than L."""
         return segments_per_epoch(self.lane_len, self._seg_len)
 
-    def restrict(self, lanes: range) -> None:
-        """Read only these lanes from now on: an order of sentences then takes memory for their part of the text."""
-        self._own, self._order = lanes, None
-
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
         if position.segment + 1 < self.per_epoch:
@@ -90,7 +79,7 @@ class TrainingSegments:
         """Return the tokens at a position, (B, L + 1): all but the last are inputs, all but the first are targets."""
         first = position.segment * self._seg_len
         length = min(self._seg_len, self.lane_len - first)
-        lanes = self._own if lanes is None else lanes
+        lanes = range(self._batch_size) if lanes is None else lanes
         if self._roll:
             starts = np.random.default_rng((self._seed, position.epoch)).integers(self.lane_len, size=self._batch_size)
             windows = [self._rolled_window(lane, int(starts[lane]) + first, length + 1) for lane in lanes]
@@ -108,55 +97,27 @@ class TrainingSegments:
         if self._starts is None:
             return self._ids[first : first + count]
         if self._order is None or self._order.epoch != epoch:
-            tokens = range(self._own.start * self.lane_len, self._own.stop * self.lane_len + 1)
-            self._order = _SentenceOrder(
-                self._starts, len(self._ids), epoch, self._seed, tokens, at_once=self._sentences_at_once
-            )
+            self._order = _SentenceOrder(self._starts, len(self._ids), epoch, self._seed)
         return self._order.window(self._ids, first, count)
 
 
 class _SentenceOrder:
-    """Order of the sentences in one epoch, for a part of the reordered stream that can be read from any position."""
+    """Order of the sentences in one epoch: the reordered stream can be read from any position."""
 
-    def __init__(self, starts: Tokens, total: int, epoch: int, seed: int, tokens: range, *, at_once: int) -> None:
+    def __init__(self, starts: Tokens, total: int, epoch: int, seed: int) -> None:
         self.epoch, self._starts = epoch, starts
-        order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
-        np.random.default_rng((seed, epoch)).shuffle(order)
-        dtype: type[np.unsignedinteger] = np.uint32 if total <= np.iinfo(np.uint32).max else np.uint64
-        kept: list[NDArray[np.unsignedinteger]] = []
-        first_kept, end = 0, 0
-        for first in range(0, len(order), at_once):
-            block = order[first : first + at_once]
-            ends = end + np.cumsum(_lengths(starts, block, total))
-            end = int(ends[-1])
-            if end <= tokens.start:  # the part has not begun
-                first_kept = first + len(block)
-                continue
-            kept.append(ends.astype(dtype))
-            if end >= tokens.stop:
-                break
-        self._ends = np.concatenate(kept)  # of the sentences in the reordered stream
-        self._order = order[first_kept : first_kept + len(self._ends)].copy()
-        first_source = int(self._order[0])
-        stop = starts[first_source + 1] if first_source + 1 < len(starts) else total
-        self._begin = int(self._ends[0]) - int(stop - starts[first_source])
+        self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
+        np.random.default_rng((seed, epoch)).shuffle(self._order)
+        lengths = np.diff(starts.astype(np.int64), append=total)
+        self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
 
     def window(self, ids: Tokens, first: int, count: int) -> Tokens:
         parts = []
-        sentence = int(np.searchsorted(self._ends, self._ends.dtype.type(first), side="right"))
+        sentence = int(np.searchsorted(self._ends, first, side="right"))
         while count > 0:
-            begin = int(self._ends[sentence - 1]) if sentence else self._begin
+            begin = int(self._ends[sentence - 1]) if sentence else 0
             taken = min(int(self._ends[sentence]) - first, count)
             source = int(self._starts[self._order[sentence]]) + first - begin
             parts.append(ids[source : source + taken])
             first, count, sentence = first + taken, count - taken, sentence + 1
         return np.concatenate(parts)
-
-
-def _lengths(starts: Tokens, sentences: NDArray[np.uint32], total: int) -> NDArray[np.int64]:
-    """Return the number of tokens of some sentences."""
-    last = len(starts) - 1
-    begins = starts[sentences].astype(np.int64)
-    stops = starts[np.minimum(sentences + 1, last)].astype(np.int64)
-    stops[sentences == last] = total
-    return stops - begins

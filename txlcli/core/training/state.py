@@ -46,7 +46,6 @@ class TrainingState:
         self.device = model.device
         first = world.rank * settings.accumulate
         self._parts = self._all_parts[first : first + settings.accumulate]
-        self.segments.restrict(range(self._parts[0].start, self._parts[-1].stop))
         self._prepare_model()
         self.optimizer_step = OptimizerStep(self.parallel)
         self.average = make_average(self.parallel.own_weights(), settings)

@@ -262,9 +262,8 @@ def timed_share_of_peak(
 ) -> float | None:
     """Time training steps of one process, and return the share of the peak rate (FLOP/s) that they reach.
 
-    On a CPU, both are those of an idle machine: the time in which other processes run is not counted. If they run,
-    threads spin while they wait for each other, and one thread alone may be faster; the larger rate counts. None if the
-    steps are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
+    On a CPU, both are those of an idle machine: the time in which other processes run is not counted. None if the steps
+    are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
     """
     if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
         return None
@@ -278,13 +277,7 @@ def timed_share_of_peak(
         return None
     if (needed_bytes or step_bytes(model, vocab_size, train, device=device).total) > MAX_TIMED_BYTES:
         return None
-    new, threads = new_model(model, vocab_size, seed=train.seed, device=device), torch.get_num_threads()
+    new = new_model(model, vocab_size, seed=train.seed, device=device)
     with deterministic_kernels(device, enabled=train.deterministic):
-        times = [time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low]
-        if device.type == "cpu" and threads > 1 and threads * expected_s <= MAX_TIMED_S:
-            torch.set_num_threads(1)
-            try:
-                times.append(time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low)
-            finally:
-                torch.set_num_threads(threads)
-    return flops / (min(times) / 1e3) / peak
+        step_ms = time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low
+    return flops / (step_ms / 1e3) / peak
