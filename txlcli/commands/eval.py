@@ -90,7 +90,7 @@ def _start_processes(processes: int, arguments: list[str]) -> int:
 def _signals_of_processes() -> Iterator[None]:
     """Let one of several processes end by a signal: silently, except rank 0 if no other process of txl reports it."""
     try:
-        with launcher.silent_signals():
+        with signals.silent():
             yield
     except (KeyboardInterrupt, signals.Terminated) as ended:
         if launcher.is_own():

@@ -13,7 +13,7 @@ from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, R
 from txlcli.config import recipe
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.system import launcher
+from txlcli.system import launcher, signals
 from txlcli.workflows.options import ForecastOptions, ProcessOptions, TrainOptions
 from txlcli.workflows.training.request import resolve
 
@@ -72,7 +72,7 @@ def train(
 
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=console.TerminalReporter())
     if not dry_run:
-        with launcher.silent_signals():
+        with signals.silent():
             result = start.run(recipe_source, options, workspace, on_report=console.show_json if json else None)
             if not json and launcher.is_main():
                 training_tables.show_result(result)

@@ -28,7 +28,7 @@ from txlcli.system import locks
 from txlcli.system.atomic_files import replacing
 from txlcli.system.checkpoint_header import digest, read_state
 from txlcli.system.input_files import MAX_VOCABULARY, MIB, read_text
-from txlcli.system.plain_json import parse_json, value_of
+from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
 CARD, VOCAB, METRICS, LAST, BEST = "run.json", "vocab.json", "metrics.jsonl", "last.safetensors", "best.safetensors"
@@ -48,17 +48,6 @@ class Change:
     """Last step with the old settings."""
     settings: dict[str, list[Any]]
     """Old and new value by full name; None means off."""
-
-    @classmethod
-    def from_entry(cls, entry: dict[str, Any]) -> "Change":
-        """Read a change from an entry of run.json."""
-        return cls(value_of(entry, "step", int), {name: [old, new] for name, (old, new) in entry["settings"].items()})
-
-    def followed_by(self, settings: dict[str, list[Any]]) -> "Change":
-        """Return this change and a later one after the same step as a single change."""
-        both = {**self.settings, **settings}
-        merged = {name: [self.settings.get(name, pair)[0], pair[1]] for name, pair in both.items()}
-        return Change(self.step, {name: [old, new] for name, (old, new) in merged.items() if old != new})
 
 
 @dataclass(frozen=True)
@@ -370,9 +359,8 @@ def open_run(directory: Path) -> Run:
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
     try:
         card = parse_json(read_text(path, MAX_CARD))
-        version = value_of(card, "format", int)
-        if version != FORMAT:
-            raise RunError(f"{path}: written by a newer txl (format {version}); update txl to read it")
+        if card["format"] != FORMAT:
+            raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
         if card.get(DIGEST) not in (None, _digest_of(card)):
             raise RunError(
                 f"{path}: damaged (wrong checksum); restore it from a copy, or delete its line '{DIGEST}' if you "
@@ -380,13 +368,13 @@ def open_run(directory: Path) -> Run:
             )
         return Run(
             directory=directory,
-            recipe_name=value_of(card, "recipe", str),
+            recipe_name=card["recipe"],
             settings=recipe.resolve(card["settings"], where=str(path)),
-            vocab_fingerprint=value_of(card, "vocab_fingerprint", str),
-            vocab_size=value_of(card, "vocab_size", int),
-            parameters=value_of(card, "parameters", int),
-            metric=value_of(card, "metric", str),
-            changes=tuple(Change.from_entry(entry) for entry in card.get("changes", [])),
+            vocab_fingerprint=card["vocab_fingerprint"],
+            vocab_size=card["vocab_size"],
+            parameters=card["parameters"],
+            metric=card["metric"],
+            changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             has_checksum=DIGEST in card,
         )
     except RecipeError as error:

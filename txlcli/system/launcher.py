@@ -3,16 +3,14 @@
 import logging
 import os
 import re
-import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from txlcli.errors import TrainingError, UsageError
-from txlcli.system import processors, signals
+from txlcli.system import processors
 
 RESUME = "resume from the last checkpoint with --resume, if there is one"
 """Next step after a process of a training run is lost."""
@@ -190,25 +188,6 @@ def first_host(node_list: str) -> str | None:
     """Return the first host of a list of Slurm, such as `gpu[03-04,7],cpu1`; None if the list is empty."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", node_list)
     return match[1] + (match[2] or "") if match else None
-
-
-@contextmanager
-def handle_signals(action: signal.Handlers) -> Iterator[None]:
-    """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
-
-    While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
-    """
-    before = {number: signal.signal(number, action) for number in signals.handled(signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def silent_signals() -> AbstractContextManager[None]:
-    """Let a signal end this process without a message while the block runs, unless it is of rank 0."""
-    return nullcontext() if is_main() else handle_signals(signal.SIG_DFL)
 
 
 def start_processes(processes: int, arguments: Sequence[str], *, restarts: int = 0, next_step: str = RESUME) -> int:

@@ -6,7 +6,7 @@ Imports little, so that txl handles them within a millisecond.
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
@@ -51,15 +51,38 @@ def raising() -> Iterator[None]:
 
 def end(number: int, frame: FrameType | None = None) -> NoReturn:
     """End the process at once, with one line of rank 0, which ends the others itself."""
+    if _is_main():
+        os.write(2, f"error: {WORDS[number]}\n".encode())
+    os._exit(128 + number)
+
+
+def _is_main() -> bool:
+    """Return True for rank 0."""
     try:
         from txlcli.system import launcher  # noqa: PLC0415 - the handlers are installed before all other imports
 
-        is_main = launcher.is_main()
+        return launcher.is_main()
     except Exception:  # the module is just being imported, or cannot be
-        is_main = True
-    if is_main:
-        os.write(2, f"error: {WORDS[number]}\n".encode())
-    os._exit(128 + number)
+        return True
+
+
+@contextmanager
+def handling(action: signal.Handlers) -> Iterator[None]:
+    """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
+
+    While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
+    """
+    before = {number: signal.signal(number, action) for number in handled(signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def silent() -> AbstractContextManager[None]:
+    """Let a signal end this process without a message while the block runs, unless it is of rank 0."""
+    return nullcontext() if _is_main() else handling(signal.SIG_DFL)
 
 
 def ignore() -> None:

@@ -24,7 +24,7 @@ from txlcli.core.training.optimizer import (
     state_bytes,
 )
 from txlcli.core.training.parallel import DataParallel
-from txlcli.core.training.schedule import scheduled_lr
+from txlcli.core.training.state import scheduled_lr
 from txlcli.core.training.step import OptimizerStep
 from txlcli.errors import RecipeError, TrainingError
 

@@ -94,7 +94,6 @@ class AveragedSgd(Average):
         self.triggered = False
 
     def on_validation(self, loss_nats: float) -> None:
-        """Begin the average with the next step if this loss is the trigger."""
         if self.triggered:
             return
         earlier = self._losses[: max(0, len(self._losses) - self._patience)]
@@ -109,11 +108,9 @@ class AveragedSgd(Average):
             self._apply(get_swa_multi_avg_fn())
 
     def state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint, including the losses up to the trigger."""
         return {**super().state(), "losses": self._losses, "triggered": self.triggered}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the average from a checkpoint; the model has its weights already."""
         super().restore(state, weights)
         self._losses, self.triggered = state["losses"], state["triggered"]
         if self.triggered and not weights:

@@ -229,7 +229,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str 
             )
     rank, size, url = launcher.rank(), launcher.world_size(), launcher.rendezvous_url()
     timeout = timedelta(seconds=rank_timeout_s)
-    with launcher.handle_signals(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
+    with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
             store, _, _ = next(distributed.rendezvous(url, rank, size, timeout=JOIN_TIMEOUT))
             if launcher.local_world_size() == size:  # torchrun keeps its store when it starts the processes again

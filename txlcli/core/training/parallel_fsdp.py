@@ -53,7 +53,6 @@ class FullyShardedParallel(DataParallel):
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> Objective:
-        """Call `LanguageModel.objective` for these lanes; its backward pass divides averaged gradients."""
         self._drop_gathered()
         return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
 
@@ -71,7 +70,6 @@ class FullyShardedParallel(DataParallel):
                 module.reshard()
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
-        """Return a reader of the model in training; all processes must read as many segments."""
         return _ShardedReader(self, settings, batch_size=batch_size)
 
     def make_optimizer(self) -> Optimizer:
@@ -83,16 +81,13 @@ class FullyShardedParallel(DataParallel):
         return optimizer
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the norm of the gradients of all processes together (0-d)."""
         norm = super().total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def first_memory(self, batch_size: int) -> Memory:
-        """Return the memory of a micro-batch before the first token."""
         return _first_memory(self.model, batch_size, self.settings.mem_len)
 
     def own_weights(self) -> dict[str, Tensor]:
-        """Return the part of each weight that this process holds; changes in place change the weight."""
         return {name: _local(weight) for name, weight in self._weights().items()}
 
     def _weights(self) -> dict[str, Tensor]:
@@ -101,7 +96,6 @@ class FullyShardedParallel(DataParallel):
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
-        """Return the part of a tensor with the shape of a weight that this process holds, on its device."""
         parts = whole.chunk(self.world.size)  # may be fewer than processes
         part = parts[self.world.rank] if self.world.rank < len(parts) else whole[:0]
         return part.to(self.model.device, copy=True)
@@ -164,7 +158,6 @@ class _ShardedReader(StateReader):
         return _first_memory(self.model, self._batch_size, self.mem_len)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Read a segment (B, l), l <= L, and return its last hidden states (B, l, d)."""
         with self._autocast:
             hidden, self.state = self._parallel.read(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
         return hidden

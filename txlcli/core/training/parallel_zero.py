@@ -28,7 +28,6 @@ class ZeroParallel(DataParallel):
     """Gradients as with DistributedDataParallel; the optimizer's state is divided over the processes."""
 
     def make_optimizer(self) -> Optimizer:
-        """Make the optimizer of all weights, which keeps the state for the weights of this process."""
         parameters = dict(self.model.named_parameters())
         groups = _groups_by_name(self.model.settings, self.model.vocab_size, self.settings)
         return ZeroRedundancyOptimizer(
@@ -64,7 +63,6 @@ class ZeroParallel(DataParallel):
         return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        """Restore the state of the weights of this process."""
         local = self._local(optimizer)
         own = {id(parameter) for group in local.param_groups for parameter in group["params"]}
         names = {name for name, parameter in self.model.named_parameters() if id(parameter) in own}

@@ -120,7 +120,4 @@ def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run
         return run
     for name, (old, value) in new.items():
         reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
-    *earlier, last = (*run.changes, run_directory.Change(step, new))
-    if earlier and earlier[-1].step == step:  # no step was taken with the settings before these
-        last = earlier.pop().followed_by(new)
-    return dataclasses.replace(run, changes=(*earlier, *([last] if last.settings else [])))
+    return dataclasses.replace(run, changes=(*run.changes, run_directory.Change(step, new)))

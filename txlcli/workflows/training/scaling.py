@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -75,28 +75,20 @@ class DevicesForecast:
     subject: dict[str, object]
     """The beginning of the object in JSON: the plan of the training run, or sizes of the recipe."""
     by_devices: tuple[DeviceCost, ...]
+    is_plan: bool
+    """True for a training run on a single number of GPUs."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl recipes scale --json` prints."""
+        """Return the object that `txl recipes scale --json`, or `txl train --dry-run --devices N --json`, prints."""
         own = dataclasses.asdict(self)
-        del own["title"], own["steps"]
-        return own.pop("subject") | own
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedDevices(DevicesForecast):
-    """Plan of a training run on one number of GPUs, and its cost."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl train --dry-run --devices N --json` prints."""
-        whole = super().to_json()
-        (cost,) = whole.pop("by_devices")
-        return whole | cost
+        del own["title"], own["steps"], own["is_plan"]
+        whole = own.pop("subject") | own
+        return whole | whole.pop("by_devices")[0] if self.is_plan else whole
 
 
 def forecast_devices(
     recipe_source: str, options: TrainOptions, workspace: Workspace, *, devices: int, hardware: HardwareOptions
-) -> PlannedDevices:
+) -> DevicesForecast:
     """Return the plan of a training run on several GPUs and its cost on each; no store and no run is made.
 
     What only the GPUs themselves can reject is not checked.
@@ -112,7 +104,7 @@ def forecast_devices(
         "parameters_by_part": parameters_by_part(settings.model, planned.run.vocab_size),
         "published": recipe.to_keys(settings.published),
     }
-    return _Scale(planned, hardware).forecast(PlannedDevices, str(planned.plan), subject, [devices])
+    return _Scale(planned, hardware).forecast(str(planned.plan), subject, [devices], is_plan=True)
 
 
 def scale_recipe(
@@ -140,7 +132,7 @@ def scale_recipe(
         f"{train.precision}; memory of each GPU"
     )
     planned = PlannedRun(run=run, store=store, plan=plan(run, until_step=None, store=store, devices="", processes=1))
-    return _Scale(planned, hardware).forecast(DevicesForecast, title, subject, counts)
+    return _Scale(planned, hardware).forecast(title, subject, counts)
 
 
 def _check_several(train: TrainSettings, devices: int) -> None:
@@ -185,9 +177,6 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     return {"parameters": weights, **by_purpose, "total": total}
 
 
-Forecast = TypeVar("Forecast", bound=DevicesForecast)
-
-
 class _Scale:
     """Cost of a training run on different numbers of GPUs."""
 
@@ -200,9 +189,11 @@ class _Scale:
         # The gradient of a tied table is ready at the end of the backward pass only.
         self._late_share = parameters_by_part(self._model, self._vocab_size)["embedding"] / run.parameters
 
-    def forecast(self, cls: type[Forecast], title: str, subject: dict[str, object], counts: Iterable[int]) -> Forecast:
+    def forecast(
+        self, title: str, subject: dict[str, object], counts: Iterable[int], *, is_plan: bool = False
+    ) -> DevicesForecast:
         """Return the cost on each of these numbers of GPUs."""
-        return cls(
+        return DevicesForecast(
             device_memory_bytes=self._hardware.device_memory,
             usable_share=USABLE,
             bandwidth_bytes_per_s=self._hardware.bandwidth,
@@ -216,6 +207,7 @@ class _Scale:
             steps=self._steps,
             subject=subject,
             by_devices=tuple(map(self._on, counts)),
+            is_plan=is_plan,
         )
 
     def _on(self, devices: int) -> DeviceCost:

@@ -62,12 +62,10 @@ class TensorBoardTracker:
         self._writer.add_text("settings", f"    {settings}", run.after + 1)  # Markdown: an indented block is code
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics at a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -94,7 +92,6 @@ class WandbTracker:
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
@@ -114,11 +111,9 @@ class TrackioTracker:
         self.tracked_id = str(self._run.name)  # Trackio appends a suffix to a name that is taken
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics at a step."""
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Send what is buffered."""
         self._run.finish()
 
 
@@ -157,7 +152,6 @@ class MlflowTracker:
         self._client.log_batch(self.tracked_id, metrics=points)
 
     def close(self) -> None:
-        """Mark the run as finished."""
         self._client.set_terminated(self.tracked_id)
 
     def _steps(self, name: str) -> set[int]:
