@@ -191,14 +191,7 @@ def first_host(node_list: str) -> str | None:
 
 
 def start_processes(processes: int, arguments: Sequence[str], *, restarts: int = 0, next_step: str = RESUME) -> int:
-    """Run a command line of txl in several processes, as torchrun does, and return their exit code.
-
-    Args:
-        processes: their number.
-        arguments: of the command line.
-        restarts: how often to start all processes again after one has failed.
-        next_step: advice after a process was killed, so that it could not report an error itself.
-    """
+    """Run a command line of txl in several processes, as torchrun does, and return their exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

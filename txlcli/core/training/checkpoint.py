@@ -169,13 +169,7 @@ def build_model(
 
 
 def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[range]) -> dict[str, Tensor]:
-    """Return the memories of all lanes on rank 0.
-
-    Args:
-        world: the processes; all of them must call this.
-        memories: of the micro-batches of this process.
-        parts: the lanes of the micro-batches of all processes.
-    """
+    """Return the memories of all lanes on rank 0."""
     gathered = {}
     for number, memory in enumerate(memories):
         lengths = [len(part) for part in parts[number :: len(memories)]]  # of this micro-batch, by rank
@@ -186,13 +180,7 @@ def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[ra
 
 
 def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
-    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently.
-
-    Args:
-        tensors: memories by name.
-        memories: of the micro-batches of this process; receive the saved ones.
-        parts: lanes of `memories`.
-    """
+    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently."""
     layers: dict[int, list[Tensor]] = {}
     for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
         layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])

@@ -79,12 +79,7 @@ class World:
             distributed.all_reduce(tensor, group=self.steps)
 
     def all_gather(self, tensor: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the tensors of all processes, on the host, concatenated along the first axis by rank.
-
-        Args:
-            tensor: of this process, on the host.
-            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
-        """
+        """Return the host's tensors of all processes along the first axis, whose `lengths` are given by rank."""
         if self.size == 1:
             return tensor
         parts = [torch.empty(length, *tensor.shape[1:], dtype=tensor.dtype) for length in lengths]
@@ -94,12 +89,7 @@ class World:
         return torch.cat(parts)
 
     def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Return the tensors of all processes by rank on rank 0, and an empty list on the other ranks.
-
-        Args:
-            tensor: of this process.
-            lengths: of the first axis, by rank; the other axes have the same lengths everywhere.
-        """
+        """Return the tensors of all processes by rank on rank 0, [] elsewhere; `lengths` are of the first axis."""
         if self.size == 1:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()

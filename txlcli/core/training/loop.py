@@ -34,19 +34,6 @@ class Training(TrainingState):
 
     Each of several processes has one of these and runs the same steps. What depends on one of them (a signal, the
     time) is agreed on between steps; only rank 0 writes files.
-
-    Args:
-        model: on its device.
-        settings: the recipe's [train] section.
-        segments: of the training split.
-        valid: the validation split, None if the store has none.
-        directory: receives `last.safetensors` and `best.safetensors`, from rank 0.
-        identity: plain data that checkpoints store to identify their run.
-        world: the processes that share a batch.
-        device: to train on; by default the model's.
-        capture_graph: makes the CUDA graph if train.cuda_graph is set.
-        saver: writes the checkpoints.
-        clock: returns the time in seconds, for saves and speeds.
     """
 
     def __init__(
@@ -87,12 +74,6 @@ class Training(TrainingState):
 
         Files are written in the background, and all of them are there when this ends. After a validation the last
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
-
-        Args:
-            report_every: steps between two StepReports.
-            should_stop: called between steps and during validations; True in any process saves and ends all.
-            until_step: end after this step, without changing the schedule.
-            on_valid_tokens: called during a validation with the number of tokens scored so far.
         """
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
         with self._saver.running():
@@ -274,10 +255,8 @@ class Training(TrainingState):
     def save_last(self, *, wait: bool = True) -> None:
         """Save everything that a resumed run needs; all processes must call this.
 
-        The older checkpoint is kept if the weights, the memory or the loss that they give are not finite.
-
-        Args:
-            wait: return when the file is written. Without, it is written in the background.
+        Without `wait`, the file is written in the background. The older one is kept if the weights, the memory or the
+        loss that they give are not finite.
         """
         if self.parallel.weights_are_divided:
             self._saver.forget()  # rank 0 has no memory for two whole models

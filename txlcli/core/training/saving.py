@@ -83,13 +83,7 @@ class Saver:
         self.step, self._snapshot = None, {}
 
     def take(self, tensors: Mapping[str, Tensor], *, step: int, copied: bool = False) -> None:
-        """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written.
-
-        Args:
-            tensors: to save.
-            step: number of the step.
-            copied: True if the tensors are in host memory and do not change; they are kept as they are.
-        """
+        """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written."""
         self.files.wait()
         self._drop()
         self.step, self._snapshot = step, {name: tensor.detach() for name, tensor in tensors.items()}

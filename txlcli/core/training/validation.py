@@ -59,12 +59,6 @@ def validate(
     """Score the validation split; return None if stopped before its end. All processes must call this.
 
     Each process scores a contiguous part of the lanes. All of them return the same sum.
-
-    Args:
-        parallel: the model in training, and its processes.
-        split: to score.
-        should_stop: called after each segment; True in one process stops all of them.
-        on_tokens: called with the number of tokens that all processes have scored so far.
     """
     settings, world = validation_settings(parallel.settings), parallel.world
     numbers = even_parts(Lanes.of(len(split.targets), settings).number, world.size)[world.rank]

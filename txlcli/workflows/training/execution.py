@@ -59,16 +59,7 @@ def build_training(
     *,
     device: torch.device,
 ) -> Training:
-    """Build the training of a run.
-
-    Args:
-        model: on `parallel.device_of_new_weights`.
-        run: the run.
-        store: its text.
-        splits: of the store.
-        world: the processes.
-        device: to train on.
-    """
+    """Build the training of a run."""
     identity = {
         "recipe": run.recipe_name,
         "model": recipe.function_keys(run.settings.model),

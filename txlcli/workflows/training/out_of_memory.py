@@ -30,16 +30,7 @@ def explained(
     training: Training | None = None,
     available: Callable[[torch.device], int | None] = available_bytes,
 ) -> Iterator[None]:
-    """Raise a TrainingError with settings that would fit if memory runs out in the block.
-
-    Args:
-        settings: of the training run.
-        vocab_size: V.
-        device: where it is trained.
-        processes: number of processes, which divide the batch.
-        training: takes its steps in the block; None while it is built.
-        available: measures the bytes of a device that this process can use.
-    """
+    """Raise a TrainingError with settings that would fit if memory runs out in the block."""
 
     def explain(what: str) -> TxlError:
         batch_size = settings.train.valid_batch_size

@@ -84,13 +84,7 @@ def describe_devices(device: "torch.device", processes: int) -> str:
 
 
 def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
-    """Return the number of parameters of a model.
-
-    Args:
-        settings: of the model.
-        vocab_size: number of symbols.
-        source: where that number is from, for the error message.
-    """
+    """Return the number of parameters of a model."""
     try:
         return registry.count_parameters(settings.model, vocab_size)
     except RecipeError as error:

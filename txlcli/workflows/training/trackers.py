@@ -194,11 +194,6 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     """Return a function that sends a line of metrics.jsonl to the trackers of a run.
 
     A tracker that fails is reported once and receives nothing more; the training continues.
-
-    Args:
-        run: its settings name the trackers; its directory receives their ids.
-        after: step at which training begins.
-        say: receives one message for each tracker that fails.
     """
     trackers: dict[str, Tracker] = {}
 

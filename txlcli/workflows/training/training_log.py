@@ -17,14 +17,7 @@ OnReport = Callable[[Line], None]
 
 @contextmanager
 def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | None = None) -> Iterator["TrainingLog"]:
-    """Open the log of a training run while the block runs.
-
-    Args:
-        run: its directory receives the files.
-        after: step that the training begins at.
-        reporter: receives messages and progress.
-        on_report: receives every line of metrics.jsonl.
-    """
+    """Open the log of a training run while the block runs."""
     steps = run.settings.train.max_steps
     with (
         trackers.opened(run, after=after, say=reporter.say) as track,
@@ -34,15 +27,7 @@ def opened(run: Run, *, after: int, reporter: Reporter, on_report: OnReport | No
 
 
 class TrainingLog:
-    """Records the reports of a training run and shows its progress.
-
-    Args:
-        run: its directory receives metrics.jsonl.
-        reporter: receives a message for every validation.
-        progress: receives the steps.
-        receivers: called with every line of metrics.jsonl.
-        after: step that the training begins at.
-    """
+    """Records the reports of a training run and shows its progress."""
 
     def __init__(self, run: Run, reporter: Reporter, progress: Step, receivers: list[OnReport], *, after: int) -> None:
         self._run, self._reporter, self._progress, self._receivers = run, reporter, progress, receivers
