@@ -1,10 +1,8 @@
 """txl quickstart: all steps, and the commands to repeat them."""
 
-import os
 import re
 import shlex
 import sysconfig
-import time
 
 import pytest
 
@@ -77,16 +75,3 @@ def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(untouched, 
     assert ("$ txl train --resume runs/stdlib\n" in result.stderr) == bool(stop)
     assert "runs/stdlib on stdlib test" in result.stdout
     assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
-
-
-@pytest.mark.slow
-def test_the_trained_run_is_used_even_if_another_one_is_newer(here, monkeypatch):
-    small_library(here, monkeypatch)
-    small_recipe(here)
-    later = time.time() + 3600
-    os.utime(here / "runs/byte/run.json", (later, later))
-    result = done("quickstart")
-    assert "runs/stdlib on stdlib test" in result.stdout
-    assert [words[1] for words in commands_in(result.stderr) if words[0] in ("eval", "speed", "generate")] == [
-        "runs/stdlib"
-    ] * 3

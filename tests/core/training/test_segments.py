@@ -35,11 +35,6 @@ def test_a_count_scores_that_many_from_the_start(boundary, read):
     assert len(targets) == 2
 
 
-def test_a_boundary_may_exceed_the_range_of_the_ids_dtype():
-    inputs, _ = scored_stream(np.array([3, 1], dtype=np.uint8), 300)
-    assert inputs.tolist() == [300, 3]
-
-
 def test_segments_of_24_tokens_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
     segments = TrainingSegments(np.arange(24), batch_size=2, seg_len=5)
