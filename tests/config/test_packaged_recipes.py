@@ -10,6 +10,7 @@ from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
+from txlcli.core.training.state import scheduled_lr
 
 WT, LM = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)
 
@@ -559,3 +560,12 @@ def test_the_header_gives_source_results_hardware_and_command(name):
 def test_only_headers_of_inferred_recipes_say_inferred(name):
     _, text = recipe.read_text(name)
     assert ("inferred" in text) == (name in INFERRED)
+
+
+@pytest.mark.parametrize("name", NVIDIA)
+def test_the_learning_rate_falls_from_the_end_of_the_warm_up_to_nvidias_lowest(name):
+    train = recipe.load(name).train
+    _, steps, warmup, peak, lowest, *_ = NVIDIA_TRAINING[name]
+    middle = warmup + (steps - warmup) // 2 + 1
+    rates = [scheduled_lr(train, step) for step in (warmup // 2, warmup, warmup + 1, middle, steps)]
+    assert rates == pytest.approx([peak / 2, peak, peak, (peak + lowest) / 2, lowest], rel=1e-4)

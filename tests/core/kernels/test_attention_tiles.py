@@ -19,6 +19,7 @@ from tests.core.attention_cases import (
     laid_out,
     workspace_of,
 )
+from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
 from txlcli.core.kernels.score_buffer import scores_at_once
@@ -158,3 +159,18 @@ def test_equal_position_keys_need_not_be_repeated(dtype, tiling, reach, max_dist
             for one in (terms, few)
         )
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "recompute", "tiling", "sizes"),
+    sampled(7, [0.0, 0.4], [False, True], TILINGS, [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)]),  # sizes: L, K, n
+)
+def test_gradient_equals_finite_differences(dropout, recompute, tiling, sizes):
+    seg_len, key_len, reach = sizes
+    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
+
+    def with_one_seed(*tensors):
+        torch.manual_seed(8)
+        return attend_all(*tensors, dropout=dropout, recompute=recompute, workspace=workspace_of(tiling))
+
+    assert torch.autograd.gradcheck(with_one_seed, inputs)

@@ -10,6 +10,7 @@ from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import autocast
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
@@ -229,3 +230,15 @@ def test_a_memory_is_full_when_positions_and_slots_are():
     assert full == [False, False, False, False, True, True, True]
     assert model.memory_is_full(model.full_memory(B, M), M)
     assert model.memory_is_full(model.full_memory(B, 0), 0)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_in_bf16_a_reader_is_close_to_the_model(norm):
+    model, tokens = compressive(dtype=torch.float32, std=0.1, norm=norm), draw_tokens(B, 4 * L)
+    with autocast(torch.device("cpu"), "bf16"):
+        expected, _ = read_segments(model, tokens, [L] * 4, mem_len=M)
+    for length in (L, 1):
+        reader = make_token_reader(model, evaluation(), batch_size=B, precision="bf16")
+        with torch.inference_mode():
+            parts = [reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)

@@ -7,8 +7,9 @@ from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import autocast
 from txlcli.core.reading.decoder import key_limit
-from txlcli.core.reading.registry import make_window_reader
+from txlcli.core.reading.registry import make_token_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.windows import WindowReader
 
@@ -146,3 +147,16 @@ def test_a_sampled_text_is_read_in_segments_of_l_tokens():
         expected, _ = read_segments(model, text, cut(len(tokens), L), mem_len=M)
         tokens.append(int(expected[0, -1].argmax()))
         assert next(sampled_tokens) == tokens[-1]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_in_bf16_a_decoder_is_close_to_the_model(norm):
+    model, tokens = outputs_kept(dtype=torch.float32, std=0.1, norm=norm), draw_tokens(B, 23)
+    with autocast(torch.device("cpu"), "bf16"):
+        expected, _ = read_segments(model, tokens, cut(23, L), mem_len=M)
+    settings = EvalSettings(seg_len=L, mem_len=M, same_length="off")
+    for lengths in ([L], [1]):
+        reader = make_token_reader(model, settings, batch_size=B, precision="bf16")
+        with torch.inference_mode():
+            parts = [reader.log_probs(reader.read(part)) for part in tokens.split(lengths[0], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)

@@ -9,6 +9,7 @@ from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import autocast
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
@@ -140,3 +141,13 @@ def test_a_sampled_text_is_read_in_segments():
 def test_the_first_state_is_the_only_parameter_of_its_own():
     plain = count_parameters(model_settings(), V)
     assert count_parameters(model_settings(arch="rmt", segment_len=L, n_memory_tokens=3), V) == plain + 3 * 14
+
+
+def test_in_bf16_a_reader_is_close_to_the_model():
+    model, tokens = with_memory_tokens(dtype=torch.float32, std=0.1), draw_tokens(B, T)
+    with torch.no_grad(), autocast(torch.device("cpu"), "bf16"):
+        expected, _ = read(model, tokens, [T])
+    settings = EvalSettings(seg_len=L, mem_len=0, same_length="off")
+    reader = make_reader(model, settings, batch_size=B, precision="bf16")
+    given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
+    torch.testing.assert_close(given.float(), expected.float(), rtol=0, atol=0.05)

@@ -188,3 +188,12 @@ def test_the_best_loss_so_far_is_restored(tmp_path):
     run(fresh(tmp_path, valid_every=1), until=2)
     saved = checkpoint.load(tmp_path / "last.safetensors")
     assert saved.state["best_nats"] == resumed(tmp_path, valid_every=1).best_nats < math.inf
+
+
+def test_dropout_resumes_with_its_random_generator(tmp_path):
+    # With another state of the random generator, the third step drops other units.
+    whole = run(fresh(tmp_path / "whole", max_steps=3))
+    run(fresh(tmp_path / "parts", max_steps=3), until=2)
+    training = resumed(tmp_path / "parts", max_steps=3)
+    torch.manual_seed(5)
+    assert run(training)[0].loss_nats != whole[2].loss_nats
