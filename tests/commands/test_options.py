@@ -11,6 +11,7 @@ from txlcli.workflows.options import (
     FLOP_RATES,
     RATES,
     SIZES,
+    EvalOptions,
     ForecastOptions,
     TrainOptions,
     parse_lengths,
@@ -90,3 +91,21 @@ def test_a_closed_stdin_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match=r"^-: stdin is closed; send the text there, or name a file$"):
         read_stdin(7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mem_len": [0, -5]}, "`mem_len` -5: must be at least 0"),
+        ({"attn_len": ()}, "`attn_len` is empty; give at least one number, or leave it out"),
+    ],
+)
+def test_wrong_lengths_are_rejected_from_python_too(options, message):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        EvalOptions(**options)
+
+
+def test_protocols_come_in_the_order_of_the_table_and_once():
+    given = ("sliding", "disjoint", "sliding")
+    assert EvalOptions(protocols=given).protocols == ("disjoint", "sliding")
+    assert EvalOptions(mem_len=[5, 7]).mem_len == (5, 7)

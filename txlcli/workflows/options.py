@@ -57,6 +57,11 @@ class Options:
         for field in dataclasses.fields(self):
             if traits := field.metadata.get("option"):
                 value = getattr(self, field.name)
+                if isinstance(value, list):
+                    value = tuple(value)
+                    object.__setattr__(self, field.name, value)
+                if value == () and traits.minimum is not None:
+                    raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
                 for number in value if isinstance(value, tuple) else (value,):
                     _check_range(field.name, number, traits)
 
@@ -238,9 +243,8 @@ def parse_lengths_or_auto(text: str, asked: str) -> Lengths:
 
 
 def parse_protocols(text: str, asked: str) -> tuple[str, ...]:
-    """Return the protocols in the order of the table, without repetitions; the options reject unknown ones."""
-    names = PROTOCOLS if text == "all" else tuple(text.split(","))
-    return tuple(sorted(dict.fromkeys(names), key=(*PROTOCOLS, *names).index))
+    """Return the names of protocols; the options reject unknown ones."""
+    return PROTOCOLS if text == "all" else tuple(text.split(","))
 
 
 def parse_distance(text: str, asked: str) -> int | Literal["none"]:
@@ -332,6 +336,8 @@ class EvalOptions(Options):
             raise UsageError("`cache` and `dynamic` take one length, and `plot` needs several; leave out `plot`")
         if self.protocols:
             self._check_protocols()
+            in_order = tuple(name for name in PROTOCOLS if name in self.protocols)
+            object.__setattr__(self, "protocols", in_order)
 
     def _check_windows(self) -> None:
         of_memory, shortest = self.given(*OF_MEMORY), min(self.windows, default=MAX_COUNT)

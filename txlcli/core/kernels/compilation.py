@@ -48,15 +48,15 @@ def check_attention(backend: str, device: torch.device, *, d_head: int | None) -
     if device.type != "cuda" and not interprets:
         raise UsageError(f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU")
     if backend == "flex":
-        check_compiler(device, "attention flex", "take --attention auto")
+        check_compiler(device, "attention flex", "take `attention` auto")
         return
     if importlib.util.find_spec("triton") is None:
-        raise UsageError("attention triton needs the package triton; pip install triton, or take --attention auto")
+        raise UsageError("attention triton needs the package triton; pip install triton, or take `attention` auto")
     if device.type == "cuda":
-        check_ampere(device, "attention triton", "take --attention auto")
+        check_ampere(device, "attention triton", "take `attention` auto")
     if d_head is not None and d_head > MAX_WIDTH:
         raise UsageError(
-            f"attention triton has heads of at most {MAX_WIDTH} units, not {d_head}; take --attention auto"
+            f"attention triton has heads of at most {MAX_WIDTH} units, not {d_head}; take `attention` auto"
         )
 
 

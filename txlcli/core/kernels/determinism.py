@@ -13,7 +13,7 @@ WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACES = (":4096:8", ":16:8")
 """Values of the environment variable with which cuBLAS adds in the same order in every run; it reads the variable
 before the first product of a process."""
-WITHOUT = "--set train.deterministic=false"
+WITHOUT = "`overrides` train.deterministic=false"
 NO_KERNEL = "does not have a deterministic implementation"
 """Part of PyTorch's error message."""
 
@@ -27,7 +27,7 @@ def check_deterministic(
     if processes > 1:
         raise UsageError(
             "train.deterministic is for one GPU, since NCCL chooses the order in which several add their gradients; "
-            f"leave out --processes, or {WITHOUT}"
+            f"leave out `processes`, or {WITHOUT}"
         )
     workspaces = environ.get(WORKSPACES)
     if workspaces is not None and workspaces not in FIXED_WORKSPACES:

@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
     With several processes, each gets the CUDA device of its local rank.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: PyTorch finds no CUDA device here; use --device cpu")
+        raise UsageError("`device` cuda: PyTorch finds no CUDA device here; use `device` cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and launcher.local_rank() < torch.cuda.device_count():

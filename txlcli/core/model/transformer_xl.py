@@ -132,7 +132,7 @@ class TransformerXL(LanguageModel):
         All layers have one shape, so one compilation serves all. The default attention stays as it is, and so do
         embedding and softmax; FlexAttention is compiled with the layer.
         """
-        check_compiler(self.device, "compile", "leave out --compile, or --set train.compile=false for a run")
+        check_compiler(self.device, "compile", "leave out `compile`, or `overrides` train.compile=false for a run")
         compile_across_ddp_buckets()
         for layer in self.layers:
             layer.compile(dynamic=False)

@@ -190,7 +190,7 @@ class Training(TrainingState):
         if self.optimizer_step.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
-                "train with --precision bf16 or fp32",
+                "train with `precision` bf16 or fp32",
             )
         if not self.optimizer_step.skips_steps and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
@@ -220,7 +220,7 @@ class Training(TrainingState):
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
-                f"{self.last_path} in another --precision, or start a new run with a lower train.lr"
+                f"{self.last_path} in another `precision`, or start a new run with a lower train.lr"
             )
         self.validated = self.step
         is_best = loss_nats < self.best_nats
@@ -279,13 +279,15 @@ class Training(TrainingState):
 
         Each process reads its first lane.
         """
-        position, first = self.position, self._parts[0].start
-        memory = [layer[:1] for layer in self.memories[0]]
+        position, first, memories = self.position, self._parts[0].start, self.memories
         for _ in range(1 + self.settings.skip_nonfinite):
+            if position.segment == 0:
+                memories = self.empty_memories()  # as `update` does
+            memory = [layer[:1] for layer in memories[0]]
             loss = self._forward_backward.loss(*self._read(range(first, first + 1), position), memory)
             if not self.world.any_of(not loss.isfinite()):
                 return True
-            position = self.segments.next_position(position)
+            position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
         return False
 
     def _take_snapshot(self, groups: dict[str, dict[str, Tensor]]) -> None:

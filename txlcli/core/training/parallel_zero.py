@@ -45,7 +45,7 @@ class ZeroParallel(DataParallel):
             raise RecipeError(
                 f'train.parallel = "zero" cannot divide train.optimizer = "{self.settings.optimizer}", which makes '
                 f"{len(optimizer.param_groups)} groups for a part of the parameters, not {len(groups)}; "
-                "--set train.parallel=ddp"
+                "`overrides` train.parallel=ddp"
             )
         return optimizer
 

@@ -21,7 +21,7 @@ MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
 capture_step: CaptureGraph = functools.partial(
-    capture, instead="resume with --set train.cuda_graph=false, or train without it"
+    capture, instead="resume with `overrides` train.cuda_graph=false, or train without it"
 )
 """Captures the forward and backward pass of a step."""
 

@@ -97,7 +97,7 @@ def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:
         number = "one lane" if lanes == 1 else f"{lanes} lanes"
         raise UsageError(
             f"{processes} processes divide the lanes of the batch, and {tokens:,} tokens with a batch size of "
-            f"{settings.batch_size} are {number}; give --batch-size {processes} or more, or use fewer processes"
+            f"{settings.batch_size} are {number}; give `batch_size` {processes} or more, or use fewer processes"
         )
 
 

@@ -103,7 +103,7 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
         scored=_scored(store, split, len(targets), whole=whole),
         unit=store.unit,
         conventions=store.conventions,
-        paper=_published(opened.run, store, split),
+        paper=_published(opened.run, store, split) if whole else None,
         corpus=store.corpus,
         split=split,
         whole=whole,
@@ -157,7 +157,8 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
     unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
     words = size = None
-    if len(targets) == _predictable(len(ids), vocab):  # the whole text
+    whole = len(targets) == _predictable(len(ids), vocab)
+    if whole:
         original = data.decode("utf-8", errors="replace") if text is None else text
         words = len(original.split()) + original.count("\n")  # as in a store of the user's text
         size = len(data) if unit == "piece" and not unknown else None
@@ -170,6 +171,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         scored=metrics.Scored(tokens=len(targets), words=words, bytes=size),
         unit=unit,
         conventions={},
+        whole=whole,
     )
 
 

@@ -125,7 +125,7 @@ def _notes(format: str, dtype: str | None, vocab_size: int) -> Iterator[str]:
     if dtype == "uint32" and format == "nanogpt":
         yield (
             f"V = {vocab_size:,} needs uint32: nanoGPT reads uint16 until its train.py is changed; txl reads the files "
-            "with --dtype uint32"
+            "with `dtype` uint32"
         )
     if dtype == "uint32" and format == "llm.c":
         yield f"V = {vocab_size:,} needs uint32: the files have the header of llm.c for Llama 3"

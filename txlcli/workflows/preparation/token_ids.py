@@ -117,7 +117,7 @@ def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[
         )
         if files.has_pickle:
             notes.append(
-                "meta.pkl is not read: it is a pickle, which could run code; --vocab FILE gives the ids a text"
+                "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
             )
     elif plan.vocab_file is not None:
         notes.append(f"vocabulary of {plan.vocab_file}")

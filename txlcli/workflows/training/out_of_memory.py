@@ -36,7 +36,7 @@ def explained(
         batch_size = settings.train.valid_batch_size
         if training and training.validation_is_due() and training.valid is not None and batch_size > 1:
             return TrainingError(
-                f"{what} in the validation after step {training.step:,}; resume with --set "
+                f"{what} in the validation after step {training.step:,}; resume with `overrides` "
                 f"train.valid_batch_size={batch_size // 2}"
             )
         advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))

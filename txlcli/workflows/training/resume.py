@@ -60,7 +60,7 @@ def change_settings(run: Run, changes: list[str]) -> Run:
     for change in changes:
         section, _, key = change.partition("=")[0].strip().partition(".")
         if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
-            raise RecipeError(f"--set {change}: a resumed run keeps its {section}.{key}; start a new run instead")
+            raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
     table = recipe.override(recipe.to_table(run.settings), changes)
     return dataclasses.replace(
         run, settings=recipe.resolve(table, where=recipe.with_changes(str(run.directory), changes))
@@ -94,7 +94,7 @@ def _check_unfinished(run: Run, training: Training, until_step: int | None) -> N
         raise RecipeError(f"{run.directory} is already at step {training.step:,}; train.max_steps cannot be {last:,}")
     if training.step == last and not due:
         raise RunError(
-            f"{run.directory} has finished its {last:,} steps; to train it longer add --set train.max_steps=N"
+            f"{run.directory} has finished its {last:,} steps; to train it longer add `overrides` train.max_steps=N"
         )
     if until_step is not None and (training.step > until_step or (training.step == until_step and not due)):
         raise UsageError(
@@ -108,8 +108,8 @@ def _check_valid_batch_size(run: Run, before: Run, *, validated: int) -> None:
     batch_size = run.settings.train.valid_batch_size
     if validated and batch_size != before.settings.train.valid_batch_size:
         raise RecipeError(
-            f"--set train.valid_batch_size={batch_size}: the run was validated with another one, and losses are not "
-            "comparable, since each part of a batch begins without context; start a new run instead"
+            f"`overrides` train.valid_batch_size={batch_size}: the run was validated with another one, and losses "
+            "are not comparable, since each part of a batch begins without context; start a new run instead"
         )
 
 

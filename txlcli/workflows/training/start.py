@@ -80,7 +80,7 @@ def _check_vanilla(settings: Settings, recipe_source: str) -> None:
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
-        raise RecipeError(f"{recipe_source}: {reason}; --set train.mem_len=0")
+        raise RecipeError(f"{recipe_source}: {reason}; `overrides` train.mem_len=0")
 
 
 def new_directory(recipe_source: str, options: TrainOptions, runs_dir: Path) -> Path:
@@ -103,7 +103,7 @@ def claim_run_directory(
     others = islice(
         run_directory.free_directories(run.directory.parent, run.recipe_name), 0 if is_required else max_taken
     )
-    error = BusyError(f"{run.directory} was taken by another process; give another --name")
+    error = BusyError(f"{run.directory} was taken by another process; give another `name`")
     with ExitStack() as lock:
         for directory in chain([run.directory], others):
             try:
