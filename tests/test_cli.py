@@ -73,7 +73,7 @@ def test_help_is_shown_on_stdout_with_and_without_the_option(arguments):
 
 
 @pytest.mark.parametrize("arguments", [["perpare"], ["--perpare"]])
-def test_an_unknown_command_is_refused_on_one_line_with_exit_code_2(arguments):
+def test_an_unknown_command_is_rejected_on_one_line_with_exit_code_2(arguments):
     ended = txl(*arguments)
     assert ended.exit_code == 2
     assert ended.stdout == ""
@@ -177,7 +177,7 @@ def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
 
 
 @pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full"])
-def test_a_command_whose_messages_cannot_be_written_goes_on(tmp_path, closing):
+def test_a_command_whose_messages_cannot_be_written_continues(tmp_path, closing):
     (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
     command = f'"$@" prepare book.txt --json {closing}'
     words = ["sh", "-c", command, "sh", sys.executable, "-m", "txlcli"]

@@ -56,7 +56,7 @@ def test_distance_encoding_is_sines_then_cosines():
     np.testing.assert_array_equal(reference.distance_encoding(0, 4), [0, 0, 1, 1])
 
 
-def test_distance_encoding_refuses_an_odd_width():
+def test_distance_encoding_rejects_an_odd_width():
     with pytest.raises(ValueError, match="even, not 3"):
         reference.distance_encoding(1, 3)
 
@@ -187,7 +187,7 @@ def test_each_half_of_a_layer_has_its_own_norm():
     np.testing.assert_allclose(reference.attention_layer(two, memory, pre, norm="pre"), [[3.5, -2]], atol=1e-4)
 
 
-def test_an_unknown_norm_is_refused():
+def test_an_unknown_norm_is_rejected():
     with pytest.raises(ValueError, match=r'"post", "pre" or "pre_released", not .both'):
         reference.attention_layer(IDENTITY, np.zeros((0, 2)), tiny_layer(), norm="both")
 

@@ -74,7 +74,7 @@ def say(message: str) -> None:
 
 
 def answer(message: str) -> None:
-    """Write one line to stderr, also with --quiet: what the user has just asked for, beside the results."""
+    """Write one line to stderr, also with --quiet: what the user has just asked for, next to the results."""
     _write_message(on_one_line(message))
 
 

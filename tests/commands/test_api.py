@@ -109,7 +109,7 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
     assert sum(parameter.numel() for parameter in model.parameters()) == 151_107_538
 
 
-def test_wrong_calls_are_refused(run, here):
+def test_wrong_calls_are_rejected(run, here):
     with pytest.raises(UnknownNameError, match='unknown run "byt"; did you mean "byte"'):
         txlcli.load("byt")
     with pytest.raises(StoreError, match="no token store at"):

@@ -38,7 +38,7 @@ def test_a_forecast_states_the_parameters_of_the_compression(run):
     assert parts["parameters_by_part"]["compression"] > 0
 
 
-def test_what_a_compressed_memory_cannot_do_is_refused_in_one_line(run):
+def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(run):
     assert refusal("eval", "run", "--same-length") == (
         'runs/run: arch = "compressive" sees all of its memory; leave out --same-length'
     )

@@ -48,7 +48,7 @@ def test_a_training_with_the_same_seed_has_the_same_metrics_and_weights(here, on
         assert Saved(one / file) == Saved(Path("runs/two", file))
 
 
-def test_flex_attention_is_refused_with_deterministic_kernels(here):
+def test_flex_attention_is_rejected_with_deterministic_kernels(here):
     message = refusal("train", "tiny.toml", "--attention", "flex", "--set", "train.deterministic=true")
     assert message.endswith("[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'")
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_divided_is_rejected_before_any_process_is_started(here):
 
 
 @pytest.mark.slow
-def test_fewer_lanes_than_processes_are_refused_once(here):
+def test_fewer_lanes_than_processes_are_rejected_once(here):
     stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, "--processes", 2), 2)
     assert stdout == ""
     assert [line for line in stderr if line.startswith("error: ")] == [

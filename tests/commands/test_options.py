@@ -87,7 +87,7 @@ def test_options_of_a_training_run_that_are_wrong_are_rejected(options, message)
         TrainOptions(**options)
 
 
-def test_a_closed_stdin_is_refused(monkeypatch):
+def test_a_closed_stdin_is_rejected(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match=r"^-: stdin is closed; send the text there, or name a file$"):
         read_stdin(7)

@@ -277,7 +277,7 @@ class Meanwhile(CallbackReporter):
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_of_two_preparations_of_one_store_the_second_is_refused(in_directory, book, tmp_path, force):
+def test_of_two_preparations_of_one_store_the_second_is_rejected(in_directory, book, tmp_path, force):
     command = [sys.executable, "-m", "txlcli", "prepare", str(book), "--tokenizer", "word", *force]
     reporter = Meanwhile(command)
     made = prepare(str(book), Path("data"), PrepareOptions(tokenizer="char", force=bool(force)), reporter=reporter)
@@ -348,7 +348,7 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
 
 
-def test_words_that_make_too_large_a_vocabulary_are_refused(tmp_path):
+def test_words_that_make_too_large_a_vocabulary_are_rejected(tmp_path):
     """As of a text without blanks; the store could not be read."""
     (tmp_path / "text.txt").write_text("".join(f"{number:099}\n" for number in range(99)))
     options = PrepareOptions(tokenizer="word")
@@ -508,7 +508,7 @@ MIRRORED = {
 
 
 @pytest.mark.parametrize("name", MIRRORED)
-def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_refuses(tmp_path, in_directory, site, name):
+def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_rejects(tmp_path, in_directory, site, name):
     site.refuse, contents = MIRRORED[name]
     downloads = on_hosts(site, name, contents)
     prepare_offered(name, downloads)
@@ -542,7 +542,7 @@ def test_parquet_files_of_a_mirror_in_another_order_are_rejected(tmp_path, in_di
     check_offer_refused(tmp_path, message, [swapped], WIKI_DIGESTS, corpus="wt103")
 
 
-def test_a_file_of_a_mirror_that_is_not_parquet_is_refused_and_fetched_again(tmp_path, in_directory, site):
+def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tmp_path, in_directory, site):
     name = "validation-00000-of-00001.parquet"
     site.refuse, contents = MIRRORED["wt103"]
     page = b"<html>sign in</html>".ljust(len(contents[name]))

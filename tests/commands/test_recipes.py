@@ -148,7 +148,7 @@ def test_an_unknown_recipe_is_rejected_with_a_suggestion(directory, word):
     assert list(directory.iterdir()) == []
 
 
-def test_json_before_the_command_is_refused():
+def test_json_before_the_command_is_rejected():
     assert refusal("recipes", "--json", "show", "ptb") == "--json comes last: txl recipes show ... --json"
 
 
@@ -161,7 +161,7 @@ def test_json_before_the_command_is_refused():
         (["show", "ptb", "--force"], 'unknown option --force; see "txl recipes show --help"'),
     ],
 )
-def test_wrong_arguments_are_refused_on_one_line_with_exit_code_2(words, message):
+def test_wrong_arguments_are_rejected_on_one_line_with_exit_code_2(words, message):
     result = txl("recipes", *words)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
 
@@ -208,7 +208,7 @@ def test_keys_of_one_section_as_json():
         ("trian", 'unknown section "trian"; did you mean "train"? (known: corpus, model, train, eval, log, published)'),
     ],
 )
-def test_an_unknown_setting_of_keys_is_refused_with_a_suggestion(word, message):
+def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion(word, message):
     assert refusal("recipes", "keys", word) == message
 
 

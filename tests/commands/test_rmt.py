@@ -44,7 +44,7 @@ def test_a_forecast_has_no_memory_length(run):
     assert forecast["mem_len"] is None
 
 
-def test_what_memory_tokens_cannot_do_is_refused_in_one_line(run):
+def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(run):
     assert refusal("eval", "run", "--mem-len", 5) == (
         'runs/run has a recurrent state (arch = "rmt"); leave out --mem-len'
     )

@@ -122,5 +122,5 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
         ),
     ],
 )
-def test_options_that_do_not_belong_together_are_refused(untouched, options, message):
+def test_options_that_do_not_belong_together_are_rejected(untouched, options, message):
     assert refusal("train", "tiny.toml", *options, "--set", "published.vocab_size=300") == message

@@ -236,7 +236,7 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_wrong_options_are_refused(here, arguments, message):
+def test_wrong_options_are_rejected(here, arguments, message):
     assert message in refusal("speed", *arguments)
 
 

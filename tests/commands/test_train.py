@@ -138,7 +138,7 @@ def test_a_text_too_short_for_memory_is_reported(here):
     assert [line["epoch"] for line in reports("runs/longer")][-1] == 3.5
 
 
-def test_an_explicit_name_that_is_taken_is_refused(here):
+def test_an_explicit_name_that_is_taken_is_rejected(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     message = refusal("train", "tiny.toml", "--name", "byte", code=1)
     assert message == "runs/byte exists; resume it with --resume byte, or replace it with --force"
@@ -183,7 +183,7 @@ def test_a_time_limit_of_zero_still_saves_a_run_that_can_be_resumed(here):
     assert Saved(here / "runs/parts/last.safetensors") == Saved(here / "runs/whole/last.safetensors")
 
 
-def test_max_steps_beyond_the_schedule_is_refused(here):
+def test_max_steps_beyond_the_schedule_is_rejected(here):
     message = (
         "--max-steps 50: the schedule ends at step 7, and this option can only stop earlier; for a longer schedule "
         "give --set train.max_steps=50"
@@ -216,7 +216,7 @@ def test_a_run_can_be_resumed_from_any_directory(here, monkeypatch):
     assert step_of(here / "runs/tiny/last.safetensors") == 7
 
 
-def test_resuming_a_finished_run_is_refused(here):
+def test_resuming_a_finished_run_is_rejected(here):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     metrics = reports("runs/byte")
     message = refusal("train", "--resume", "byte", code=1)
@@ -228,7 +228,7 @@ def test_resuming_a_finished_run_is_refused(here):
     assert reports("runs/byte") == metrics
 
 
-def test_resuming_up_to_a_step_already_taken_is_refused(here):
+def test_resuming_up_to_a_step_already_taken_is_rejected(here):
     train("--name", "part", "--max-steps", 3)
     before = {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()}
     message = refusal("train", "--resume", "part", "--max-steps", 3, "--set", "train.lr=1e-3")
@@ -343,7 +343,7 @@ def test_one_process_cannot_divide_the_state(here):
     assert refusal("train", "tiny.toml", "--set", "train.parallel=zero", "--dry-run") == message
 
 
-def test_a_cuda_graph_is_refused_on_a_cpu_and_in_several_processes(here):
+def test_a_cuda_graph_is_rejected_on_a_cpu_and_in_several_processes(here):
     message = refusal("train", "tiny.toml", "--set", "train.cuda_graph=true")
     assert message == ("train.cuda_graph needs a CUDA device; leave it out, or --set train.cuda_graph=false for a run")
     with pytest.raises(UsageError) as caught:
@@ -421,7 +421,7 @@ def test_without_its_corpus_a_published_recipe_is_counted_at_the_benchmarks_size
     assert not (untouched / "data").exists()
 
 
-def test_cutoffs_beyond_the_vocabulary_are_refused_before_a_run_is_made(untouched):
+def test_cutoffs_beyond_the_vocabulary_are_rejected_before_a_run_is_made(untouched):
     done("prepare", "novel")
     size = TokenStore.open(untouched / "data/novel.h5").vocab.size
     message = refusal("train", "tiny.toml", "--set", f"model.cutoffs=[3, {size}]")
@@ -499,7 +499,7 @@ def test_a_setting_that_needs_validation_needs_a_valid_split(untouched, key, val
         ({"train": "the fox " * 9, "valid": "a"}, "data/novel.h5: the valid split has no token to predict"),
     ],
 )
-def test_a_text_that_is_too_short_is_refused_before_a_run_is_made(untouched, texts, message):
+def test_a_text_that_is_too_short_is_rejected_before_a_run_is_made(untouched, texts, message):
     prepared(untouched, texts)
     said = refusal("train", "tiny.toml", code=1)
     assert said.startswith(message)
@@ -558,13 +558,13 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) or "nothing" for case in USAGE])
-def test_a_wrong_argument_is_refused_before_anything_is_written(here, arguments, message):
+def test_a_wrong_argument_is_rejected_before_anything_is_written(here, arguments, message):
     before = sorted(here.rglob("*"))
     assert message in refusal("train", *arguments)
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_missing_cuda_device_is_refused(here):
+def test_a_missing_cuda_device_is_rejected(here):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     for arguments in (["tiny.toml"], ["--resume", "byte"]):
@@ -591,7 +591,7 @@ def test_a_checkpoint_that_cannot_be_resumed_is_named(here, spoil, message):
     assert refusal("train", "--resume", "byte", code=1).startswith(f"runs/byte/last.safetensors: {message}")
 
 
-def test_a_store_of_another_vocabulary_is_refused(here):
+def test_a_store_of_another_vocabulary_is_rejected(here):
     # 256 bytes in another order: the size is the same, the meaning is not.
     (here / "novel/train.txt").write_text("another text " * 30)
     done("prepare", "novel", "--tokenizer", "word", "--name", "word", "--force")
@@ -599,7 +599,7 @@ def test_a_store_of_another_vocabulary_is_refused(here):
     assert message.startswith("data/word.h5 has another vocabulary than the one runs/word was trained with; ")
 
 
-def test_a_model_that_is_too_large_for_the_memory_is_refused_in_one_line(here):
+def test_a_model_that_is_too_large_for_the_memory_is_rejected_in_one_line(here):
     wide = ["--set", "model.d_model=20_000"]
     message = refusal("train", "tiny.toml", "--set", "model.d_inner=2_000_000_000", *wide, code=1)
     assert re.fullmatch(

@@ -77,7 +77,7 @@ def test_a_training_started_by_torchrun_can_be_resumed_by_one_process(here):
 
 
 @pytest.mark.slow
-def test_torchrun_is_refused_for_other_commands(here):
+def test_torchrun_is_rejected_for_other_commands(here):
     _, stderr = ended(start(*TORCHRUN, "generate", "byte", module="torch.distributed.run"), 1)
     assert stderr.count("error: txl generate runs in one process; start it without torchrun") == 1
 

@@ -18,7 +18,7 @@ from tests.commands.novel import refusal
     ],
     ids=lambda value: value[:25] if isinstance(value, str) else str(value),
 )
-def test_a_huge_setting_is_refused_at_once(here, change, code, message):
+def test_a_huge_setting_is_rejected_at_once(here, change, code, message):
     refusal("train", "tiny.toml", "--set", "train.lr=x", "--name", "new")  # imports what the command needs
     started = time.monotonic()
     assert refusal("train", "tiny.toml", "--set", change, "--name", "new", code=code).endswith(message)

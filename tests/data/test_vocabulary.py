@@ -74,7 +74,7 @@ def test_the_largest_possible_vocab_size_is_named(bpe):
         train(SENTENCES, size=largest + 1, bpe=bpe)
 
 
-def test_sentencepiece_refuses_empty_training_text():
+def test_sentencepiece_rejects_empty_training_text():
     with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another --tokenizer$"):
         train(["", " "], size=300, bpe=False)
 

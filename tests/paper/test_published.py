@@ -40,7 +40,7 @@ def test_every_table_has_as_many_rows_as_printed():
     assert {number: len(published.table(number).rows) for number in published.TABLES} == ROWS
 
 
-def test_an_unknown_table_is_refused():
+def test_an_unknown_table_is_rejected():
     with pytest.raises(UsageError, match=r"^table 11: the paper's tables of numbers are 1 to 10$"):
         published.table(11)
 

@@ -297,13 +297,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), WRONG, ids=[case[2][:40] for case in WRONG])
-def test_wrong_arguments_are_refused(here, arguments, error, message):
+def test_wrong_arguments_are_rejected(here, arguments, error, message):
     with pytest.raises(error) as raised:
         HarnessModel(**{"device": "cpu", **arguments})
     assert str(raised.value).startswith(message)
 
 
-def test_wrong_requests_are_refused(here):
+def test_wrong_requests_are_rejected(here):
     with pytest.raises(UsageError, match="attn_len=3: a continuation has 6 tokens; give at least that"):
         continued("byte", [("the fox", " jumps")], attn_len=3)
     with pytest.raises(UnknownNameError, match='unknown option of generation "num_beams"'):
@@ -312,7 +312,7 @@ def test_wrong_requests_are_refused(here):
         generated("byte", [""], {})
 
 
-def test_a_run_of_ids_without_text_is_refused(here):
+def test_a_run_of_ids_without_text_is_rejected(here):
     done("export", "novel", "ids", "--format", "nanogpt")
     (here / "ids/vocab.json").unlink()
     done("prepare", "ids")
@@ -321,7 +321,7 @@ def test_a_run_of_ids_without_text_is_refused(here):
         HarnessModel("ids", device="cpu")
 
 
-def test_a_memory_that_a_model_cannot_use_is_refused(here):
+def test_a_memory_that_a_model_cannot_use_is_rejected(here):
     train("train.mem_len=0", "eval.mem_len=0", "model.position=learned", "model.n_positions=5", name="learned")
     with pytest.raises(
         UsageError, match="without memory and with absolute positions; give attn_len instead of mem_len"

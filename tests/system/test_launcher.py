@@ -68,7 +68,7 @@ def test_a_single_process_is_alone(environment):
         (TORCHRUN | {"LOCAL_RANK": "-1"}, r'LOCAL_RANK="-1" is not a number'),
     ],
 )
-def test_a_wrong_environment_is_refused(environment, error):
+def test_a_wrong_environment_is_rejected(environment, error):
     with pytest.raises(UsageError, match=error):
         launcher.place(environment)
 
@@ -102,6 +102,6 @@ def test_mpirun_on_one_machine_needs_no_address():
         (SRUN | {"SLURM_STEP_NODELIST": ""}, "MASTER_ADDR; set"),
     ],
 )
-def test_processes_without_an_address_to_meet_at_are_refused(environment, missing):
+def test_processes_without_an_address_to_meet_at_are_rejected(environment, missing):
     with pytest.raises(UsageError, match=f"processes cannot meet without {missing}"):
         launcher.rendezvous_url(environment)

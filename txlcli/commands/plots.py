@@ -77,9 +77,9 @@ def plot_curves(
 def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file; the extension selects the format."""
     try:
-        with replacing(path) as beside, warnings.catch_warnings():
+        with replacing(path) as draft, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(beside, dpi=150, format=path.suffix.removeprefix(".").lower())
+            figure.savefig(draft, dpi=150, format=path.suffix.removeprefix(".").lower())
     except OSError as error:
         raise TxlError(f"{path}: the figure cannot be written ({error.strerror}); check the folder") from error
     console.say(f"figure written to {path}")

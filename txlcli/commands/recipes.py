@@ -93,9 +93,9 @@ def copy(
     name, text = recipe.packaged(recipe_name)
     try:
         path = _target(file, name, force=force)
-        with replacing(path.resolve()) as beside:
+        with replacing(path.resolve()) as draft:
             own = text.replace(SCHEMA_LINE, f"#:schema {recipe.schema_file()}", 1)
-            beside.write_text(own, encoding="utf-8", newline="\n")
+            draft.write_text(own, encoding="utf-8", newline="\n")
     except OSError as error:
         raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
     if json:

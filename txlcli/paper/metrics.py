@@ -16,7 +16,7 @@ METRIC_TITLES = {
 }
 
 METRICS_OF_LOSS = ("bpc", "ppl")
-"""Metrics in which the loss of a training is shown."""
+"""Metrics in which the loss of a training run is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,8 +255,8 @@ def _digest_of(card: dict[str, Any]) -> str:
 
 def _write_text(path: Path, text: str) -> None:
     try:
-        with replacing(path) as beside:
-            beside.write_text(text, encoding="utf-8")
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _not_written(path, error) from error
 

@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "h5py", "sentencepiece", "safetensors", "pyarrow",
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What a report of a problem needs."""
+    """Facts that a report of a problem needs."""
 
     txl: str
     python: str

@@ -90,7 +90,7 @@ def test_a_missing_checkpoint_is_named(path):
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_truncated_checkpoint_is_refused(path, keep):
+def test_a_truncated_checkpoint_is_rejected(path, keep):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
     path.write_bytes(path.read_bytes()[:keep])
     message = refusal(path)
@@ -104,7 +104,7 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("metadata", ["not JSON", "[]", "{}", '{"format": "one"}'])
-def test_foreign_metadata_is_refused(path, metadata):
+def test_foreign_metadata_is_rejected(path, metadata):
     save_file({"a": torch.ones(2)}, path, {"txl": metadata})
     assert refusal(path) == FOREIGN
 
@@ -119,7 +119,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_pickle_is_refused_without_unpickling_it(path, tmp_path):
+def test_a_pickle_is_rejected_without_unpickling_it(path, tmp_path):
     torch.save({"model": Trap(tmp_path / "sprung")}, path)
     assert refusal(path).startswith("damaged checkpoint (")
     assert not (tmp_path / "sprung").exists()

@@ -410,14 +410,14 @@ def test_micro_batches_contain_all_lanes_and_differ_by_one_at_most(lanes, accumu
     assert np.ptp([len(part) for part in parts]) <= 1
 
 
-def test_more_processes_than_lanes_are_refused(tmp_path):
+def test_more_processes_than_lanes_are_rejected(tmp_path):
     with pytest.raises(RecipeError, match=r"batch_size = 6 is too small for 7 processes; use fewer of them"):
         new_training(tmp_path, model=new_model_of(seed=1), world=World(rank=0, size=7))
     with pytest.raises(RecipeError, match=r"too small for 4 processes x 2 parts"):
         new_training(tmp_path, model=new_model_of(seed=1), accumulate=2, world=World(rank=0, size=4))
 
 
-def test_more_processes_than_gpus_are_refused(monkeypatch):
+def test_more_processes_than_gpus_are_rejected(monkeypatch):
     environment = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

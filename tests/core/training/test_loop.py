@@ -203,7 +203,7 @@ def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):
     assert lengths == [0, 5]  # M is 7
 
 
-def test_a_machine_without_a_compiler_is_refused(tmp_path):
+def test_a_machine_without_a_compiler_is_rejected(tmp_path):
     torch._dynamo.reset()  # code compiled before needs no compiler
     without = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
     with torch._inductor.config.patch(without), pytest.raises(UsageError) as caught:

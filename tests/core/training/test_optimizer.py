@@ -115,7 +115,7 @@ def test_muon_gets_the_matrices_of_recurrent_layers(model, matrices):
     assert {name.split(".", 2)[2] for name in groups["matrices of the layers"]} == matrices
 
 
-def test_muon_refuses_a_model_without_matrices_in_its_layers():
+def test_muon_rejects_a_model_without_matrices_in_its_layers():
     with pytest.raises(RecipeError, match=r'^train\.optimizer = "muon" is for matrices, .*; use "adamw"$') as caught:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="muon"))
     assert caught.value.exit_code == 2
@@ -127,7 +127,7 @@ def test_a_check_without_the_model_accepts_what_can_be_trained(model, optimizer)
     check_optimizer(model, V, train_settings(optimizer=optimizer))
 
 
-def test_a_check_without_the_model_refuses_what_cannot_be_trained():
+def test_a_check_without_the_model_rejects_what_cannot_be_trained():
     with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
         check_optimizer(model_settings(), V, train_settings(optimizer="muon", momentum=1.5))
 
@@ -365,7 +365,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("reason", FAULTY)
-def test_an_optimizer_that_cannot_take_a_parameter_or_step_alone_is_refused(reason):
+def test_an_optimizer_that_cannot_take_a_parameter_or_step_alone_is_rejected(reason):
     entry = OptimizerEntry(lambda model, _: FAULTY[reason](model), lambda *_: 1)
     with registered_optimizer("faulty", entry), pytest.raises(RecipeError) as refused:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="faulty"))
@@ -374,7 +374,7 @@ def test_an_optimizer_that_cannot_take_a_parameter_or_step_alone_is_refused(reas
     )
 
 
-def test_state_that_a_checkpoint_cannot_hold_is_refused():
+def test_state_that_a_checkpoint_cannot_hold_is_rejected():
     class Counting(SignDescent):
         def step(self, closure=None):
             super().step()

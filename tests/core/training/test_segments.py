@@ -145,7 +145,7 @@ def test_sentence_starts_may_be_of_any_integer_type(dtype):
 
 
 @pytest.mark.parametrize(("count", "lanes"), [(0, 1), (1, 1), (7, 7), (3, 5)])
-def test_a_text_too_short_for_the_lanes_is_refused(count, lanes):
+def test_a_text_too_short_for_the_lanes_is_rejected(count, lanes):
     with pytest.raises(TrainingError) as caught:
         TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (

@@ -84,7 +84,7 @@ DAMAGED, MISFIT = "its header is damaged, or has an unknown dtype", "the shape o
         ({"a": 7}, 8, DAMAGED),
     ],
 )
-def test_a_damaged_header_is_refused(tmp_path, header, size, message):
+def test_a_damaged_header_is_rejected(tmp_path, header, size, message):
     path, content = tmp_path / "a.safetensors", json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(size))
     with pytest.raises(ValueError, match=message):

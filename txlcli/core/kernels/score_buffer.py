@@ -161,7 +161,7 @@ class DenseScoreBuffer:
 ScoreBuffer = PaddedScoreBuffer | DenseScoreBuffer
 Purpose = Literal["scores", "gradients"]
 Request = tuple[Purpose, ScoreShape, torch.dtype, torch.device]
-"""What `Workspace.acquire` is asked for."""
+"""Shape that `Workspace.acquire` is asked for."""
 
 
 def _is_dense(like: Tensor, shape: ScoreShape) -> bool:

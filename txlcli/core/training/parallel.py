@@ -21,7 +21,7 @@ from txlcli.core.training.distributed import World
 from txlcli.core.training.optimizer import make_optimizer
 
 Objective = tuple[Tensor, Tensor, Memory]
-"""What `LanguageModel.objective` returns."""
+"""Result of `LanguageModel.objective`."""
 
 
 class DataParallel:

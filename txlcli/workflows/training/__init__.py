@@ -1,1 +1,1 @@
-"""Start, resume, follow and forecast a training."""
+"""Start, resume and forecast a training run."""

@@ -17,7 +17,7 @@ from txlcli.runs.run_directory import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a training run will do: the beginning of the object that `--dry-run --json` prints."""
+    """Plan of a training run: the beginning of the object that `--dry-run --json` prints."""
 
     recipe: str
     parameters: int

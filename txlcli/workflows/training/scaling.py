@@ -57,7 +57,7 @@ class DeviceCost:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesForecast:
-    """What does not depend on the number of GPUs, and the cost on each number."""
+    """Facts that do not depend on the number of GPUs, and the cost on each number."""
 
     device_memory_bytes: float | None
     usable_share: float

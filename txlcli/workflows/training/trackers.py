@@ -246,5 +246,5 @@ def _read_ids(directory: Path) -> dict[str, str]:
 
 
 def _write_ids(directory: Path, ids: dict[str, str]) -> None:
-    with replacing(directory / IDS) as beside:
-        beside.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    with replacing(directory / IDS) as draft:
+        draft.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")

@@ -65,7 +65,7 @@ class TrainingLog:
 
 
 def as_line(report: Report, metric: str) -> Line:
-    """Return a report as one flat JSON object with units in its keys, and the corpus's metric beside the nats."""
+    """Return a report as one flat JSON object with units in its keys, and the corpus's metric next to the nats."""
     line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
     if not line.get("skipped_steps"):
         line.pop("skipped_steps", None)
