@@ -147,7 +147,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     number = len(path.read_text().splitlines())
     assert sorted(result.stderr.splitlines()) == [
         f"runs/char/metrics.jsonl: line {number} is damaged; delete that line to read the others",
-        "runs/word/run.json: damaged (ValueError: format is missing); restore it from a copy",
+        "runs/word/run.json: damaged (KeyError: 'format'); restore it from a copy",
     ]
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)["runs"]}
     assert states == {"byte": "finished", "char": "damaged", "sentencepiece": "finished", "word": "damaged"}

@@ -96,7 +96,8 @@ def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_setti
 @pytest.mark.parametrize("changes", sampled(3, [{}, OUTPUTS, COMPRESSIVE, MEMORY_TOKENS]))
 def test_dynamic_evaluation_takes_the_steps_of_whole_segments(changes):
     model = model_with("relative", **changes)
-    settings = dataclasses.replace(SETTINGS, batch_size=1)
+    limit = {"max_distance": None} if changes is MEMORY_TOKENS else {}  # memory tokens have no such limit
+    settings = dataclasses.replace(SETTINGS, batch_size=1, **limit)
     rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     predictor = DynamicPredictor(model, settings, lanes, DYNAMIC, rms, before=0)

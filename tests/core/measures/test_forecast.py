@@ -10,6 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
 from txlcli.core.kernels.private import observed_results, onednn_has_bf16, tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace
@@ -344,7 +345,7 @@ def test_the_first_tiles_take_the_memory_of_all(cache_bytes, recompute):
         with tensors_without_data(), observed_results(live.observe), which:
             query, key, value = (torch.empty(12, 2, length, 8, requires_grad=True) for length in (11, 24, 24))
             attend = TiledAttention(Workspace(cache_bytes=cache_bytes, min_queries=3), recompute=recompute)
-            position_key = torch.empty(2, 24, 8, requires_grad=True)
-            attend(query, key, value, reach=24, scale=1.0, dropout=0.1, position_key=position_key).sum().backward()
+            terms = ScoreTerms(24, position_key=torch.empty(2, 24, 8, requires_grad=True))
+            attend(query, key, value, terms, dropout=0.1).sum().backward()
         peaks.append(live.peak)
     assert peaks[0] == peaks[1] > 0

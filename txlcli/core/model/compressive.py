@@ -185,10 +185,25 @@ class CompressiveTransformer(TransformerXL):
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
-    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[CompressedMemory]:
-        n_layers = len(self.layers)
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        *,
+        mem_len: int,
+        key_limit: int | None = None,
+        max_distance: int | None = None,
+        compressed_len: int | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Read one segment, see `TransformerXL.forward`; `compressed_len` is C, by default that of the settings."""
+        pasts = self._pasts(memory, mem_len, compressed_len)
+        outputs, memories = self._read(tokens, pasts, key_limit, max_distance)
+        return self._final(outputs[-1]), self._joined(memories)
+
+    def _pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[CompressedMemory]:
+        n_layers, kept = len(self.layers), compressed_len or self.settings.compressed_len
         return [
-            CompressedMemory(layer, recent, compressed, mem_len=mem_len, compressed_len=self.settings.compressed_len)
+            CompressedMemory(layer, recent, compressed, mem_len=mem_len, compressed_len=kept)
             for layer, recent, compressed in zip(self.layers, memory[:n_layers], memory[n_layers:], strict=True)
         ]
 
