@@ -147,7 +147,7 @@ class TxlGroup(TyperGroup):
                 sys.exit(TxlError.exit_code)
             if error.errno != errno.ENOSPC:
                 raise
-            console.give_up_stdout()  # --help is written by the option parser
+            console.give_up(sys.stdout)  # --help is written by the option parser
             console.complain(f"cannot write ({error.strerror}); free some space, or redirect the output elsewhere")
             sys.exit(TxlError.exit_code)
         except (MemoryError, RuntimeError) as error:

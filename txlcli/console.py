@@ -85,9 +85,11 @@ def complain(message: str) -> None:
 
 
 def _write_message(line: str) -> None:
-    with suppress(OSError):  # no training run ends because its terminal or its log can take no message
+    try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+    except OSError:  # no training run ends because its terminal or its log can take no message
+        give_up(sys.stderr)
 
 
 def _has_colors(file: TextIO) -> bool:
@@ -102,10 +104,10 @@ def replace_missing_symbols() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def give_up_stdout() -> None:
-    """Redirect stdout to the null device, so that the exit of the process does not flush to it again."""
+def give_up(file: TextIO) -> None:
+    """Redirect a standard stream to the null device, so that the exit of the process does not flush to it again."""
     with suppress(OSError), open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), sys.stdout.fileno())
+        os.dup2(null.fileno(), file.fileno())
 
 
 @contextmanager
@@ -116,7 +118,7 @@ def _to_stdout() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        give_up_stdout()
+        give_up(sys.stdout)
         raise TxlError(
             f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
         ) from error

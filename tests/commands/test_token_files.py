@@ -118,7 +118,7 @@ def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     assert told["notes"] == [
         "uint16 ids of train.bin, val.bin",
         "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text",
-        "meta.pkl is not read: it is a pickle, which could run code; --vocab FILE gives the ids a text",
+        "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text",
         "no test split in this source",
     ]
     assert told["splits"]["train"]["begins"].startswith(" ".join(map(str, sample(997)[:9])))

@@ -38,7 +38,7 @@ def test_flex_attention_needs_a_compiler_for_the_device():
     with pytest.raises(UsageError) as caught:
         check_attention("flex", CUDA, d_head=64)
     assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
-    assert str(caught.value).endswith("; install Triton, or take --attention auto")
+    assert str(caught.value).endswith("; install Triton, or take `attention` auto")
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, d_head, capability):
     ("device", "found", "d_head", "message"),
     [
         (CPU, {}, 64, "needs a CUDA device; take auto, reference or sdpa on a CPU"),
-        (CUDA, {"triton": False}, 64, "needs the package triton; pip install triton, or take --attention auto"),
+        (CUDA, {"triton": False}, 64, "needs the package triton; pip install triton, or take `attention` auto"),
         (
             CUDA,
             {"capability": (7, 5)},
             64,
-            "needs a GPU of compute capability 8.0 or higher, not 7.5; take --attention auto",
+            "needs a GPU of compute capability 8.0 or higher, not 7.5; take `attention` auto",
         ),
-        (CUDA, {}, 129, "has heads of at most 128 units, not 129; take --attention auto"),
+        (CUDA, {}, 129, "has heads of at most 128 units, not 129; take `attention` auto"),
     ],
 )
 def test_what_the_kernels_of_triton_do_not_support_is_rejected(gpu, device, found, d_head, message):

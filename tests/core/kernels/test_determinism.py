@@ -48,7 +48,7 @@ def test_an_operation_without_a_deterministic_kernel_is_rejected_in_one_line():
     with pytest.raises(UsageError) as caught, deterministic_kernels(CUDA, enabled=True, environ={}):
         torch.zeros(5).put_(torch.tensor([1]), torch.ones(1))  # has none on a CPU either
     assert str(caught.value) == (
-        "train.deterministic: put_ does not have a deterministic implementation; --set train.deterministic=false"
+        "train.deterministic: put_ does not have a deterministic implementation; `overrides` train.deterministic=false"
     )
     assert caught.value.exit_code == 2
 
@@ -60,7 +60,7 @@ def test_workspaces_of_another_size_are_rejected_on_cuda_only():
         check_deterministic(CUDA, processes=1, environ=environ)
     assert str(caught.value) == (
         "train.deterministic needs CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8, not :4096:2; unset it, or "
-        "--set train.deterministic=false"
+        "`overrides` train.deterministic=false"
     )
 
 
@@ -69,5 +69,5 @@ def test_several_gpus_are_rejected():
         check_deterministic(CUDA, processes=2, environ={})
     assert str(caught.value) == (
         "train.deterministic is for one GPU, since NCCL chooses the order in which several add their gradients; leave "
-        "out --processes, or --set train.deterministic=false"
+        "out `processes`, or `overrides` train.deterministic=false"
     )

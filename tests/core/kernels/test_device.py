@@ -33,7 +33,7 @@ def product_dtype(device, precision):
 
 @without_cuda
 def test_cuda_is_rejected_if_it_is_not_available():
-    with pytest.raises(UsageError, match=r"^--device cuda: PyTorch finds no CUDA device here; use --device cpu$"):
+    with pytest.raises(UsageError, match=r"^`device` cuda: PyTorch finds no CUDA device here; use `device` cpu$"):
         pick_device("cuda")
 
 

@@ -209,7 +209,9 @@ def test_a_machine_without_a_compiler_is_rejected(tmp_path):
     with torch._inductor.config.patch(without), pytest.raises(UsageError) as caught:
         new_training(tmp_path, compile=True)
     assert str(caught.value).startswith("compile: PyTorch finds no working compiler for cpu (")
-    assert str(caught.value).endswith("; install g++, or leave out --compile, or --set train.compile=false for a run")
+    assert str(caught.value).endswith(
+        "; install g++, or leave out `compile`, or `overrides` train.compile=false for a run"
+    )
 
 
 @pytest.mark.parametrize("accumulate", [2, 3])

@@ -97,7 +97,7 @@ def test_texts_of_the_command_line_are_parsed(tmp_path):
     assert parse_lengths_or_auto("5,0,5", "") == (5, 0)
     assert parse_lengths_or_auto("auto", "") == "auto"
     assert parse_protocols("all", "") == PROTOCOLS
-    assert parse_protocols("sliding,disjoint,sliding", "") == ("disjoint", "sliding")
+    assert parse_protocols("sliding,disjoint", "") == ("sliding", "disjoint")
     assert [parse_distance(text, "") for text in ("7", "none", "off")] == [7, "none", "none"]
     assert parse_losses_path(str(tmp_path / "new.h5"), "") == tmp_path / "new.h5"
     (tmp_path / "a.txt").write_bytes(b"the \xff")
