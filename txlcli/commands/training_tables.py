@@ -67,7 +67,7 @@ def _show_backends(rows: Sequence[BackendForecast]) -> None:
         "GFLOP: with the keys that no query sees but the backend computes, and what its backward pass computes again.",
     ]
     refused = [f"{row.attention}: {row.refused}" for row in rows if row.refused and not row.recompute]
-    notes += [f"refused: {'; '.join(refused)}."] if refused else []
+    notes += [console.with_flags(f"refused: {'; '.join(refused)}.")] if refused else []
     headings = ("--attention", "counted for", "memory of a step", "GFLOP per token", "here")
     console.show_table("by attention backend", headings, lines, notes)
 
