@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
-from tests.gpu import ptb
+from tests.gpu.__main__ import main as gpu_main
 from txlcli.cli import app
 from txlcli.config import schema
 from txlcli.config.recipe import SECTIONS
@@ -26,7 +26,7 @@ LINES = [
     for words in txl_lines(code)
 ]
 SCRIPTS = typer.Typer()
-SCRIPTS.command()(ptb.main)
+SCRIPTS.command()(gpu_main)
 SCRIPT = typer.main.get_command(SCRIPTS)
 """The script for a GPU that has the options of all of them."""
 SVG = "{http://www.w3.org/2000/svg}"

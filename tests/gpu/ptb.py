@@ -1,32 +1,21 @@
-"""Stage C: train a model of Penn Treebank to the end, and evaluate it.
+"""Train the recipe `ptb` to the end of its schedule, and evaluate it.
 
-txl prepare ptb
-python -m tests.gpu.ptb [--data-dir data] [--minutes 10] [--keep DIRECTORY] [--device cuda|cpu] [--toy] [--json FILE]
-
-The fastest way to take a step is measured first. If the steps of the recipe take longer than the time that is left, the
-schedule is shortened to as many steps as fit, so that the learning rate still falls to its end. Text and run are in
-memory. The results are the curve, and the perplexities of several memory lengths on valid and test.
+If the steps of the recipe take longer than the time that is left, the schedule is shortened to as many steps as fit, so
+that the learning rate still falls to its end. Text and run are in memory. The results are the curve, and the
+perplexities of several memory lengths on valid and test.
 """
 
 import dataclasses
-import functools
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tests.benchmarks.corpus import write_text
-from tests.gpu import throughput
-from tests.gpu.stage import Device, JsonFile, Minutes, Only, Toy, new_stage
+from tests.gpu import rows
 from txlcli import api
-from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import TxlError
 from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.training import start
@@ -34,10 +23,7 @@ from txlcli.workflows.workspace import Workspace
 
 RECIPE = "ptb"
 IN_MEMORY = Path("/dev/shm")
-VARIANTS = {
-    "cuda": throughput.QUICKLY_BUILT,
-    "cpu": {name: throughput.QUICKLY_BUILT[name] for name in throughput.WITHOUT_CUDA},
-}
+VARIANTS = {"cuda": {"default": (), "CUDA graph": ("train.cuda_graph=true",)}, "cpu": {"default": ()}}
 """Ways to take a step, with their changes."""
 MEMORIES = (70, 140, 280, 420)
 """Memory lengths of the evaluation."""
@@ -48,7 +34,7 @@ EVALUATION_S, PACE_S = 60.0, 60.0
 TOY_STEPS, TOY_BYTES, TOY_TYPES = 12, 60_000, 211
 TOY_STORE = "made-up"
 TOY_CHANGES = (
-    *throughput.TOY,
+    *rows.TOY,
     f"corpus.store={TOY_STORE}",
     "train.warmup_steps=3",
     "train.valid_every=6",
@@ -104,16 +90,6 @@ def evaluation(directory, device, toy):
     }
 
 
-def copy_store(data_dir, directory):
-    """Copy the store of the recipe into a directory.
-
-    Raises:
-        StoreError: it is missing or damaged.
-    """
-    store = TokenStore.open(data_dir / f"{RECIPE}.h5")
-    shutil.copy(store.path, directory)
-
-
 def prepare_toy(directory):
     """Prepare a small store from words that are made up."""
     text = directory / f"{TOY_STORE}.txt"
@@ -127,38 +103,26 @@ def fastest(stage, device, *, toy):
     found = []
     for variant, changes in VARIANTS[device].items():
         row = stage.run(
-            f"step, {variant}",
-            throughput.training,
+            f"ptb step, {variant}",
+            rows.training,
             at_most_s=PACE_S,
             name=RECIPE,
-            changes=("train.precision=bf16", *changes),
+            changes=changes,
             device=device,
             toy=toy,
         )
         if row is not None:
             found.append((row["ms_per_token"] * row["tokens_per_step"], changes))
-    return min(found, key=lambda one: one[0]) if found else (None, ())
+    return min(found, key=lambda one: one[0], default=(None, ()))
 
 
-def main(
-    json_file: JsonFile = Path("gpu-ptb.json"),
-    device: Device = "cuda",
-    toy: Toy = False,
-    only: Only = None,
-    minutes: Minutes = 10.0,
-    data_dir: DataDir = DATA_DIR,
-    keep: Annotated[Path | None, typer.Option(help="New folder that receives the run.")] = None,
-) -> None:
-    """Train the recipe ptb on a device, and evaluate it."""
-    if keep is not None and keep.exists():
-        sys.exit(f"error: --keep {keep} exists; give a new folder")
+def run(stage, device, *, toy, data_dir, keep):
+    """Compute the rows of Penn Treebank in the time that is left; `keep` is a new directory for the run, or None."""
+    if not stage.includes("ptb training"):
+        return
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
         directory = Path(name)
-        try:
-            prepare_toy(directory) if toy else copy_store(data_dir, directory)
-        except TxlError as error:
-            sys.exit(f"error: {error}")
-        stage = new_stage("ptb", device=device, toy=toy, json_file=json_file, minutes=minutes, only=only)
+        prepare_toy(directory) if toy else shutil.copy(TokenStore.open(data_dir / f"{RECIPE}.h5").path, directory)
         ms_per_step, changes = fastest(stage, device, toy=toy)
         settings = recipe.load(RECIPE, list(TOY_CHANGES) if toy else [])
         steps = settings.train.max_steps
@@ -166,16 +130,9 @@ def main(
             steps = fitting_steps(ms_per_step, stage.seconds_left, steps)
         small = TOY_CHANGES if toy else ("train.valid_every=4000",)
         changes = ("train.precision=bf16", *small, *schedule(settings, steps), *changes)
-        run = functools.partial(stage.run, directory=directory, device=device)
-        trained = run(
-            "training", training, changes=changes, minutes=max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
-        )
-        if trained is not None:
-            run("evaluation", evaluation, toy=toy)
-        if keep is not None and trained is not None:
-            shutil.copytree(directory / "runs" / RECIPE, keep)
-        raise typer.Exit(stage.end())
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        minutes = max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
+        given = {"directory": directory, "device": device}
+        if stage.run("ptb training", training, changes=changes, minutes=minutes, **given) is not None:
+            stage.run("ptb evaluation", evaluation, toy=toy, **given)
+            if keep is not None:
+                shutil.copytree(directory / "runs" / RECIPE, keep)

@@ -7,28 +7,28 @@ GPU, nothing else works in the process that caused them.
 import inspect
 import json
 import multiprocessing
-import sys
 import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
 
 from txlcli import console
 from txlcli.system.atomic_files import replacing
 
-DeviceName = Literal["cuda", "cpu"]
-Device = Annotated[DeviceName, typer.Option(help="Device to test.")]
-Toy = Annotated[bool, typer.Option("--toy", help="Small sizes, which show that everything runs.")]
-JsonFile = Annotated[Path, typer.Option("--json", help="File of the results; written after every row.")]
-Only = Annotated[str | None, typer.Option(help="Part of the names of the rows to compute [default: all rows].")]
-Minutes = Annotated[float, typer.Option(min=0.0, help="Time for all rows; rows that do not fit are not run.")]
-
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
-MACHINE = "machine"  # the row that describes it
-SECONDS_TO_END = 5.0  # for a process that has nothing more to do
+SECONDS_TO_END = 5.0
+"""For a process that has nothing more to do."""
+MAX_ROWS = 36
+"""Rows of the table at the end: those that failed, and as many others."""
+NUMBERS = {
+    "tokens_per_s": "{:,.0f} tokens/s",
+    "bytes_per_s": "{:.3g} bytes/s",
+    "flops_per_s": "{:.3g} FLOP/s",
+    "ratio": "{:.2f} times as fast as TransfoXL",
+    "passed": "{} tests passed",
+    "steps": "{:,} steps",
+    "test_ppl": "test ppl {:.2f}",
+}
+"""Results that the table at the end shows, the first that a row has."""
 
 
 class Skip(Exception):
@@ -108,25 +108,24 @@ class Stage:
     """Computes rows in turn and writes their results.
 
     Args:
-        name: of the stage.
-        facts: about the stage as a whole, for the file.
+        facts: about all rows, for the file.
         json_file: receives all results, after every row.
         minutes: time for all rows.
         only: part of the names of the rows to compute; None computes all.
     """
 
-    def __init__(self, name, *, facts, json_file, minutes, only=None):
+    def __init__(self, *, facts, json_file, minutes, only=None):
         self._file, self._seconds, self._only = json_file, 60 * minutes, only
         self._started, self._worker = time.monotonic(), None
         self.rows = []
-        self._document = {"stage": name, **facts, "minutes": minutes, "complete": False, "rows": self.rows}
+        self._document = {**facts, "minutes": minutes, "complete": False, "rows": self.rows}
 
     @property
     def seconds_left(self):
         """Time left for further rows."""
         return self._seconds - (time.monotonic() - self._started)
 
-    def run(self, row, function, *, at_most_s=None, **arguments) -> dict[str, Any] | None:
+    def run(self, row, function, *, at_most_s=None, **arguments):
         """Compute a row; return its results, or None if there are none or the row is not to be computed.
 
         Args:
@@ -153,7 +152,7 @@ class Stage:
 
     def includes(self, row):
         """Return True if a row of this name is to be computed."""
-        return self._only is None or self._only in row or row == MACHINE
+        return self._only is None or self._only in row or not self.rows
 
     def _compute(self, results, function, arguments, at_most_s):
         def receive(part):
@@ -182,9 +181,17 @@ class Stage:
             return 2
         self._document |= {"complete": True, **{status.replace(" ", "_"): number for status, number in counts.items()}}
         self._write()
+        shown = sorted(self.rows, key=lambda row: row["status"] != FAILED)[:MAX_ROWS]
+        lines = [[row["row"], row["status"], f"{row['seconds']:.0f}", self._number(row)] for row in shown]
         told = ", ".join(f"{number} {status}" for status, number in counts.items())
-        console.say(f"{told}; results in {self._file}")
+        console.show_table("Results", ("row", "status", "s", "result"), lines, [f"{told}; {self._file}"])
         return int(counts[FAILED] > 0)
+
+    @staticmethod
+    def _number(row):
+        if row["status"] != PASSED:
+            return row.get("reason", "")[:80]
+        return next((told.format(row[key]) for key, told in NUMBERS.items() if key in row), "")
 
     def count(self, status):
         """Return the number of rows that ended so."""
@@ -198,17 +205,6 @@ class Stage:
     def _write(self):
         with replacing(self._file) as temporary:
             temporary.write_text(json.dumps(self._document, indent=1) + "\n", encoding="utf-8")
-
-
-def new_stage(name, *, device, toy, json_file, minutes, only):
-    """Return a stage whose first row describes the machine; end the program if there is no such device."""
-    if not json_file.parent.is_dir():
-        sys.exit(f"error: --json {json_file}: there is no folder {json_file.parent}; make it first")
-    facts = {"device": device, "toy": toy, "command": sys.argv[1:]}
-    stage = Stage(name, facts=facts, json_file=json_file, minutes=minutes, only=only)
-    if stage.run(MACHINE, describe_machine, device=device) is None:
-        sys.exit(stage.end() or 1)
-    return stage
 
 
 def describe_machine(device):

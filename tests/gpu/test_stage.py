@@ -34,7 +34,7 @@ def hang():
 
 @pytest.fixture
 def stage(tmp_path):
-    stage = Stage("test", facts={"device": "none"}, json_file=tmp_path / "results.json", minutes=1)
+    stage = Stage(facts={"device": "none"}, json_file=tmp_path / "results.json", minutes=1)
     yield stage
     stage.end()
 
@@ -43,7 +43,7 @@ def written(tmp_path):
     return json.loads((tmp_path / "results.json").read_text())
 
 
-def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(stage, tmp_path):
+def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(stage, tmp_path, capsys):
     assert stage.run("parts", parts) is None
     assert stage.run("killed", killed) is None
     assert stage.run("nan", number, value=float("nan")) is None
@@ -56,6 +56,7 @@ def test_a_failure_is_recorded_with_the_parts_before_it_and_the_next_row_runs(st
     assert "not JSON compliant" in nan["reason"]
     assert stage.end() == 1
     assert written(tmp_path)["failed"] == 3
+    assert "its process ended with exit code -9" in capsys.readouterr().out
 
 
 def test_a_row_that_does_not_apply_is_no_failure(stage):

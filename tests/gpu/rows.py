@@ -1,0 +1,148 @@
+"""What is checked and measured on a device, a function each; `tests.gpu.stage` calls them in a process of their own."""
+
+import collections
+import functools
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+from tests.benchmarks.peer import compare
+from tests.gpu.stage import Skip
+from txlcli.config import recipe
+from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.measures.timing import measure, peak_flops_per_s
+from txlcli.core.training.loop import new_model
+from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.speed import Bench
+from txlcli.workflows.training.plan import check_device
+
+REPEAT = 3
+COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
+NOT_FOR_TESTS = 3
+"""Cores that the processes of the tests leave to others."""
+MAX_KERNELS = 12
+"""Kernels of a training step to list, those that take the most time."""
+TOY_V = 509
+TOY = (
+    *("model.n_layers=2", "model.d_model=24", "model.n_heads=2", "model.d_head=12", "model.d_inner=40"),
+    *("train.seg_len=8", "train.mem_len=8", "train.batch_size=3", "train.valid_seg_len=8"),
+)
+TOY_READING = ("eval.seg_len=8", "eval.mem_len=24", "eval.max_distance=12")
+
+
+def copy_rate(device):
+    """Bytes read and written per second by a copy of a large tensor."""
+    size = COPIED_BYTES[device]
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    timing = measure(lambda: target.copy_(source), torch.device(device), tokens=1, repeat=5, steps=10)
+    return {"bytes_per_s": 2e3 * size / timing.median}
+
+
+def product_rate(device, precision):
+    """Operations per second of a large matrix product."""
+    check_precision(precision, torch.device(device))
+    return {"flops_per_s": peak_flops_per_s(torch.device(device), precision)}
+
+
+def run_tests(files, seconds):
+    """Run files of tests in parallel processes; the result counts them, and has the end of what each failure says."""
+    processes = max(1, (os.cpu_count() or 1) - NOT_FOR_TESTS)
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "tests.xml"
+        options = [
+            "-q",
+            "-n",
+            f"{processes}",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "slow or not slow",
+            f"--junitxml={report}",
+        ]
+        command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        if not report.exists():
+            raise RuntimeError(f"pytest ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-1000:]}")
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    problems = [(case, problem) for case in cases for kind in ("failure", "error") for problem in case.iter(kind)]
+    failed = {f"{case.get('classname')}::{case.get('name')}": (told.text or "")[-4000:] for case, told in problems}
+    skipped = collections.Counter(reason.get("message") for case in cases for reason in case.iter("skipped"))
+    yield {"passed": len(cases) - len(failed) - skipped.total(), "failed": failed, "skipped": dict(skipped)}
+    if failed:
+        raise AssertionError(f"{len(failed)} of {len(cases)} tests failed")
+    if not cases:
+        raise AssertionError("there are no tests")
+
+
+@functools.cache
+def peak(device, precision, repeat):
+    """Rate of a large product, measured once in each process."""
+    return peak_flops_per_s(device, precision, repeat=repeat)
+
+
+def bench(name, changes, device_name, *, toy):
+    """Return a bench of a recipe in bf16 with random weights; forget what earlier rows compiled."""
+    gc.collect()
+    if device_name == "cuda":
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
+    if toy:
+        small = [*TOY, *TOY_READING, *(["model.cutoffs=[101, 307]"] if "wt103" in name else [])]
+        changes = [*small, *(change for change in changes if "batch_size" not in change)]
+    settings = recipe.load(name, ["train.precision=bf16", *changes])
+    device, train, repeat = pick_device(device_name), settings.train, 1 if toy else REPEAT
+    check_device(settings, device, processes=1)
+    vocab_size = TOY_V if toy else settings.published.vocab_size
+    model = new_model(settings.model, vocab_size, seed=train.seed, device=device)
+    model.set_attention_backend(train.attention)
+    of_machine = peak(device, train.precision, repeat)
+    return Bench(model, settings, CallbackReporter(), precision=train.precision, repeat=repeat, peak=of_machine)
+
+
+def training(name, changes, device, toy):
+    """Time optimizer steps, then list the kernels that take the most time of some."""
+    timed = bench(name, changes, device, toy=toy)
+    yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
+    yield asdict(timed.training())
+    once = Bench(timed.model, timed.settings, CallbackReporter(), precision=timed.precision, repeat=1, peak=timed.peak)
+    # Kernels alone on a GPU: the events of the host are many times as many, and take a minute to add up.
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as profiler:
+        once.training()
+    us, calls = collections.Counter(), collections.Counter()
+    for event in profiler.events():
+        us[event.name] += event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+        calls[event.name] += 1
+    total = us.total()
+    longest = [
+        {"name": kernel, "calls": calls[kernel], "share": time / total} for kernel, time in us.most_common(MAX_KERNELS)
+    ]
+    yield {"profiled_us": total, "profiled_kernels": calls.total(), "kernels": longest}
+
+
+def evaluation(name, batch_size, device, toy):
+    """Time segments with a full memory."""
+    return asdict(bench(name, (), device, toy=toy).evaluation(3 if toy else batch_size))
+
+
+def single_tokens(name, mem_len, device, toy):
+    """Time one token at a time with a full memory."""
+    return asdict(bench(name, [f"eval.mem_len={mem_len}"], device, toy=toy).single_tokens())
+
+
+def with_peer(name, comparison, device, toy):
+    """Compare a row with Hugging Face's TransfoXL, in one precision of the peer."""
+    try:
+        importlib.import_module("tests.benchmarks.rows")
+    except ImportError as error:
+        raise Skip(f'the peer is not installed ({error}); pip install -e ".[peer]"') from error
+    results = compare(name, comparison, pick_device(device), 1 if toy else REPEAT, quick=toy)
+    return {"ratio": results[0]["ratio"], "results": results}

@@ -1,0 +1,84 @@
+"""`python -m tests.gpu` at toy size on a CPU."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.conftest import hides_gpus
+from tests.gpu import __main__ as command
+from tests.gpu import ptb, rows
+from txlcli.config import recipe
+
+TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
+APP = typer.Typer()
+APP.command()(command.main)
+
+
+def run(directory, *options):
+    """Exit code and results of the command."""
+    file = directory / "results.json"
+    ended = CliRunner().invoke(APP, ["--device", "cpu", "--toy", "--json", str(file), *options])
+    assert ended.exception is None or isinstance(ended.exception, SystemExit)
+    return ended.exit_code, json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path, name):
+    file = tmp_path / f"{name}.py"
+    file.write_text(TEXTS[name])
+    results = rows.run_tests([file], 60)
+    assert len(next(results)["failed"]) == 1
+    with pytest.raises(AssertionError, match="1 of 1 tests failed"):
+        next(results)
+
+
+def test_tests_that_pass_and_are_skipped_are_counted(tmp_path):
+    file = tmp_path / "test_both.py"
+    file.write_text("import pytest\ndef test_one(): pass\n@pytest.mark.skip(reason='why')\ndef test_two(): pass\n")
+    assert list(rows.run_tests([file], 60)) == [{"passed": 1, "failed": {}, "skipped": {"why": 1}}]
+
+
+def test_tests_of_cuda_see_the_gpu():
+    files = list(command.DIRECTORY.glob("test_cuda_*.py"))
+    assert len(files) > 2
+    assert not hides_gpus(list(map(str, files)))
+
+
+def test_an_unknown_part_is_rejected(tmp_path):
+    ended = CliRunner().invoke(APP, ["speed", "--json", str(tmp_path / "results.json")])
+    assert ended.exit_code == 1
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_rows_of_throughput_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
+    code, found = run(tmp_path, "throughput", "--only", "enwik8")
+    assert (code, found["complete"]) == (0, True)
+    machine, training, segments, _, tokens, _ = found["rows"]
+    assert machine["machine"]["name"].startswith("cpu (")
+    assert training["tokens_per_step"] == 3 * 8
+    assert training["tokens_per_s"] * training["ms_per_token"] == pytest.approx(1e3)
+    assert 0 < sum(kernel["share"] for kernel in training["kernels"]) <= 1
+    assert (segments["work"], segments["tokens_per_step"]) == ("evaluation, 3 lanes, L 8, M 24", 24)
+    assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
+
+
+@pytest.mark.slow
+def test_ptb_trains_and_evaluates_the_run_it_keeps(tmp_path):
+    code, found = run(tmp_path, "ptb", "--keep", str(tmp_path / "kept"))
+    assert (code, found["complete"]) == (0, True)
+    _, _, training, evaluation = found["rows"]
+    assert training["all_steps"]
+    assert [point["step"] for point in training["curve"]["valid"]] == [6, 12]
+    assert len(training["curve"]["train"]) == 12
+    assert [row["mem_len"] for row in evaluation["test"]] == [8, 16]
+    assert evaluation["best_mem_len"] in (8, 16)
+    assert 1 < evaluation["test_ppl"] < 500
+    assert (tmp_path / "kept" / "best.safetensors").exists()
+
+
+def test_a_shortened_schedule_has_the_share_of_warm_up_of_the_recipe():
+    settings = recipe.load("ptb")
+    assert ptb.schedule(settings, 40_000) == ("train.max_steps=40000", "train.warmup_steps=2000", "log.every=200")
+    assert ptb.schedule(settings, 100) == ("train.max_steps=100", "train.warmup_steps=5", "log.every=1")
