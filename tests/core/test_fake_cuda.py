@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.benchmarks import launches
 from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_each, that_read_differently
+from tests.core.fake_cuda import build
+from txlcli.config import recipe as recipes
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 KNOWN = "2.13."
 
 if sys.platform != "linux" or shutil.which("g++") is None:
@@ -31,13 +34,8 @@ if torch.version.cuda or torch.version.hip:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The helper, built in two seconds."""
-    torch_dir = Path(torch.__file__).parent
     built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
-    include = [f"-I{torch_dir}/include", f"-I{torch_dir}/include/torch/csrc/api/include"]
-    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch_dir}/lib"]
-    source = HERE / "fake_cuda" / "helper.cpp"
-    command = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", *include, str(source), "-o", str(built), *link]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = build(built)
     if ended.returncode and not torch.__version__.startswith(KNOWN):
         pytest.skip(f"PyTorch {torch.__version__} has other inner parts than {KNOWN}, which the fake device fits")
     assert not ended.returncode, ended.stderr
@@ -52,7 +50,7 @@ def outcomes_of(library):
         command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group]
         ended = subprocess.run(
             command,
-            cwd=HERE.parents[1],
+            cwd=ROOT,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
@@ -156,3 +154,21 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
 def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, others):
     """Each layer: q, k and v in one product, two writes, six kernels of attention, one product, feed-forward, norms."""
     assert token_kernels[f"kernels of a token, {case}"][:2] == [of_layer, others]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "of_step", "of_segment", "of_token"),
+    [
+        ("enwik8", 159, 29, 20),
+        pytest.param("ptb", 235, 33, 20, marks=pytest.mark.slow),
+        pytest.param("wt103", 240, 35, 20, marks=pytest.mark.slow),
+    ],
+)
+def test_work_launches_at_most_so_many_kernels_per_layer(library, recipe, of_step, of_segment, of_token):
+    """Those of a training step include everything outside the layers, divided by the number of layers."""
+    counts = launches.measure(recipe, library)
+    step, n_layers = counts["training"], recipes.load(recipe).model.n_layers
+    assert step["kernels_per_layer"] + step["other_kernels"] / n_layers <= of_step
+    assert counts["evaluation"]["kernels_per_layer"] <= of_segment
+    assert 6 < counts["single token"]["kernels_per_layer"] <= of_token
+    assert step["bytes_per_layer"] > counts["evaluation"]["bytes_per_layer"] > 0

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -12,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.device_cases import (
     EVERY_PRECISION,
@@ -24,7 +22,7 @@ from tests.core.device_cases import (
     start,
     that_read_differently,
 )
-from tests.core.fake_cuda.device import CUDA, GENERATOR, is_composite, pretending
+from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
@@ -33,8 +31,6 @@ from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
-
-ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
 
 
 def two_updates(case, precision):
@@ -89,27 +85,6 @@ def reading_by_graphs(case):
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
     return [watch.waits, captures]
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that launch a kernel: all but views and allocations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Count an operation, and run it."""
-        if func.namespace != "prim" and is_composite(func):  # only in inference mode
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
-        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
-        on_device = isinstance(result, torch.Tensor) and result.device.type == "cuda"
-        if not is_view and (on_device or isinstance(result, tuple)) and name not in ALLOCATIONS:
-            self.names[name] += 1
-        return result
 
 
 def kernels_of_a_token(case, precision, batch_size):

@@ -10,6 +10,8 @@ from collections import Counter
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES, OneDevice
 
@@ -139,6 +141,43 @@ class Watch(OneDevice):
     def _note(self, wait, tensor):
         if tensor.device.type == "cuda":
             self.waits[wait] += 1
+
+
+ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
+
+ONLY_WRITE = ("copy_", "fill_", "zero_")
+"""Ends of the names of operations that do not read what they overwrite."""
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that launch a kernel, all but views and allocations, and the bytes that they read and write.
+
+    An operation on a list of tensors is one kernel, except for a copy to another dtype, which is one for each tensor.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.bytes = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Count an operation, and run it."""
+        if func.namespace != "prim" and is_composite(func):  # only in inference mode
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        name, returns = func._schema.name.removeprefix("aten::"), func._schema.returns
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+        if not is_view and name not in ALLOCATIONS and func.namespace != "prim":
+            leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
+            used = [leaf for leaf in leaves.values() if leaf.device.type == "cuda"]
+            copies = name == "_foreach_copy_" and len({leaf.dtype for leaf in used}) > 1
+            self.names[name] += len(args[0]) if copies else bool(used)
+            written = [
+                value for value, argument in zip(args, func._schema.arguments, strict=False) if argument.is_write
+            ]
+            again = [] if name.endswith(ONLY_WRITE) else tree_leaves(written)
+            self.bytes += sum(leaf.numel() * leaf.element_size() for leaf in [*used, *again])
+        return result
 
 
 @contextlib.contextmanager

@@ -1,0 +1,157 @@
+"""How many kernels the program launches on a GPU, and the bytes that they read and write; needs no GPU.
+
+python -m tests.benchmarks.launches [RECIPE ...] [--json]
+
+A fake device counts the operations of a training step with a full memory, of a segment of evaluation and of a single
+token, in bf16, by default for enwik8, ptb and wt103: per layer, from models of two and of three layers, and for
+everything else together. Needs Linux, g++ and a PyTorch for CPUs.
+"""
+
+import ctypes
+import dataclasses
+import json as json_format
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RECIPES = ("enwik8", "ptb", "wt103")
+LAYERS = (2, 3)
+
+
+def measure(recipe, library):
+    """Return kernels and bytes of each work, in a process of its own: PyTorch looks for devices when it starts."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.launches", "--child", recipe, str(library)]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return {"recipe": recipe, **json_format.loads(ended.stdout)}
+
+
+def measure_here(recipe):
+    """Return kernels and bytes per layer and of the rest, of each kind of work."""
+    found = [{"training": _training(recipe, n), **_reading(recipe, n)} for n in LAYERS]
+    return {work: _divide(*(counts[work] for counts in found)) for work in found[0]}
+
+
+def _divide(two, three):
+    """Divide the counts (names, bytes) of models of two layers and of three into those of a layer and the others."""
+    of_layer, size = three[0] - two[0], three[1] - two[1]
+    return {
+        "kernels_per_layer": of_layer.total(),
+        "other_kernels": two[0].total() - LAYERS[0] * of_layer.total(),
+        "bytes_per_layer": size,
+        "other_bytes": two[1] - LAYERS[0] * size,
+        "names": dict(of_layer.most_common()),
+    }
+
+
+def _settings(recipe, n_layers):
+    from txlcli.config import recipe as recipes
+
+    return recipes.load(recipe, ["train.precision=bf16", f"model.n_layers={n_layers}"])
+
+
+def _model(settings):
+    from tests.core.fake_cuda.device import CUDA
+    from txlcli.core.training.loop import new_model
+
+    return new_model(settings.model, settings.published.vocab_size, seed=1, device=CUDA)
+
+
+def _training(recipe, n_layers):
+    import numpy as np
+
+    from tests.core.fake_cuda.device import Kernels, pretending
+    from txlcli.core.training.loop import Training
+    from txlcli.core.training.segments import TrainingSegments
+
+    settings = _settings(recipe, n_layers)
+    train = settings.train
+    steps = -(-train.mem_len // train.seg_len) + 2
+    ids = np.zeros(train.batch_size * train.seg_len * (steps + 1) + 1, dtype=np.int64)
+    segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
+    with pretending():
+        training = Training(_model(settings), train, segments, None, Path(), {})
+        for _ in range(steps):
+            training.update()
+        with Kernels() as kernels:
+            training.update()
+    return kernels.names, kernels.bytes
+
+
+def _reading(recipe, n_layers):
+    import torch
+
+    from tests.core.fake_cuda.device import CUDA, Kernels, pretending
+    from txlcli.core.reading.decoder import Decoder
+
+    settings, found = _settings(recipe, n_layers), {}
+    how = {"evaluation": (settings.eval, 10), "single token": (dataclasses.replace(settings.eval, seg_len=1), 1)}
+    for work, (evaluation, lanes) in how.items():
+        with pretending():
+            model = _model(settings).eval()
+            decoder = Decoder(
+                model,
+                evaluation,
+                batch_size=lanes,
+                precision="bf16",
+                replay_steps=work == "single token",
+                capture_graph=lambda run, _: run,
+            )
+            tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
+            # A graph of single tokens reads the whole buffer from the first one on.
+            for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
+                decoder.read(tokens)
+            with Kernels() as kernels:
+                decoder.read(tokens)
+        found[work] = kernels.names, kernels.bytes
+    return found
+
+
+def show(results):
+    from txlcli import console
+
+    lines = [
+        [
+            *(result["recipe"], work),
+            *(f"{counts['kernels_per_layer']}", f"{counts['other_kernels']}"),
+            *(f"{counts['bytes_per_layer'] / 1e9:.3g} GB", f"{counts['other_bytes'] / 1e9:.3g} GB"),
+        ]
+        for result in results
+        for work, counts in result.items()
+        if work != "recipe"
+    ]
+    headings = ("recipe", "work", "kernels per layer", "others", "bytes per layer", "others")
+    console.show_table("Launches on a GPU, bf16", headings, lines, [])
+
+
+def main(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes of models with attention.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+) -> None:
+    """Count kernels and bytes of training, evaluation and single tokens."""
+    from tests.core.fake_cuda import build
+
+    with tempfile.TemporaryDirectory() as directory:
+        library = Path(directory) / "libfakecuda.so"
+        if build(library).returncode:
+            sys.exit(
+                "error: the helper library does not compile; the fake device needs g++ and the CPU build of PyTorch"
+            )
+        results = [measure(name, library) for name in recipes or RECIPES]
+    if json:
+        print(json_format.dumps(results))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        ctypes.CDLL(sys.argv[3], mode=ctypes.RTLD_GLOBAL)
+        print(json_format.dumps(measure_here(sys.argv[2])), flush=True)
+        import os
+
+        os._exit(0)  # autograd's threads for the device never end
+    typer.run(main)
