@@ -1,7 +1,6 @@
 """Recipes: packaged ones are valid, the user's own are read strictly, --set comes last."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -147,7 +146,7 @@ REJECTED_SETS = [
             ("n_layers=3", "model.n_layers=3"),
         )
     ],
-    ("trian.lr=0.5", f'--set trian.lr=0.5: no section "trian"; did you mean "train"? {KNOWN}'),
+    ("trian.lr=0.5", f'PATH with --set trian.lr=0.5: no section "trian"; did you mean "train"? {KNOWN}'),
     ("train.lr=0", "PATH with --set train.lr=0: [train] lr must be greater than 0, not 0.0"),
     (
         "train.lr=0.5|model.n_head=3",
@@ -253,25 +252,6 @@ def test_a_key_in_place_of_a_section_is_rejected(tmp_path, overrides):
     path = tmp_path / "flat.toml"
     path.write_text('model = 3\n[corpus]\nstore = "tiny"\n')
     assert refusal(str(path), *overrides).endswith(": [model] must be a section of keys")
-
-
-DEEP, DIGITS = "which no recipe needs; give plain values", "9" * 4301
-ENDLESS = {
-    "lists": ("a = " + "[" * 100_000 + "]" * 100_000, "nested more than 8 levels deep"),
-    "tables": ("a = " + "{b = " * 40_000, "nested more than 8 levels deep"),
-    "digits": (f"a = 0x{DIGITS}", "a number does not fit 64 bits"),
-    "2**63": (f"a = [{2**63}]", "a number does not fit 64 bits"),
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_deep_nesting_and_endless_numbers_are_rejected_at_once(tmp_path, name):
-    text, reason = ENDLESS[name]
-    path = tmp_path / "mine.toml"
-    path.write_text(TINY.replace("[corpus]\n", f"{text}\n[corpus]\n"))
-    started = time.monotonic()
-    assert refusal(str(path)) == f"{path}: {reason}, {DEEP}"
-    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize("name", recipe.packaged_names())

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from txlcli.config.blocks import BLOCKS, OF_BLOCK, Biases, Block, FeedForwardType, NormType, QkNorm
 from txlcli.config.encodings import ENCODINGS, EncodingTraits
 from txlcli.config.ranges import (
+    MAX_COUNT,
     MAX_PARTS,
     NotNegativeFloat,
     PartCount,
@@ -21,7 +22,7 @@ from txlcli.config.ranges import (
 
 MemoryStart = Literal["empty", "zeros"]
 MemorySource = Literal["layer_input", "layer_output"]
-WindowLength = Annotated[int, Range("2 or more", least=2)]
+WindowLength = Annotated[int, Range("2 or more", least=2, most=MAX_COUNT)]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
 """Class of the [model] section for each value of `arch`."""
@@ -133,14 +134,19 @@ class ModelSettings(Section):
         return False
 
     @property
+    def encoding(self) -> EncodingTraits:
+        """Traits of the position encoding."""
+        return ENCODINGS["none"]
+
+    @property
     def absolute_positions(self) -> bool:
         """True if positions count from the start of a segment, so that using a memory must be learned in training."""
-        return False
+        return self.encoding.absolute_positions
 
     @property
     def limits_distance(self) -> bool:
         """True if `max_distance` applies: larger distances share one encoding."""
-        return False
+        return self.encoding.limits_distance
 
     def dropout_rate(self, key: str) -> float:
         """Return a dropout rate, which is `dropout` by default."""
@@ -225,16 +231,14 @@ class TransformerSettings(ModelSettings):
 
     @property
     def encoding(self) -> EncodingTraits:
-        """Traits of the position encoding."""
         return ENCODINGS[self.position]
 
     @property
     def parts(self) -> Block:
         """Parts of a layer: those of the block with the single settings in their place."""
-        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(Block)}
-        return dataclasses.replace(
-            BLOCKS[self.block], **{name: value for name, value in values.items() if value != OF_BLOCK}
-        )
+        words = {part.name: getattr(self, part.name) for part in dataclasses.fields(Block)}
+        own = {name: word for name, word in words.items() if word != OF_BLOCK}
+        return dataclasses.replace(BLOCKS[self.block], **own)
 
     @property
     def inner_width(self) -> int:
@@ -262,14 +266,6 @@ class TransformerSettings(ModelSettings):
     def depends_on_segments(self) -> bool:
         return self.memory_source == "layer_output"  # keys within a segment are made of layer inputs
 
-    @property
-    def absolute_positions(self) -> bool:
-        return self.encoding.absolute_positions
-
-    @property
-    def limits_distance(self) -> bool:
-        return self.encoding.limits_distance
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
@@ -292,6 +288,7 @@ class TransformerSettings(ModelSettings):
         self.require(self.window is None, "window", f"left out {why}")
         self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {why}")
         self.require(not self.auxiliary_losses, "auxiliary_losses", f"false {why}")
+        self.require(self.memory_source == "layer_input", "memory_source", f'"layer_input" {why}')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +302,7 @@ class CompressiveSettings(TransformerSettings):
 
     compressed_len: PositiveInt
     """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
-    compression_rate: Annotated[int, Range("2 or more", least=2)] = 3
+    compression_rate: Annotated[int, Range("2 or more", least=2, most=MAX_COUNT)] = 3
     """Number of positions c that are compressed into one slot."""
     compression: Literal["convolution", "mean", "max"] = "convolution"
     """How positions are compressed: by a convolution with kernel and stride c, trained to reconstruct the attention of
@@ -321,7 +318,6 @@ class CompressiveSettings(TransformerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_own_memory()
-        self.require(self.memory_source == "layer_input", "memory_source", '"layer_input" with arch = "compressive"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,9 +352,7 @@ class RmtSettings(TransformerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_own_memory()
-        for key, value in (("memory_source", "layer_input"), ("memory_start", "empty")):
-            valid = getattr(self, key) == value
-            self.require(valid, key, f'"{value}" with arch = "rmt": its state is its memory')
+        self.require(self.memory_start == "empty", "memory_start", '"empty" with arch = "rmt": its state is its memory')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from txlcli.suggestions import did_you_mean
 
 MAX_COUNT = 2**31 - 1
 """Largest number of steps, tokens, layers or units; PyTorch does not accept larger numbers everywhere."""
+OFF_WORDS = ("none", "off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,37 +25,24 @@ class Range:
     """Largest number that is too small."""
     below: float = math.inf
     """Smallest number that is too large."""
-    most: float | None = None
-    """Largest number that has a meaning."""
-    limit: float | None = None
-    """Largest number that can be computed; None is MAX_COUNT for whole numbers, and no limit for others."""
-
-    def largest(self, *, is_whole: bool) -> float:
-        """Return the largest number, of whole numbers or of all."""
-        if self.most is not None:
-            return self.most
-        return self.limit if self.limit is not None else MAX_COUNT if is_whole else math.inf
+    most: float = math.inf
+    """Largest number."""
 
     def check(self, section: str, key: str, value: int | float) -> None:
         """Raise a RecipeError unless the number is in the range."""
-        most = math.inf if self.most is None else self.most
-        inside = self.least <= value <= most and self.above < value < self.below
+        inside = self.least <= value and self.above < value < self.below
         require(inside, section, key, value, "a finite number" if value == math.inf else self.description)
-        largest = self.largest(is_whole=isinstance(value, int))
-        require(value <= largest, section, key, value, f"at most {largest}")
+        require(value <= self.most, section, key, value, f"at most {self.most}")
 
-
-POSITIVE = Range("greater than 0", above=0)
-NOT_NEGATIVE = Range("0 or more", least=0)
 
 MAX_PARTS = 1000
 """Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
 
-PositiveInt = Annotated[int, POSITIVE]
-PositiveFloat = Annotated[float, POSITIVE]
-PartCount = Annotated[int, Range("greater than 0", above=0, limit=MAX_PARTS)]
-NaturalInt = Annotated[int, NOT_NEGATIVE]
-NotNegativeFloat = Annotated[float, NOT_NEGATIVE]
+PositiveInt = Annotated[int, Range("greater than 0", above=0, most=MAX_COUNT)]
+PositiveFloat = Annotated[float, Range("greater than 0", above=0)]
+PartCount = Annotated[int, Range("greater than 0", above=0, most=MAX_PARTS)]
+NaturalInt = Annotated[int, Range("0 or more", least=0, most=MAX_COUNT)]
+NotNegativeFloat = Annotated[float, Range("0 or more", least=0)]
 Rate = Annotated[float, Range("at least 0 and less than 1", least=0, below=1)]
 OpenShare = Annotated[float, Range("between 0 and 1", above=0, below=1)]
 Share = Annotated[float, Range("from 0 to 1", least=0, most=1)]
@@ -85,15 +73,14 @@ class FieldType:
         """Read an annotation."""
         kind, parts = get_origin(annotation), get_args(annotation)
         if kind in (Union, types.UnionType):
-            (option,) = (part for part in parts if part is not types.NoneType)
-            return dataclasses.replace(cls.of(option), can_be_off=True)
+            return dataclasses.replace(cls.of(parts[0]), can_be_off=True)
         if kind is tuple:
             return dataclasses.replace(cls.of(parts[0]), is_list=True)
         if kind is Literal:
             return cls(str, words=parts)
         if kind is Annotated:
-            extra = annotation.__metadata__[0]
-            return cls(parts[0], range=extra) if isinstance(extra, Range) else cls(str, words=tuple(extra))
+            item, extra = parts
+            return cls(item, range=extra) if isinstance(extra, Range) else cls(item, words=tuple(extra))
         return cls(annotation)
 
     @property
@@ -103,15 +90,30 @@ class FieldType:
         name = "word" if self.words else names[self.item]
         return name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
 
+    def read(self, section: str, key: str, value: Any) -> Any:
+        """Convert the value of a recipe: "none" to None, an integer to a float, a list to a tuple, a word to a list."""
+        if self.can_be_off and str(value).lower() in OFF_WORDS:
+            return None
+        if self.is_list:
+            parts = [value] if self.words and isinstance(value, str) else value
+            if isinstance(parts, list | tuple) and all(type(part) is self.item for part in parts):
+                return tuple(parts)
+        elif type(value) is self.item:
+            return value
+        elif self.item is float and type(value) is int:
+            return float(value)
+        expected = self.name if self.name == "true or false" else f"a {self.name}"
+        raise RecipeError(f"[{section}] {key} must be {expected}, not {value!r}")
+
     def check(self, section: str, key: str, value: Any) -> None:
         """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
         if value is None:
             return
         for word in (value if self.is_list else [value]) if self.words else ():
             if word not in self.words:
-                known = ", ".join(self.words)
-                suggestion = did_you_mean(word, self.words)
-                raise RecipeError(f"[{section}] {key} must be one of {known}, not {word!r}{suggestion}")
+                suggestion = did_you_mean(str(word), self.words)
+                expected = f"one of {', '.join(self.words)}"
+                raise RecipeError(f"[{section}] {key} must be {expected}, not {word!r}{suggestion}")
         if self.words and self.is_list:
             require(len(set(value)) == len(value), section, key, value, "a list without repeated words")
         if self.range is not None:

@@ -2,25 +2,22 @@
 
 import dataclasses
 import tomllib
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.ranges import FieldType
+from txlcli.config.ranges import OFF_WORDS, FieldType
 from txlcli.config.settings import Settings, plain_name
-from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
-from txlcli.system.plain_json import parse_toml
 
-SECTIONS = {field.name: field.type for field in dataclasses.fields(Settings)}
-OFF_WORDS = ("none", "off")
+SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
 MAX_CHANGES_LISTED = 3  # by an error
-NOT_COMPARED = ("published",)  # results, not settings
+NOT_COMPARED = "published."  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
 
@@ -37,9 +34,12 @@ def schema_file() -> str:
 
 
 def read_text(recipe: str) -> tuple[str, str]:
-    """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file."""
+    """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file.
+
+    A file whose name is exactly that of a packaged recipe is not one, but the corpus, such as enwik8.
+    """
     path = check_regular(Path(recipe))
-    if path.is_file() and not (recipe in packaged_names() and _cannot_be_recipe(path)):
+    if path.is_file() and recipe not in packaged_names():
         try:
             return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
@@ -50,15 +50,6 @@ def read_text(recipe: str) -> tuple[str, str]:
             "recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"), listing='"txl recipes" lists all'
         )
     return packaged(recipe)
-
-
-def _cannot_be_recipe(path: Path) -> bool:
-    """Return True if a file is not TOML, such as the corpus enwik8, which has the name of a recipe."""
-    try:
-        parse_toml(read_file(path, MAX_SETTINGS))
-    except (OSError, ValueError, UsageError):
-        return True
-    return False
 
 
 def packaged(recipe: str) -> tuple[str, str]:
@@ -85,11 +76,9 @@ def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
 def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Settings:
     """Resolve the settings of a recipe's text; every error message begins with `name`."""
     try:
-        table = parse_toml(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{name}: not a TOML file ({error})") from error
+        table = tomllib.loads(text)
     except ValueError as error:
-        raise RecipeError(f"{name}: {error}, which no recipe needs; give plain values") from error
+        raise RecipeError(f"{name}: not a TOML file ({error})") from error
     changes = list(overrides)
     return resolve(override(table, changes), where=with_changes(name, changes))
 
@@ -103,78 +92,67 @@ def with_changes(name: str, changes: Sequence[str]) -> str:
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return a copy of the sections in which each `section.key=value` is set."""
-    result = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in table.items()}
+    result = dict(table)
     for text in overrides:
-        name, equals, value = text.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and section and key):
-            meant = meant_setting("", name.strip(), setting_names()) if equals and not dot else None
+        name, equals, value = (part.strip() for part in text.partition("="))
+        section, dot, key = name.partition(".")
+        if not (equals and section and key):
+            meant = meant_setting("", name, setting_names()) if equals and not dot else None
             hint = f'; did you mean "--set {meant}={value}"?' if meant else ', for example "--set train.lr=1e-4"'
             raise RecipeError(f"--set {text}: write it as section.key=value{hint}")
-        _known_section(section, f"--set {text}")
-        keys = result.setdefault(section, {})
-        if isinstance(keys, dict):  # `resolve` rejects anything else
-            keys[key] = _parse_value(value.strip(), name.strip(), is_text=_takes_text(section, key))
+        keys = result.get(section, {})
+        if isinstance(keys, Mapping):  # `resolve` rejects anything else
+            result[section] = {**keys, key: _parse_value(name, value)}
     return result
 
 
-def _takes_text(section: str, key: str) -> bool:
-    """Return True if a key's value is free text, which may look like a number or a date: a store may be named 2024."""
-    fields = {field.name: field.type for field in dataclasses.fields(typing.cast(Any, SECTIONS[section]))}
-    return fields.get(key) is str
-
-
-def _parse_value(text: str, name: str, *, is_text: bool) -> Any:
-    if text.lower() in OFF_WORDS and not is_text:
-        return text.lower()  # the type of the field decides if this is a word or None
+def _parse_value(name: str, text: str) -> Any:
     try:
-        value = parse_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
         return text  # a bare word: --set model.norm=pre
-    except ValueError as error:
-        raise RecipeError(f"--set {name}: {error}; give a plain value") from error
-    return text if is_text and not isinstance(value, str) else value
+    return text if name == "corpus.store" and not isinstance(value, str) else value  # a store may be named 2024
 
 
 def resolve(table: Mapping[str, Any], where: str) -> Settings:
     """Turn sections of keys into Settings; every error message begins with `where`."""
-    for name in table:
-        _known_section(name, where)
-    sections = {}
-    for name in SECTIONS:
-        keys = table.get(name, {})
-        if not isinstance(keys, Mapping):
-            raise RecipeError(f"{where}: [{name}] must be a section of keys")
-        try:
-            sections[name] = section(name, keys)
-        except RecipeError as error:
-            raise RecipeError(f"{where}: {error}") from error
     try:
-        return Settings(**sections)
+        for name in table:
+            if name not in SECTIONS:
+                known = ", ".join(SECTIONS)
+                raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})')
+        return Settings(**{name: section(name, table.get(name, {})) for name in SECTIONS})
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
 
 
-def _model_class(keys: Mapping[str, Any]) -> type:
-    """Return the settings class of the architecture."""
-    word = keys.get("arch", ModelSettings.arch)
-    if not isinstance(word, str) or word not in MODELS:
-        suggestion = did_you_mean(str(word), MODELS)
-        raise RecipeError(f"[model] arch must be one of {', '.join(MODELS)}, not {word!r}{suggestion}")
-    return MODELS[word]
-
-
-def section(name: str, keys: Mapping[str, Any]) -> Any:
+def section(name: str, keys: Any) -> Any:
     """Turn the keys of one section into its settings."""
-    cls = _model_class(keys) if name == "model" else typing.cast(type, SECTIONS[name])
+    if not isinstance(keys, Mapping):
+        raise RecipeError(f"[{name}] must be a section of keys")
+    cls = SECTIONS[name]
+    if name == "model":
+        arch = keys.get("arch", ModelSettings.arch)
+        FieldType(str, words=tuple(MODELS)).check(name, "arch", arch)
+        cls = MODELS[arch]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
         if key not in fields:
             raise RecipeError(f'[{name}] has no key "{key}"{_suggestion(key, name, keys, list(fields))}')
     for key, field in fields.items():
-        if is_required(field) and key not in keys:
+        if field.default is dataclasses.MISSING and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"')
-    return cls(**{key: _typed(value, FieldType.of(fields[key].type), name, key) for key, value in keys.items()})
+    return cls(**{key: FieldType.of(fields[key].type).read(name, key, value) for key, value in keys.items()})
+
+
+def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:
+    """Return the part of the message that says what to do about an unknown key."""
+    if f"{section}.{key}" in setting_names():
+        return f'; it does not apply to arch = "{keys.get("arch", ModelSettings.arch)}", leave it out'
+    meant = meant_setting(section, key, setting_names())
+    if meant:
+        return f'; did you mean "{meant}"?'
+    return f" (known: {', '.join(known)})" if len(known) <= MAX_LISTED else f'; "txl recipes keys {section}" lists all'
 
 
 def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -185,13 +163,17 @@ def to_table(settings: Settings) -> dict[str, dict[str, Any]]:
 def to_keys(section: Any) -> dict[str, Any]:
     """Turn one section of the settings into keys."""
     keys = {}
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
+    for key, value in vars(section).items():
         if value is not None:
-            keys[field.name] = list(value) if isinstance(value, tuple) else value
-        elif field.default is not None:
-            keys[field.name] = OFF_WORDS[0]
+            keys[key] = list(value) if isinstance(value, tuple) else value
+        elif not is_default(section, key):
+            keys[key] = OFF_WORDS[0]
     return keys
+
+
+def is_default(section: Any, key: str) -> bool:
+    """Return True if a setting has its default value; one without a default never does."""
+    return bool(getattr(section, key) == getattr(type(section), key, dataclasses.MISSING))
 
 
 def function_keys(model: ModelSettings) -> dict[str, Any]:
@@ -200,35 +182,35 @@ def function_keys(model: ModelSettings) -> dict[str, Any]:
     A later version may add settings whose defaults are what this one does. Dropout and initial values are left out:
     they matter in training only.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(model)}
     return {
         key: value
         for key, value in to_keys(model).items()
-        if getattr(model, key) != defaults[key] and not any(word in key for word in ONLY_IN_TRAINING)
+        if not is_default(model, key) and not any(word in key for word in ONLY_IN_TRAINING)
     }
 
 
 def changed_keys(settings: Settings) -> dict[str, Any]:
     """Return the settings that differ from the defaults, by full name; those without a default always do."""
     return {
-        f"{section}.{field.name}": getattr(getattr(settings, section), field.name)
-        for section in SECTIONS
-        for field in dataclasses.fields(getattr(settings, section))
-        if getattr(getattr(settings, section), field.name) != field.default
+        f"{section}.{key}": value
+        for section, keys in to_table(settings).items()
+        for key, value in keys.items()
+        if not is_default(getattr(settings, section), key)
     }
 
 
 def differences(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, list[Any]]:
     """Return the settings, by full name, whose values differ between tables; None if off or missing."""
-    names = {
-        f"{section}.{key}": (section, key)
+    flat = [
+        {f"{section}.{key}": value for section, keys in table.items() for key, value in keys.items()}
         for table in tables
-        for section, keys in table.items()
-        for key in keys
-        if section not in NOT_COMPARED
+    ]
+    rows = {name: [values.get(name) for values in flat] for values in flat for name in values}
+    return {
+        name: row
+        for name, row in rows.items()
+        if any(value != row[0] for value in row) and not name.startswith(NOT_COMPARED)
     }
-    values = {name: [table[section].get(key) for table in tables] for name, (section, key) in names.items()}
-    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def format_value(value: Any) -> str:
@@ -240,47 +222,8 @@ def format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _known_section(section: str, where: str) -> None:
-    if section not in SECTIONS:
-        known = ", ".join(SECTIONS)
-        raise RecipeError(f'{where}: no section "{section}"{did_you_mean(section, SECTIONS)} (known: {known})')
-
-
 def setting_names() -> list[str]:
     """Return all settings as section.key; [model] has the settings of all architectures."""
-    classes: dict[str, list[Any]] = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
+    classes = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
     names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
     return list(dict.fromkeys(names))
-
-
-def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return the part of the message that says what to do about an unknown key."""
-    of_all = {field.name for cls in MODELS.values() for field in dataclasses.fields(cls)}
-    if section == "model" and key in of_all:
-        return f'; it does not apply to arch = "{keys.get("arch", ModelSettings.arch)}", leave it out'
-    meant = meant_setting(section, key, setting_names())
-    if meant:
-        return f'; did you mean "{meant}"?'
-    return f" (known: {', '.join(known)})" if len(known) <= MAX_LISTED else f'; "txl recipes keys {section}" lists all'
-
-
-def _typed(value: Any, type_: FieldType, section: str, key: str) -> Any:
-    """Convert a value to the type of its field: an integer to a float, a word to a list of one."""
-    if type_.can_be_off and value in OFF_WORDS:
-        return None
-    if type_.is_list:
-        parts = [value] if type_.words and isinstance(value, str) else value
-        if isinstance(parts, list | tuple) and all(type(part) is type_.item for part in parts):
-            return tuple(parts)
-    elif type(value) is type_.item:
-        return value  # the dataclass checks ranges and words
-    elif type_.item is float and type(value) is int:
-        return float(value)
-    named = type_.name if type_.name == "true or false" else f"a {type_.name}"
-    named = f"a word or {named}" if type_.words and type_.is_list else named
-    raise RecipeError(f"[{section}] {key} must be {named}, not {value!r}")
-
-
-def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Return True if a recipe must have the key of a field."""
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

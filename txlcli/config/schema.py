@@ -7,15 +7,15 @@ import inspect
 import math
 import textwrap
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from txlcli.config.model_settings import MODELS
-from txlcli.config.ranges import FieldType, Range
-from txlcli.config.recipe import OFF_WORDS, SECTIONS, is_required
+from txlcli.config.ranges import OFF_WORDS, FieldType
+from txlcli.config.recipe import SECTIONS
 
 JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+JSON_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +24,22 @@ class Key:
 
     section: str
     name: str
-    architectures: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
     """Values of model.arch with this setting, if it is not a setting of all; empty otherwise."""
     type: FieldType
-    required: bool
     default: Any
+    """Default value; MISSING if a recipe must have the key."""
     description: str
 
     @property
     def full_name(self) -> str:
         """Name for --set."""
         return f"{self.section}.{self.name}"
+
+    @property
+    def required(self) -> bool:
+        """True if a recipe must have the key."""
+        return self.default is dataclasses.MISSING
 
     @property
     def values(self) -> str:
@@ -59,14 +64,15 @@ class Key:
 
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the value."""
-        type_ = self.type
+        type_, limits = self.type, self.type.range
         value: dict[str, Any] = {"enum": list(type_.words)} if type_.words else {"type": JSON_TYPES[type_.item]}
-        if type_.is_list and type_.words:  # a single word is accepted as a list of one
-            value = {"anyOf": [value, {"type": "array", "items": value, "uniqueItems": True}]}
-        elif type_.is_list:
-            value = {"type": "array", "items": value}
-        if type_.range is not None:
-            value |= _limits(type_.range, is_whole=type_.item is int)
+        if limits is not None:
+            keywords = dict(zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True))
+            value |= {keyword: limit for keyword, limit in keywords.items() if math.isfinite(limit)}
+        if type_.is_list:
+            array = {"type": "array", "items": value}
+            # A single word is accepted as a list of one.
+            value = {"anyOf": [value, {**array, "uniqueItems": True}]} if type_.words else array
         if type_.can_be_off:
             value = {"anyOf": [value, {"enum": list(OFF_WORDS)}]}
         schema = {"description": self.description, **value}
@@ -75,42 +81,25 @@ class Key:
         return schema
 
 
-def _limits(range_: Range, *, is_whole: bool) -> dict[str, float]:
-    """Return the limits of a range as keywords of JSON Schema."""
-    limits = {
-        "minimum": range_.least,
-        "exclusiveMinimum": range_.above,
-        "maximum": range_.largest(is_whole=is_whole),
-        "exclusiveMaximum": range_.below,
-    }
-    return {keyword: limit for keyword, limit in limits.items() if math.isfinite(limit)}
-
-
 def keys(section: str) -> list[Key]:
     """Return the settings of a section, in the order of the dataclasses; a setting of [model] may differ by arch."""
-    classes = {"": SECTIONS[section]} if section != "model" else MODELS
+    classes: dict[str, Any] = {"": SECTIONS[section]} if section != "model" else dict(MODELS)
     architectures: dict[Key, list[str]] = {}
     for name, cls in classes.items():
-        for key in _keys_of(section, typing.cast(type, cls)):
+        texts = _descriptions(cls)
+        for field in dataclasses.fields(cls):
+            key = Key(
+                section=section,
+                name=field.name,
+                type=FieldType.of(field.type),
+                default=field.default,
+                description=texts[field.name],
+            )
             architectures.setdefault(key, []).append(name)
     return [
         dataclasses.replace(key, architectures=() if names == list(classes) else tuple(names))
         for key, names in architectures.items()
     ]
-
-
-def _keys_of(section: str, cls: type) -> Iterator[Key]:
-    descriptions = _descriptions(cls)
-    for field in dataclasses.fields(cls):
-        yield Key(
-            section=section,
-            name=field.name,
-            architectures=(),
-            type=FieldType.of(field.type),
-            required=is_required(field),
-            default=None if is_required(field) else field.default,
-            description=descriptions[field.name],
-        )
 
 
 @functools.cache
@@ -127,28 +116,18 @@ def _descriptions(cls: type) -> dict[str, str]:
     return descriptions
 
 
-def _schema_of_all(same: list[Key]) -> dict[str, Any]:
-    """Return the JSON Schema of keys of one name, which may differ by arch: one schema, or any of several."""
-    schemas = [key.json_schema() for key in same]
-    described = ("description", "default")
-    limits = [{word: value for word, value in schema.items() if word not in described} for schema in schemas]
-    if all(limit == limits[0] for limit in limits):
-        return schemas[0]
-    description = " ".join(f"With arch = {' or '.join(key.architectures)}: {key.description}" for key in same)
-    return {"description": description, "anyOf": limits}
-
-
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 7) of a recipe, with which editors complete and check keys."""
     sections = {}
     for section in SECTIONS:
         of_section = keys(section)
-        named = {key.name: [other for other in of_section if other.name == key.name] for key in of_section}
-        properties = {name: _schema_of_all(same) for name, same in named.items()}
+        schemas: dict[str, list[dict[str, Any]]] = {}
+        for key in of_section:
+            schemas.setdefault(key.name, []).append(key.json_schema())
         sections[section] = {
             "type": "object",
             "description": str(inspect.getdoc(SECTIONS[section])).splitlines()[0],
-            "properties": properties,
+            "properties": {name: same[0] if len(same) == 1 else {"anyOf": same} for name, same in schemas.items()},
             "required": [key.name for key in of_section if key.required and not key.architectures],
             "additionalProperties": False,
         }

@@ -32,7 +32,7 @@ _LONGEST_NAME = 100
 MAX_SEED = 2**63 - 1
 """Largest seed that PyTorch accepts."""
 Seed = Annotated[int, Range(f"from 0 to {MAX_SEED}", least=0, most=MAX_SEED)]
-AnyCount = Annotated[int, Range("greater than 0", above=0, most=math.inf)]
+AnyCount = Annotated[int, Range("greater than 0", above=0)]
 
 
 def plain_name(path: Path, *, otherwise: str) -> str:
@@ -182,15 +182,14 @@ class TrainSettings(Section):
         # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
         keeps_order = self.attention != "flex" or not self.deterministic
         self.require(keeps_order, "attention", "auto, reference, sdpa or triton with deterministic")
-        is_fp16 = self.precision == "fp16"
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
-            self.require(not is_fp16, "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
+            self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
             self.require(not self.compile, "compile", 'false with parallel = "fsdp"')
         if self.cuda_graph:
             self.require(self.accumulate == 1, "accumulate", "1 with cuda_graph")
             self.require(not self.recompute, "recompute", "false with cuda_graph")
-            self.require(not is_fp16, "precision", "fp32, tf32 or bf16 with cuda_graph")
+            self.require(self.precision != "fp16", "precision", "fp32, tf32 or bf16 with cuda_graph")
             # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
             self.require(self.attention != "flex", "attention", "auto, reference or sdpa with cuda_graph")
 
@@ -207,7 +206,7 @@ class TrainSettings(Section):
         for key in sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values()))):
             users[key] = ("optimizer", [name for name, traits in OPTIMIZERS.items() if key in traits.settings])
         for key, (choice, words) in users.items():
-            default = type(self).__dataclass_fields__[key].default
+            default = getattr(type(self), key)
             used = getattr(self, choice) in words or getattr(self, key) == default
             shown = f'"{default}"' if isinstance(default, str) else f"{default:g}"
             self.require(used, key, f"{shown} unless {choice} = " + " or ".join(f'"{word}"' for word in words))
@@ -287,27 +286,31 @@ class Settings:
         train.require(alone, "roll_lanes", "false with corpus.shuffle_sentences")
         # The first position of a segment is kept.
         model.require(train.seg_len > 1 or not model.word_dropout, "word_dropout", "0 with train.seg_len = 1")
-        if not model.has_attention:
-            self._check_without_attention()
-        self._check_compression()
         if model.recurrent_state:
             self._check_recurrent()
-        if isinstance(model, TransformerSettings):
-            self._check_positions(model)
-            drops = model.attention_dropout and train.attention == "flex"
-            model.require(not drops, "attention_dropout", '0 with train.attention = "flex"')
-            constant = not (model.cutoffs or model.auxiliary_losses)
-            expected = "false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
-            train.require(constant or not train.cuda_graph, "cuda_graph", expected)
+        if isinstance(model, CompressiveSettings):
+            self._check_compression(model)
+        else:
+            expected = 'left out unless model.arch = "compressive"'
+            self.eval.require(self.eval.compressed_len is None, "compressed_len", expected)
+        if not isinstance(model, TransformerSettings):
+            self._check_without_attention()
+            return
+        self._check_positions(model)
+        drops = model.attention_dropout and train.attention == "flex"
+        model.require(not drops, "attention_dropout", '0 with train.attention = "flex"')
+        constant = not (model.cutoffs or model.auxiliary_losses)
+        expected = "false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
+        train.require(constant or not train.cuda_graph, "cuda_graph", expected)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
 
         A memory without attention has no `same_length`: it is "off".
         """
-        settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
         if not (self.model.has_attention or self.model.recurrent_state):
-            settings = dataclasses.replace(settings, same_length="off")
+            changes["same_length"] = "off"
+        settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
         if settings.max_distance is None and self.model.limits_distance:
             before = self.model.memory_keys(self.train.mem_len)
             settings = dataclasses.replace(settings, max_distance=self.train.seg_len + before)
@@ -363,16 +366,10 @@ class Settings:
         applies = self.eval.max_distance is None or model.limits_distance
         self.eval.require(applies, "max_distance", f'left out, or "none", with position = "{model.position}"')
 
-    def _check_compression(self) -> None:
-        """Check the lengths of a compressed memory, and reject its settings for other models."""
-        model, train = self.model, self.train
-        if not isinstance(model, CompressiveSettings):
-            expected = 'left out unless model.arch = "compressive"'
-            self.eval.require(self.eval.compressed_len is None, "compressed_len", expected)
-            return
-        why = 'with model.arch = "compressive"'
+    def _check_compression(self, model: CompressiveSettings) -> None:
+        """Check the lengths of a compressed memory."""
+        train, rate, why = self.train, model.compression_rate, 'with model.arch = "compressive"'
         train.require(train.mem_len > 0, "mem_len", f"greater than 0 {why}")
-        rate = model.compression_rate
         train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
         same = self.eval.same_length == "off"
         self.eval.require(same, "same_length", f'"off" {why}: queries see all of its memory')
@@ -397,5 +394,5 @@ class Settings:
             self.train.require(getattr(self.train, key) == default, key, f"{str(default).lower()} {no_layers}")
         why = f"{why}: its state is its memory" if self.model.recurrent_state else no_layers
         for key in ("max_distance", "same_length"):
-            is_default = getattr(self.eval, key) == EvalSettings.__dataclass_fields__[key].default
+            is_default = getattr(self.eval, key) == getattr(EvalSettings, key)
             self.eval.require(is_default, key, f"left out {why}")
