@@ -83,7 +83,7 @@ def test_an_unknown_command_is_rejected_on_one_line_with_exit_code_2(arguments):
 
 
 def test_an_option_before_its_command_is_answered_with_the_order():
-    assert txl("--quiet", "info").stderr == 'error: --quiet comes after the command: "txl info --quiet"\n'
+    assert txl("--quiet", "info").stderr == 'error: --quiet comes after the command: "txl COMMAND --quiet"\n'
     assert txl("--steps", "info").stderr == 'error: unknown option --steps; see "txl --help"\n'
 
 

@@ -38,7 +38,7 @@ def test_every_part_of_a_table_is_shown_as_it_is(capsys, text, place):
 @pytest.mark.parametrize("text", ODD)
 def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with console.progress(text, total=3, unit="tokens") as step:
+    with console.TerminalReporter().progress(text, total=3, unit="tokens") as step:
         step.advance(1, f"at {text}")
     assert f"{text} " in terminal.getvalue()
     assert f"at {text}" in terminal.getvalue()
@@ -56,7 +56,7 @@ def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
 def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, shown):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with console.progress("reading", total=total, unit=unit) as step:
+    with console.TerminalReporter().progress("reading", total=total, unit=unit) as step:
         now = 109.0
         step.advance(7e6)  # too early for a line
         now = 110.0

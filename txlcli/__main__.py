@@ -1,5 +1,6 @@
 """Run the command line, as `txl` or as `python -m txlcli`."""
 
+import io
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, flags)  # takes the lowest free number, which is this one
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # "?" for symbols that its encoding lacks
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
@@ -45,10 +48,8 @@ def main() -> None:
     _keep_children_from_working_directory()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
-        from txlcli import console
         from txlcli.cli import app
 
-        console.replace_missing_symbols()
         app(prog_name="txl")
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -97,6 +98,23 @@ class EvalRow:
     """Time per token in milliseconds, all batch lanes together."""
     slowdown: float | None
     """Time of a model without memory divided by that with memory (section 4.5); None if not timed."""
+
+
+class Sampling(TypedDict, total=False):
+    """Options of `LoadedRun.generate` and `LoadedRun.stream`."""
+
+    tokens: int
+    """Number of tokens to generate, by default 500."""
+    temperature: float
+    """Divisor of the logits, by default 1; below 1 prefers likely tokens."""
+    top_k: int
+    """Sample from the k likeliest tokens; 0 is all; by default 40, or all with `top_p`."""
+    top_p: float
+    """Sample from the likeliest tokens that together reach this probability."""
+    greedy: bool
+    """Always select the likeliest token; not with `temperature`, `top_k` and `top_p`."""
+    seed: int
+    """The same seed gives the same text; by default 1111."""
 
 
 class LoadedRun:
@@ -196,63 +214,27 @@ class LoadedRun:
         parts = [reader.log_probs(reader.read(segment))[0].float().cpu() for segment in segments]
         return torch.cat(parts).numpy()
 
-    def generate(
-        self,
-        prompt: str,
-        *,
-        tokens: int = 500,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        greedy: bool = False,
-        seed: int = 1111,
-    ) -> str:
-        """Return a text that continues the prompt; see `stream` for the arguments."""
-        pieces = self.stream(
-            prompt, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed
-        )
-        return "".join(pieces)
+    def generate(self, prompt: str, **options: Unpack[Sampling]) -> str:
+        """Return a text that continues the prompt; see `stream`."""
+        return "".join(self.stream(prompt, **options))
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        tokens: int = 500,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        greedy: bool = False,
-        seed: int = 1111,
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, **options: Unpack[Sampling]) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces, while it is sampled.
 
         Args:
             prompt: text to continue.
-            tokens: number of tokens to generate.
-            temperature: divisor of the logits; below 1 prefers likely tokens.
-            top_k: sample from the k likeliest tokens; 0 is all; None is 40, or all with `top_p`.
-            top_p: sample from the likeliest tokens that together reach this probability.
-            greedy: always select the likeliest token; the other options of sampling do not apply.
-            seed: the same seed gives the same text.
+            options: see `Sampling`.
 
         Raises:
             UsageError: the prompt is empty, or an option is out of range.
             VocabularyError: the prompt has a symbol without an id.
         """
-        options = GenerateOptions(
-            prompt=prompt,
-            tokens=tokens,
-            temperature=None if greedy else temperature,
-            top_k=top_k,
-            top_p=top_p,
-            greedy=greedy,
-            seed=seed,
-        )
+        given = GenerateOptions(prompt=prompt, **options)
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         settings = self.settings.evaluation_settings()
         reader = sampling.reader_of_one_text(self.model, settings, precision=self._opened.precision)
-        sampled = sampling.generate(reader, torch.tensor(context.tokens), sampling_settings(options), seed=seed)
-        return self.vocab.spell(itertools.islice(sampled, tokens), after=context.tokens[-1])
+        sampled = sampling.generate(reader, torch.tensor(context.tokens), sampling_settings(given), seed=given.seed)
+        return self.vocab.spell(itertools.islice(sampled, given.tokens), after=context.tokens[-1])
 
     def evaluate(
         self,
@@ -409,7 +391,7 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
 
 
 def make_model(
-    recipe: PathLike, *, vocab_size: int | None = None, changes: Mapping[str, object] | None = None
+    recipe: PathLike, *, vocab_size: int | None = None, changes: Mapping[str, object] = MappingProxyType({})
 ) -> LanguageModel:
     """Make the model of a recipe with fresh weights.
 
@@ -421,7 +403,7 @@ def make_model(
     Raises:
         RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
     """
-    overrides = [f"{key}={_toml(value)}" for key, value in (changes or {}).items()]
+    overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size
     if size is None:
@@ -430,11 +412,9 @@ def make_model(
 
 
 def _lengths(lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
-    if lengths is None or lengths == "auto":
+    if lengths is None or isinstance(lengths, str):
         return lengths
-    if isinstance(lengths, int):
-        return (lengths,)
-    return tuple(lengths)
+    return (lengths,) if isinstance(lengths, int) else tuple(lengths)
 
 
 def _row(row: sweep.EvalRow) -> EvalRow:
@@ -451,7 +431,3 @@ def _row(row: sweep.EvalRow) -> EvalRow:
         ms_per_token=row.ms_per_token,
         slowdown=row.slowdown,
     )
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

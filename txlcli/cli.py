@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from txlcli import __version__, console
 from txlcli.commands import (
@@ -46,13 +46,6 @@ SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
 
 
-class TxlCommand(TyperCommand):
-    """A command with plain help, which has room for descriptions at 80 columns."""
-
-    def __init__(self, name: str | None, **settings: Any) -> None:
-        super().__init__(name, **settings | {"rich_markup_mode": None})
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 
 
@@ -73,15 +66,17 @@ def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+CHECK_PERMISSIONS = "check the permissions of the file and of its folders"
 NEXT_STEPS = {
     errno.ENAMETOOLONG: "give a shorter path",
-    errno.EACCES: "check the permissions of the file and of its folders",
-    errno.EPERM: "check the permissions of the file and of its folders",
+    errno.EACCES: CHECK_PERMISSIONS,
+    errno.EPERM: CHECK_PERMISSIONS,
     errno.EROFS: "give a folder that can be written to",
     errno.EMFILE: 'allow more open files, as with "ulimit -n 1024"',
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the disk again",
     errno.EDQUOT: "free some space",
+    errno.ENOSPC: "free some space, or write elsewhere",
 }
 """Next step for each error of the system that concerns a file, whichever function meets it first."""
 
@@ -92,21 +87,27 @@ class TxlGroup(TyperGroup):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Any:
-        """Run a command line; always raises SystemExit with an exit code of txl."""
-        if launcher.world_size() == 1:
-            return self._main(args, prog_name, extra)
+        """Run a command line; always raises SystemExit with an exit code of txl, but for a bug."""
+        console.set_quiet(False)
         try:
-            self._main(args, prog_name, extra)
-        except SystemExit as ended:
-            code = ended.code
-        except BaseException:
-            traceback.print_exc()
-            code = TxlError.exit_code
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        # Exit without cleanup: destroying PyTorch's process groups can deadlock.
-        os._exit(code if isinstance(code, int) else 0)
+            with signals.raising():  # so that unfinished files are removed
+                code = super().main(args=args, prog_name=prog_name or "txl", **extra | {"standalone_mode": False})
+            if code == CTRL_C:  # Typer turns KeyboardInterrupt into this result
+                raise KeyboardInterrupt
+        except BaseException as error:
+            code = _report(error)
+            if code is None and launcher.world_size() == 1:
+                raise
+            if code is None:
+                traceback.print_exc()
+                code = TxlError.exit_code
+        code = code if isinstance(code, int) else 0
+        if launcher.world_size() > 1:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
+            os._exit(code)  # without cleanup: destroying PyTorch's process groups can deadlock
+        sys.exit(code)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands in sections."""
@@ -116,46 +117,30 @@ class TxlGroup(TyperGroup):
                 rows = [(name.ljust(width), self.commands[name].get_short_help_str(formatter.width)) for name in names]
                 formatter.write_dl(rows)
 
-    def _main(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> Any:
-        args = list(sys.argv[1:] if args is None else args)
-        extra["standalone_mode"] = False
-        console.set_quiet(False)
-        extra["obj"] = args
-        try:
-            with signals.raising():  # so that unfinished files are removed
-                result = super().main(args=args, prog_name=prog_name or "txl", **extra)
-            if result == CTRL_C:  # Typer turns KeyboardInterrupt into this result
-                raise KeyboardInterrupt
-        except TxlError as error:
-            _complain_once(error)
-            sys.exit(error.exit_code)
-        except (KeyboardInterrupt, typer.Abort):
-            console.complain("interrupted")
-            sys.exit(CTRL_C)
-        except signals.Terminated as ended:
-            if launcher.is_main():  # which ends the others itself
-                console.complain(signals.WORDS[signals.number_of(ended)])
-            raise
-        except typer.TyperException as error:
-            console.complain(_explain(error))
-            sys.exit(error.exit_code)
-        except OSError as error:
-            if error.errno in NEXT_STEPS and error.filename is not None:
-                console.complain(
-                    f"{shortened(os.fsdecode(error.filename))}: {error.strerror}; {NEXT_STEPS[error.errno]}"
-                )
-                sys.exit(TxlError.exit_code)
-            if error.errno != errno.ENOSPC:
-                raise
-            console.give_up(sys.stdout)  # --help is written by the option parser
-            console.complain(f"cannot write ({error.strerror}); free some space, or redirect the output elsewhere")
-            sys.exit(TxlError.exit_code)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            console.complain(f"out of memory{requested_size(error)}; {LESS}")
-            sys.exit(TxlError.exit_code)
-        sys.exit(result if isinstance(result, int) else 0)
+
+def _report(error: BaseException) -> int | None:
+    """Report an error on one line and return the exit code; None for a bug."""
+    if isinstance(error, TxlError):
+        _complain_once(error)
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        console.complain("interrupted")
+        return CTRL_C
+    if isinstance(error, signals.Terminated):
+        if launcher.is_main():  # which ends the others itself
+            console.complain(signals.WORDS[signals.number_of(error)])
+        return signals.number_of(error) + 128
+    if isinstance(error, typer.TyperException):
+        console.complain(_explain(error))
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno in NEXT_STEPS:
+        where = "cannot read or write" if error.filename is None else shortened(os.fsdecode(error.filename))
+        console.complain(f"{where}: {error.strerror}; {NEXT_STEPS[error.errno]}")
+        return TxlError.exit_code
+    if is_out_of_memory(error):
+        console.complain(f"out of memory{requested_size(error)}; {LESS}")
+        return TxlError.exit_code
+    return None
 
 
 def _complain_once(error: TxlError) -> None:
@@ -178,34 +163,21 @@ def _explain(error: typer.TyperException) -> str:
         message += did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
     if context is None:
         return message
+    commands = context.command.commands if isinstance(context.command, TyperGroup) else {}
     if option := re.match(r"No such option: (-\S*)", message):
-        options = [
-            name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)
-        ]
-        meant = meant_option(option[1], options, recipe.setting_names())
+        if any(option[1] in _options_of(command) for command in commands.values()):
+            return f'{option[1]} comes after the command: "{context.command_path} COMMAND {option[1]}"'
+        meant = meant_option(option[1], _options_of(context.command), recipe.setting_names())
         message = f"unknown option {option[1]}" + (f"; did you mean {meant}?" if meant else "")
-        if example := _option_of_a_command(option[1], context):
-            return f'{option[1]} comes after the command: "{example} {option[1]}"'
-    elif command := re.match(r"No such command '(.*)'$", message):
-        known = context.command.list_commands(context) if isinstance(context.command, TyperGroup) else []
-        message = f'unknown command "{command[1]}"' + did_you_mean(command[1], known)
-        if "show" in known and not message.endswith("?"):
-            message += f'; did you mean "{context.command_path} show {command[1]}"?'
+    elif name := re.match(r"No such command '(.*)'$", message):
+        message = f'unknown command "{name[1]}"' + did_you_mean(name[1], commands)
+        if "show" in commands and not message.endswith("?"):
+            message += f'; did you mean "{context.command_path} show {name[1]}"?'
     return f'{message}; see "{context.command_path} --help"'.replace("?; see", "? See")
 
 
-def _option_of_a_command(option: str, context: typer.Context) -> str | None:
-    """Return the command of a group to which an option belongs: the one on the command line, or the first."""
-    if not isinstance(context.command, TyperGroup):
-        return None
-    having = [
-        name
-        for name, command in context.command.commands.items()
-        if any(option in (*parameter.opts, *parameter.secondary_opts) for parameter in command.params)
-    ]
-    words = context.find_root().obj or []
-    name = next((word for word in words if word in having), next(iter(having), None))
-    return f"{context.command_path} {name}" if name else None
+def _options_of(command: Any) -> list[str]:
+    return [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)]
 
 
 app = typer.Typer(
@@ -240,9 +212,8 @@ def _root(
         raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without {name}")
 
 
-MAIN, ANALYSIS, FILES = "Main commands", "Analysis and the paper", "Recipes, weights and files"
 COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
-    MAIN: {
+    "Main commands": {
         "quickstart": quickstart.quickstart,
         "prepare": prepare.prepare,
         "train": train.train,
@@ -252,12 +223,12 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "runs": runs_.app,
         "info": info.info,
     },
-    ANALYSIS: {
+    "Analysis and the paper": {
         "recl": recl.recl,
         "attention": attention.attention,
         "reproduce": reproduce.reproduce,
     },
-    FILES: {
+    "Recipes, weights and files": {
         "recipes": recipes.app,
         "import": import_run.import_run,
         "export": export.export,
@@ -269,7 +240,7 @@ for commands in COMMANDS.values():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             for inner in command.registered_commands:
-                inner.cls, inner.callback = TxlCommand, _with_quiet(cast(Callable[..., None], inner.callback))
+                inner.callback = _with_quiet(cast(Callable[..., None], inner.callback))
             app.add_typer(command, name=name)
         else:
-            app.command(name, cls=TxlCommand)(_with_quiet(command))
+            app.command(name)(_with_quiet(command))

@@ -4,14 +4,14 @@ Names, notes and texts come from files of others. Characters that control a term
 Lines are written without Rich, so that --help and errors do not wait for it, and an error needs no memory for it.
 """
 
-import io
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-MAX_WIDTH = 10_000  # columns; more than any table needs
+MAX_WIDTH, MAX_HEIGHT = 10_000, 100
+"""Columns and lines of the console for tables, so that none is truncated or wrapped."""
 MAX_NOTES = 2
 """Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
@@ -50,12 +51,12 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def _plain(file: TextIO) -> "Console":
+def _plain(file: TextIO, width: int | None = None, height: int | None = None) -> "Console":
     """Return a console that does not interpret markup, since file names and tokens may contain brackets and colons."""
     from rich.console import Console
 
     # Created for each use, because test runners replace sys.stdout after this module is imported.
-    return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False, width=width, height=height)
 
 
 _quiet = False
@@ -98,12 +99,6 @@ def _has_colors(file: TextIO) -> bool:
     return file.isatty() and not refused
 
 
-def replace_missing_symbols() -> None:
-    """Write "?" to stdout for symbols that its encoding lacks, instead of failing after the computation."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
 def give_up(file: TextIO) -> None:
     """Redirect a standard stream to the null device, so that the exit of the process does not flush to it again."""
     with suppress(OSError), open(os.devnull, "wb") as null:
@@ -126,21 +121,16 @@ def _to_stdout() -> Iterator[None]:
 
 def show_line(text: str) -> None:
     """Write one line to stdout, and flush it."""
-    _write(on_one_line(text) + "\n")
+    show_text(on_one_line(text) + "\n")
 
 
 def show_text(text: str) -> None:
-    """Write a text of txl's own, of several lines, to stdout, and flush it."""
+    """Write a text of several lines to stdout, and flush it."""
     _write(printable(text))
 
 
 def show_generated(text: str, *, raw: bool = False) -> None:
-    """Write a text as a model or a corpus has it to stdout, and flush it.
-
-    Args:
-        text: the text, or a part of it.
-        raw: write it unchanged to a terminal, too; elsewhere it is never changed.
-    """
+    """Write a text of a model or a corpus to stdout; only a terminal gets it with escapes, unless it is `raw`."""
     _write(text if raw or not sys.stdout.isatty() else printable(text))
 
 
@@ -180,34 +170,26 @@ def show_table(
         rows: texts of the cells; a list has several lines.
         notes: lines below the table, the most important first; without `verbose` only the first MAX_NOTES.
     """
-    title, notes = on_one_line(title), [on_one_line(note) for note in notes]
-    shown = notes if verbose else notes[:MAX_NOTES]
     from rich.table import Table
 
-    table = Table(
-        title=title,
-        caption="\n".join(shown) or None,
-        title_justify="left",
-        caption_justify="left",
-        show_header=any(columns),
-        show_lines=ruled,
-    )
+    table = Table(show_header=any(columns), show_lines=ruled)
     for number, column in enumerate(columns):
         table.add_column(on_one_line(column), justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(_cell, row))
-    out = _plain(sys.stdout)
-    # As wide as its widest row, also on a narrower terminal, which wraps lines: so no column is truncated.
-    out.size = (MAX_WIDTH, out.height)
-    out.width = max(out.measure(table).maximum, len(title), *map(len, shown))
+    if title:
+        show_line(title)
     with _to_stdout():
-        out.print(table, crop=False)
+        _plain(sys.stdout, MAX_WIDTH, MAX_HEIGHT).print(table, crop=False)
+    shown = notes if verbose else notes[:MAX_NOTES]
+    for note in shown:
+        show_line(note)
     if len(shown) < len(notes):
         say("more notes with --verbose")
 
 
 def _cell(cell: str | list[str]) -> str:
-    return on_one_line(cell) if isinstance(cell, str) else "\n".join(map(on_one_line, cell))
+    return "\n".join(map(on_one_line, [cell] if isinstance(cell, str) else cell))
 
 
 class Step:
@@ -226,16 +208,14 @@ class Step:
 
     def reach(self, done: float, detail: str = "") -> None:
         """Report that `done` units are done in all."""
-        self._done = done
+        self._done, now = done, time.monotonic()
+        elapsed = max(now - self._started, 1e-9)
+        detail = on_one_line(detail) or f"{_amount((done - self.start) / elapsed, self.unit)}/s"
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, detail=on_one_line(detail) or self._rate())
-        elif time.monotonic() - self._last >= PLAIN_INTERVAL_S:
-            self._last = time.monotonic()
-            say(f"{self.description}: {self._share()}, {detail or self._rate()}{self._times()}")
-
-    def _rate(self) -> str:
-        elapsed = max(time.monotonic() - self._started, 1e-9)
-        return f"{_amount((self._done - self.start) / elapsed, self.unit)}/s"
+            self._bar.update(self._task, completed=done, detail=detail)
+        elif now - self._last >= PLAIN_INTERVAL_S:
+            self._last = now
+            say(f"{self.description}: {self._share()}, {detail}{self._times(elapsed)}")
 
     def _share(self) -> str:
         """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
@@ -244,9 +224,9 @@ class Step:
         share = f"{self._done / self.total:.0%}"
         return f"step {self._done:,.0f} of {self.total:,.0f}, {share}" if self.unit == "steps" else share
 
-    def _times(self) -> str:
+    def _times(self, elapsed: float) -> str:
         """Return the time since the start and, if the total is known, the time left at this rate."""
-        elapsed, done = time.monotonic() - self._started, self._done - self.start
+        done = self._done - self.start
         if not self.total or done <= 0:
             return ""
         left = elapsed * (self.total - self._done) / done
@@ -261,44 +241,28 @@ def _amount(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}"
 
 
-@contextmanager
-def progress(
-    description: str, total: float | None = None, unit: str = "", *, start: float = 0.0, shown: bool = True
-) -> Iterator[Step]:
-    """Show a live bar on stderr while the block runs, or plain lines at intervals if stderr is not a terminal."""
-    if _quiet or not (shown and sys.stderr.isatty()):
-        yield Step(description, total, unit, start, None)
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeRemainingColumn(),
-        console=_plain(sys.stderr),
-        transient=True,
-    ) as bar:
-        yield Step(description, total, unit, start, bar)
-
-
+@dataclass(frozen=True, kw_only=True)
 class TerminalReporter:
-    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`).
+    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`)."""
 
-    Args:
-        bars: show live progress bars; without them progress is a plain line every few seconds.
-    """
-
-    def __init__(self, *, bars: bool = True) -> None:
-        self._bars = bars
+    bars: bool = True
+    """Show live progress bars on a terminal; elsewhere and without them progress is a plain line at intervals."""
 
     def say(self, message: str) -> None:
         """Write one line to stderr."""
         say(message)
 
+    @contextmanager
     def progress(
         self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
-    ) -> AbstractContextManager[Step]:
+    ) -> Iterator[Step]:
         """Show the progress of one long step while the block runs."""
-        return progress(description, total, unit, start=start, shown=self._bars)
+        if _quiet or not (self.bars and sys.stderr.isatty()):
+            yield Step(description, total, unit, start, None)
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        text, detail = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[detail]}"))
+        columns = (text, BarColumn(bar_width=24), TaskProgressColumn(), detail, TimeRemainingColumn())
+        with Progress(*columns, console=_plain(sys.stderr), transient=True) as bar:
+            yield Step(description, total, unit, start, bar)

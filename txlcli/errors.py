@@ -34,6 +34,10 @@ class TxlError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code or self.exit_code
+
 
 class UsageError(TxlError):
     """The request itself is wrong; nothing was started."""
@@ -100,25 +104,13 @@ class TrainingError(TxlError):
 class DisagreementError(TxlError):
     """The processes of a command differ, or one has failed; all of them raise this, and rank 0 reports it."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 class ReportedError(TxlError):
     """This process has failed, and another one reports why: rank 0, or the launcher of a lost process."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 class Interrupted(TxlError):  # noqa: N818 - an interrupt is not an error
     """A signal stopped a command; the message states what was saved."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 def shortened(text: str, most: int = LONGEST_NAME) -> str:

@@ -20,10 +20,10 @@ def tables() -> dict[str, dict[str, str]]:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean "X"?` with the known name that was probably meant, or an empty string."""
     meant = meant_name(name, known)
+    if meant is None:
+        return ""
     phrase = tables()["phrases"].get(_plain(name), "")
-    if meant is not None and phrase.startswith(meant):
-        return f"; did you mean {phrase}?"
-    return f'; did you mean "{meant}"?' if meant else ""
+    return f"; did you mean {phrase}?" if phrase.startswith(meant) else f'; did you mean "{meant}"?'
 
 
 def meant_name(name: str, known: Iterable[str]) -> str | None:
@@ -41,13 +41,12 @@ def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
         known: all settings, as section.key.
     """
     names = list(known)
+    for meant in _synonyms(key, "settings"):
+        if meant in names:
+            return meant.removeprefix(f"{section}.")
     of_section = [name.partition(".")[2] for name in names if name.startswith(f"{section}.")]
-    elsewhere = [name for name in names if name.partition(".")[2] == key]
-    meant = next((target for target in _synonyms(key, "settings") if target in names), None)
-    if meant is None:
-        near = _similar(key, of_section)
-        return near or (elsewhere[0] if elsewhere else None)
-    return meant.removeprefix(f"{section}.")
+    elsewhere = (name for name in names if name.endswith(f".{key}"))
+    return _similar(key, of_section) or next(elsewhere, None)
 
 
 def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -> str | None:

@@ -5,7 +5,6 @@ such a key.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
