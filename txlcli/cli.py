@@ -123,24 +123,24 @@ def _report(error: BaseException) -> int | None:
     if isinstance(error, TxlError):
         _complain_once(error)
         return error.exit_code
+    code = TxlError.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        console.complain("interrupted")
-        return CTRL_C
-    if isinstance(error, signals.Terminated):
-        if launcher.is_main():  # which ends the others itself
-            console.complain(signals.WORDS[signals.number_of(error)])
-        return signals.number_of(error) + 128
-    if isinstance(error, typer.TyperException):
-        console.complain(_explain(error))
-        return error.exit_code
-    if isinstance(error, OSError) and error.errno in NEXT_STEPS:
+        message, code = "interrupted", CTRL_C
+    elif isinstance(error, signals.Terminated):
+        number = signals.number_of(error)
+        message, code = signals.WORDS[number], 128 + number
+    elif isinstance(error, typer.TyperException):
+        message, code = _explain(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in NEXT_STEPS:
         where = "cannot read or write" if error.filename is None else shortened(os.fsdecode(error.filename))
-        console.complain(f"{where}: {error.strerror}; {NEXT_STEPS[error.errno]}")
-        return TxlError.exit_code
-    if is_out_of_memory(error):
-        console.complain(f"out of memory{requested_size(error)}; {LESS}")
-        return TxlError.exit_code
-    return None
+        message = f"{where}: {error.strerror}; {NEXT_STEPS[error.errno]}"
+    elif is_out_of_memory(error):
+        message = f"out of memory{requested_size(error)}; {LESS}"
+    else:
+        return None
+    if launcher.is_main() or not isinstance(error, signals.Terminated):  # rank 0 ends the others itself
+        console.complain(message)
+    return code
 
 
 def _complain_once(error: TxlError) -> None:
