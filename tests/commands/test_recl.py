@@ -314,7 +314,7 @@ def test_malformed_shares_are_rejected():
             "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf",
         ),
         (["byte", "--losses", "nowhere/a.h5"], 2, "nowhere/a.h5: there is no folder nowhere; make it first"),
-        (["byte", "runs/byte"], 2, "runs/byte is named twice; name each run once"),
+        (["byte", "runs/byte"], 2, "byte, runs/byte: a run is named twice; name each run once"),
         (
             ["byte", "word"],
             2,

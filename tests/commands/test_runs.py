@@ -147,7 +147,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(here):
     number = len(path.read_text().splitlines())
     assert sorted(result.stderr.splitlines()) == [
         f"runs/char/metrics.jsonl: line {number} is damaged; delete that line to read the others",
-        "runs/word/run.json: damaged (KeyError: 'format'); restore it from a copy",
+        "runs/word/run.json: damaged (missing 'format'); restore it from a copy",
     ]
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)["runs"]}
     assert states == {"byte": "finished", "char": "damaged", "sentencepiece": "finished", "word": "damaged"}
@@ -346,7 +346,7 @@ def test_a_run_without_durations_or_reports_is_not_plotted(two):
     [
         (["byte"], f"compare needs two or more runs, not 1; add others (known: {', '.join(RUNS)})"),
         ([], f"compare needs two or more runs, not 0; add others (known: {', '.join(RUNS)})"),
-        (["byte", "runs/byte"], "runs/byte is named twice; name each run once"),
+        (["byte", "runs/byte"], "byte, runs/byte: a run is named twice; name each run once"),
         (["byte", "chr"], f'unknown run "chr"; did you mean "char"? (known: {", ".join(RUNS)})'),
         (
             ["byte", "word", "--plot", "c.png"],

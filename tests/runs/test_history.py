@@ -247,11 +247,3 @@ def test_results_are_appended_after_older_ones_and_after_a_truncated_line(run):
     assert lines[3] == '{"trunc'
     assert log_file.from_line(lines[4]) == evaluated(0.5)
     assert [line["loss_nats"] for line in history.read(run).evals] == [2.0, 1.5, 1.0, 0.5]
-
-
-def test_a_checkpoint_of_another_vocabulary_is_an_error(run):
-    save(run, step=3, vocab_fingerprint="another")
-    assert refusal(run) == (
-        "runs/mine/last.safetensors: damaged checkpoint (the weights belong to another vocabulary); restore it from a "
-        "copy or train again"
-    )

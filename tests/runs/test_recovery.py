@@ -63,32 +63,23 @@ def test_a_replacement_with_progress_is_completed(runs_dir, state):
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
 
-def test_a_start_without_run_json_is_removed(runs_dir):
-    make(runs_dir / "a", "vocab.json", ".run.json.new")
-    (runs_dir / ".locks/a").touch()
-    assert recovered(runs_dir) == [f"removed {runs_dir}/a, which an interrupted start left without run.json"]
-    assert not (runs_dir / "a").exists()
-
-
-@pytest.mark.parametrize("files", [["notes.txt"], ["vocab.json", "notes.txt"]])
-def test_a_directory_with_other_files_is_left_alone(runs_dir, files):
-    make(runs_dir / "a", *files)
-    (runs_dir / ".locks/a").touch()
+def test_the_draft_of_an_interrupted_start_is_removed(runs_dir):
+    make(runs_dir / ".a.new", "vocab.json", ".run.json.new")
     assert recovered(runs_dir) == []
-    assert (runs_dir / "a" / files[-1]).exists()
+    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks"]
 
 
-def test_a_directory_that_txl_never_locked_is_left_alone(runs_dir):
-    make(runs_dir / "a")
+def test_a_directory_with_other_files_is_left_alone(runs_dir):
+    make(runs_dir / "a", "vocab.json", "notes.txt")
     assert recovered(runs_dir) == []
-    assert (runs_dir / "a").exists()
+    assert (runs_dir / "a/notes.txt").exists()
 
 
 def test_a_run_that_a_process_writes_is_left_alone(runs_dir):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     make(runs_dir / "a", "vocab.json")
-    make(runs_dir / "b", "vocab.json")
+    make(runs_dir / ".b.new", "vocab.json")
     with locks.exclusive(runs_dir / ".locks/a", "busy"), locks.exclusive(runs_dir / ".locks/b", "busy"):
         assert recovered(runs_dir) == []
     assert (runs_dir / ".a.replaced").exists()
-    assert (runs_dir / "b").exists()
+    assert (runs_dir / ".b.new").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cards import read_card, read_log
 from txlcli.config import recipe
-from txlcli.errors import RunError, UnknownNameError
+from txlcli.errors import TxlError, UnknownNameError
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 
@@ -42,7 +42,7 @@ def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
 
 
 def refusal(function, *arguments, **options):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(TxlError) as caught:
         function(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -165,29 +165,16 @@ def test_run_json_of_another_format_is_rejected(runs_dir):
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (lambda card: card.pop("settings"), "KeyError: 'settings'"),
-        (lambda card: card.pop("format"), "KeyError: 'format'"),
-        (lambda card: card.pop("metric"), "KeyError: 'metric'"),
-    ],
-)
-def test_run_json_without_a_key_or_with_a_value_of_another_type_is_rejected(runs_dir, change, error):
-    message = card_of(create(runs_dir), change)
-    assert message == f"runs/enwik8/run.json: damaged ({error}); restore it from a copy"
-
-
-@pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda card: card["settings"]["model"].pop("d_head"), '[model] needs the key "d_head"'),
-        (lambda card: card["settings"].update(model=3), "[model] must be a section of keys"),
+        *((lambda card, key=key: card.pop(key), f"missing '{key}'") for key in ("settings", "format", "metric")),
+        (lambda card: card["settings"]["model"].pop("d_head"), 'settings: [model] needs the key "d_head"'),
+        (lambda card: card["settings"].update(model=3), "settings: [model] must be a section of keys"),
     ],
 )
-def test_damaged_settings_are_reported_as_damage_of_the_run(runs_dir, change, what):
+def test_a_damaged_run_json_is_rejected(runs_dir, change, what):
     message = card_of(create(runs_dir), change)
-    assert message.startswith(f"runs/enwik8/run.json: {what}")
-    assert message.endswith("; the run's settings are damaged, restore run.json from a copy")
+    assert message == f"runs/enwik8/run.json: damaged ({what}); restore it from a copy"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"format": 1, "recipe": "x", "settings": []}'])
@@ -257,7 +244,7 @@ def test_a_run_is_restored_if_its_replacement_has_no_directory_any_more(runs_dir
     assert (old.directory / "last.safetensors").read_text() == "weights"
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3], ids=["set aside", "vocabulary", "card"])
+@pytest.mark.parametrize("failing", [1, 2, 3, 4], ids=["vocabulary", "card", "set aside", "name"])
 def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch, failing):
     old = create(runs_dir, "mine")
     (old.directory / "last.safetensors").write_text("weights")
@@ -271,7 +258,7 @@ def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch
 
     monkeypatch.setattr(os, "replace", refusing)
     message = refusal(create, runs_dir, "mine", force=True, metric="ppl")
-    assert message.startswith("runs/mine")
+    assert message.startswith("runs/")
     assert message.endswith(": cannot be written (Permission denied); check the folder and the free space")
     assert run_directory.open_run(old.directory) == old
     assert (old.directory / "last.safetensors").read_text() == "weights"

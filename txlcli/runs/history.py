@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from txlcli.config.settings import Settings
@@ -115,34 +116,24 @@ class History:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second of training, without validations; None if no report has it."""
-        tokens = seconds = 0.0
-        for report, steps in self._steps_of_reports():
-            if report.get("tokens_per_s"):
-                tokens += steps * self.tokens_per_step
-                seconds += steps * self.tokens_per_step / report["tokens_per_s"]
-        return tokens / seconds if seconds else None
+        timed = [(tokens, seconds) for tokens, seconds in self._durations() if tokens and seconds]
+        return sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed) if timed else None
 
-    def _steps_of_reports(self) -> list[tuple[Report, int]]:
-        """Return the reports of training, each with the number of steps that it averages."""
-        reports = self.reports_of("train")
-        before = [0, *(report["step"] for report in reports)]
-        return [(report, report["step"] - first) for report, first in zip(reports, before, strict=False)]
+    def _durations(self) -> Iterator[tuple[int, float | None]]:
+        """Yield the tokens that each report averages, none for a validation, and its seconds, if they are known."""
+        before = 0
+        for report in self.reports:
+            if report["kind"] == "valid":
+                yield 0, report.get("seconds")
+                continue
+            tokens = (report["step"] - before) * self.tokens_per_step
+            yield tokens, tokens / report["tokens_per_s"] if report.get("tokens_per_s") else None
+            before = report["step"]
 
     def hours(self) -> list[float] | None:
         """Return the hours of training and validation up to each report; None if a report has no duration."""
-        steps = {id(report): count for report, count in self._steps_of_reports()}
-        passed, result = 0.0, []
-        for report in self.reports:
-            if report["kind"] == "train":
-                if not report.get("tokens_per_s"):
-                    return None
-                passed += steps[id(report)] * self.tokens_per_step / report["tokens_per_s"]
-            elif report.get("seconds") is None:
-                return None
-            else:
-                passed += report["seconds"]
-            result.append(passed / 3600)
-        return result
+        known = [seconds for _, seconds in self._durations() if seconds is not None]
+        return [passed / 3600 for passed in accumulate(known)] if len(known) == len(self.reports) else None
 
 
 SETTINGS = ("mem_len", "seg_len", "same_length", "attn_len", "max_distance", "precision", "stride", "batch_size")
@@ -177,10 +168,7 @@ def read(run: Run) -> History:
 def check_finished(run: Run) -> None:
     """Reject a run whose training is not finished."""
     history = read(run)
-    if history.saved and history.state in (
-        "unfinished",
-        "interrupted",
-    ):  # a run without weights is rejected when opened
+    if history.saved and history.state in ("unfinished", "interrupted"):  # without weights, opening it is an error
         raise RunError(
             f"{run.directory} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
             f'"txl train --resume {run.name}", or use it as it is with `unfinished`'
@@ -212,13 +200,8 @@ def _metadata(run: Run, name: str) -> Report:
     path = run.directory / name
     if not path.exists():
         return {}
-    try:
-        state = read_state(path)
-        if state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
-            raise ValueError("the weights belong to another vocabulary")
-        return state
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
+    with log_file.reading(path):
+        return read_state(path)
 
 
 def record(run: Run, results: Iterable[Report]) -> None:

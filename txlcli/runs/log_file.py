@@ -4,13 +4,14 @@ Lines can be appended while others read the file, and a killed process leaves at
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from txlcli.errors import RunError
+from txlcli.errors import RecipeError, RunError
 from txlcli.system.checkpoint_header import digest
-from txlcli.system.input_files import MIB, check_regular
+from txlcli.system.input_files import MIB, check_regular, read_text
 from txlcli.system.plain_json import parse_json
 
 Report = dict[str, Any]
@@ -39,19 +40,12 @@ def _checksum_of(report: Report) -> str:
 
 
 def append(path: Path, reports: Iterable[Report]) -> None:
-    """Append reports to a file, which need not exist."""
-    text = "".join(map(to_line, reports))
-    with path.open("ab") as file:  # in a single write, so that processes that write together do not mix their lines
-        file.write(text.encode() if _ends_a_line(path) else b"\n" + text.encode())
-
-
-def _ends_a_line(path: Path) -> bool:
-    """Return True if a file is empty or ends with a line end: a killed process may have left a truncated line."""
-    with path.open("rb") as file:
-        if not file.seek(0, 2):
-            return True
-        file.seek(-1, 2)
-        return file.read() == b"\n"
+    """Append reports to a file, which need not exist; a killed process may have left a truncated line at its end."""
+    text = "".join(map(to_line, reports)).encode()
+    with path.open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        ends_a_line = file.read() in (b"", b"\n")
+        file.write(text if ends_a_line else b"\n" + text)  # at once, so that processes do not mix their lines
 
 
 def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
@@ -59,16 +53,12 @@ def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
 
     With `skip_truncated`, lines that a process could not finish and that other processes wrote after are ignored, too.
     """
-    try:
-        text = _read_bytes(path).decode()
-    except FileNotFoundError:
+    if not check_regular(path).exists():
         return ()
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path}: damaged (not UTF-8 text); restore it from a copy, or delete it") from error
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error}); restore it from a copy, or delete it") from error
+    with reading(path):
+        lines = read_text(path, MAX_BYTES).split("\n")[:-1]
     reports = []
-    for number, line in enumerate(text.split("\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
             reports.append(from_line(line))
         except ValueError as error:
@@ -78,30 +68,11 @@ def read(path: Path, *, skip_truncated: bool = False) -> tuple[Report, ...]:
     return tuple(reports)
 
 
-def _read_bytes(path: Path) -> bytes:
-    with check_regular(path).open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise RunError(
-            f"{path}: larger than {MAX_BYTES // MIB} MiB; restore it from a copy, or delete its oldest lines"
-        )
-    return data
-
-
-def lines_before(path: Path, *, step: int, validated: int) -> list[str] | None:
-    """Return the lines with reports of training up to `step` and of validations up to `validated`, unchanged.
-
-    A truncated last line does not belong to them. None without a file.
-    """
-    if not check_regular(path).exists():
-        return None
-    lines = _read_bytes(path).decode(errors="replace").splitlines()
-    return [line for line in lines if _is_before(line, step=step, validated=min(step, validated))]
-
-
-def _is_before(line: str, *, step: int, validated: int) -> bool:
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a RunError if the block cannot read a file of a run, or finds that it is damaged."""
     try:
-        report = parse_json(line)
-        return float(report["step"]) <= (validated if report.get("kind") == "valid" else step)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+        yield
+    except (RecipeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"missing {error}" if isinstance(error, KeyError) else error
+        raise RunError(f"{path}: damaged ({reason}); restore it from a copy") from error

@@ -22,10 +22,10 @@ from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import RecipeError, RunError, UnknownNameError, UsageError
+from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
-from txlcli.system.atomic_files import replacing
+from txlcli.system.atomic_files import errors_of_writing, replacing
 from txlcli.system.checkpoint_header import digest, read_state
 from txlcli.system.input_files import MAX_VOCABULARY, MIB, read_text
 from txlcli.system.plain_json import parse_json
@@ -81,30 +81,22 @@ class Run:
 
     def vocab_text(self) -> str:
         """Return the vocabulary as JSON text."""
-        try:
-            return read_text(self.directory / VOCAB, MAX_VOCABULARY)
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.directory / VOCAB}: cannot be read ({error}); restore it from a copy") from error
+        path = self.directory / VOCAB
+        with log_file.reading(path):
+            return read_text(path, MAX_VOCABULARY)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl."""
         path = self.directory / METRICS
-        try:
+        with errors_of_writing(path):
             log_file.append(path, [line])
-        except OSError as error:
-            raise _not_written(path, error) from error
 
     def drop_metrics_after(self, step: int, *, validated: int) -> None:
         """Remove reports of steps that a resumed run repeats, and of validations after the step `validated`."""
-        path = self.directory / METRICS
-        try:
-            kept = log_file.lines_before(path, step=step, validated=validated)
-        except OSError as error:
-            raise RunError(
-                f"{path}: cannot be read ({error.strerror}); restore it from a copy, or delete it"
-            ) from error
-        if kept is not None:
-            _write_text(path, "".join(line + "\n" for line in kept))
+        path, last = self.directory / METRICS, {"train": step, "valid": min(step, validated)}
+        kept = [report for report in log_file.read(path) if report["step"] <= last[report["kind"]]]
+        if path.exists():
+            _write_text(path, "".join(map(log_file.to_line, kept)))
 
 
 def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
@@ -130,39 +122,51 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
 
     Call `delete_replaced` or `restore_replaced` afterwards. `vocab_text` is the vocabulary as JSON.
     """
-    directory = run.directory
+    directory, draft = run.directory, draft_of(run.directory)
     try:
+        with errors_of_writing(directory):
+            settle(directory)
+            check_free(directory, force=force)
+            remove(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            _write_text(draft / VOCAB, vocab_text)
+            _write_text(draft / CARD, _card_of(run))
+            if directory.exists():
+                os.replace(directory, aside(directory))
+            os.replace(draft, directory)
+    except BaseException:
+        remove(draft, ignore_errors=True)
         _put_back(directory)
-        check_free(directory, force=force)
-        _set_aside(directory)
-    except OSError as error:  # the earlier run is still in its directory, so nothing must be restored
-        raise _not_written(directory, error) from error
-    try:
-        directory.mkdir(parents=True)
-        _write_text(directory / VOCAB, vocab_text)
-        update(run)
-    except BaseException as error:
-        restore_replaced(run)
-        if isinstance(error, OSError):
-            raise _not_written(directory, error) from error
         raise
+
+
+def settle(directory: Path) -> str | None:
+    """Complete or roll back the replacement of a run that a killed command left; return a line about it."""
+    replaced = aside(directory)
+    if not replaced.exists():
+        return None
+    if has_weights(directory) and _has_progress(directory):
+        remove(replaced, ignore_errors=True)
+        return f"deleted the earlier run {directory}, whose replacement was interrupted after its first checkpoint"
+    if directory.exists():
+        remove(directory)
+    _put_back(directory)
+    return f"restored the run {directory}, whose replacement was interrupted before its first checkpoint"
+
+
+def _has_progress(directory: Path) -> bool:
+    """Return True if the checkpoint of a run is of a step, or imported; a damaged one counts."""
+    try:
+        state = read_state(directory / LAST if (directory / LAST).exists() else directory / BEST)
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
+    return state.get("step") != 0 or "imported_from" in state
 
 
 def _put_back(directory: Path) -> None:
     """Rename a run that was set aside to its own name, if its replacement has no directory any more."""
     if not directory.exists() and aside(directory).exists():
         os.replace(aside(directory), directory)
-
-
-def _set_aside(directory: Path) -> None:
-    """Rename the run in this directory, if there is one, to make room for a new run."""
-    if not directory.exists():
-        return
-    if aside(directory).exists() and not has_weights(directory):
-        remove(directory)  # left by a killed replacement; the run that was set aside is the one to keep
-    else:
-        remove(aside(directory), ignore_errors=True)
-        os.replace(directory, aside(directory))
 
 
 @contextlib.contextmanager
@@ -181,11 +185,9 @@ def locked(directory: Path) -> Iterator[None]:
 def _lock_of(directory: Path) -> Path:
     """Return the lock file of a run, in a directory that exists."""
     lock_directory = directory.parent / LOCKS
-    try:
+    # Writing to a run that exists reports its own error.
+    with contextlib.suppress(OSError) if directory.is_dir() else errors_of_writing(directory):
         lock_directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if not directory.is_dir():  # writing to a run that exists reports its own error
-            raise _not_written(directory, error) from error
     return lock_directory / directory.name
 
 
@@ -219,22 +221,18 @@ def aside(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.replaced")
 
 
-def directory_of_aside(replaced: Path) -> Path:
-    """Return the directory that a run was in before it was set aside."""
-    return replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
-
-
-def checkpoint_state(directory: Path) -> dict[str, Any] | None:
-    """Return the state in the last checkpoint of a run, or in the best one; None if it is damaged or missing."""
-    path = directory / LAST if (directory / LAST).exists() else directory / BEST
-    try:
-        return read_state(path)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+def draft_of(directory: Path) -> Path:
+    """Return where the directory of a new run is created."""
+    return directory.with_name(f".{directory.name}.new")
 
 
 def update(run: Run) -> None:
     """Write run.json, after the settings changed."""
+    _write_text(run.directory / CARD, _card_of(run))
+
+
+def _card_of(run: Run) -> str:
+    """Return run.json."""
     card = {
         "format": FORMAT,
         "recipe": run.recipe_name,
@@ -245,7 +243,7 @@ def update(run: Run) -> None:
         "metric": run.metric,
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
-    _write_text(run.directory / CARD, json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n")
+    return json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
 
 
 def _digest_of(card: dict[str, Any]) -> str:
@@ -254,15 +252,8 @@ def _digest_of(card: dict[str, Any]) -> str:
 
 
 def _write_text(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as draft:
-            draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _not_written(path, error) from error
-
-
-def _not_written(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space")
+    with errors_of_writing(path), replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
@@ -270,8 +261,8 @@ def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) 
 
     With the directory of the token stores, `data_dir`, the error says if the name belongs to a store.
     """
-    is_run = run_name is None or (runs_dir / run_name).is_dir() or (Path(run_name) / CARD).is_file()
-    if not is_run and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
+    is_known = run_name is None or is_run(run_name, runs_dir)
+    if not is_known and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
         # Checked first, since a directory of texts often has the name of its store.
         raise UsageError(
             f'no run "{run_name}", only a token store of this name; train a model on it with "txl train {run_name}"'
@@ -296,10 +287,8 @@ def find_directory(run_name: str | None, runs_dir: Path) -> Path:
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
     """Find several runs by their directories or names."""
     runs = [find(run_name, runs_dir) for run_name in run_names]
-    directories = [run.directory.resolve() for run in runs]
-    for run, directory in zip(runs, directories, strict=True):
-        if directories.count(directory) > 1:
-            raise UsageError(f"{run.directory} is named twice; name each run once")
+    if len({run.directory.resolve() for run in runs}) < len(runs):
+        raise UsageError(f"{', '.join(run_names)}: a run is named twice; name each run once")
     return runs
 
 
@@ -344,12 +333,8 @@ def _all_directories(runs_dir: Path) -> Iterator[Path]:
 
 
 def last_written(directory: Path) -> float:
-    """Return the time when a run was last saved, in seconds since the epoch; 0 if it has been removed meanwhile."""
-    times = []
-    for name in (CARD, LAST):
-        with contextlib.suppress(OSError):
-            times.append((directory / name).stat().st_mtime)
-    return max(times, default=0.0)
+    """Return the time when a run was last saved, in seconds since the epoch."""
+    return max((path.stat().st_mtime for path in (directory / CARD, directory / LAST) if path.exists()), default=0.0)
 
 
 def open_run(directory: Path) -> Run:
@@ -357,19 +342,16 @@ def open_run(directory: Path) -> Run:
     path = directory / CARD
     if not path.is_file():
         raise RunError(f"{directory} is not a run: it has no {CARD}; name a folder that txl train wrote")
-    try:
+    with log_file.reading(path):
         card = parse_json(read_text(path, MAX_CARD))
         if card["format"] != FORMAT:
             raise RunError(f"{path}: written by a newer txl (format {card['format']}); update txl to read it")
         if card.get(DIGEST) not in (None, _digest_of(card)):
-            raise RunError(
-                f"{path}: damaged (wrong checksum); restore it from a copy, or delete its line '{DIGEST}' if you "
-                "changed the file yourself"
-            )
+            raise ValueError(f"wrong checksum; delete its line '{DIGEST}' if you changed the file yourself")
         return Run(
             directory=directory,
             recipe_name=card["recipe"],
-            settings=recipe.resolve(card["settings"], where=str(path)),
+            settings=recipe.resolve(card["settings"], where="settings"),
             vocab_fingerprint=card["vocab_fingerprint"],
             vocab_size=card["vocab_size"],
             parameters=card["parameters"],
@@ -377,7 +359,3 @@ def open_run(directory: Path) -> Run:
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             has_checksum=DIGEST in card,
         )
-    except RecipeError as error:
-        raise RunError(f"{error}; the run's settings are damaged, restore {path.name} from a copy") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error

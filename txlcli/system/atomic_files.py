@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from txlcli.corpora.special_files import special_kind
@@ -16,7 +16,7 @@ def replacing(path: Path, draft: Path | None = None) -> Iterator[Path]:
     The new file has the default permissions, even if the block changes those of the temporary file, which is next to
     `path`, or `draft` on the same file system.
     """
-    draft = draft or _draft_of(path)
+    draft = draft or path.with_name(f".{path.name}.new")
     try:
         draft.unlink(missing_ok=True)
         draft.touch()
@@ -40,10 +40,6 @@ def errors_of_writing(path: Path) -> Iterator[None]:
         raise TxlError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space") from error
 
 
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
-
-
 def sync_file(path: Path) -> None:
     """Flush a file to disk, so that it is not empty after a power failure once it has been renamed."""
     with path.open("rb+") as file:
@@ -64,5 +60,3 @@ def check_output(path: Path, asked: str) -> None:
         raise UsageError(f"{asked}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{asked}: the folder {path.parent} cannot be written; name another")
-    with suppress(FileNotFoundError):
-        _draft_of(path).lstat()  # raises another OSError if the name is too long

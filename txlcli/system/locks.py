@@ -20,14 +20,9 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
     """
     held = FileLock(lock)
     try:
-        if lock.parent.is_dir():  # FileLock would create the directory
-            held.acquire(blocking=False)
+        _acquire(held)
     except Timeout:
-        with contextlib.suppress(OSError):  # filelock also times out where the system creates no file, as in /proc
-            lock.touch()
-            raise BusyError(busy) from None
-    except (OSError, NotImplementedError):
-        pass
+        raise BusyError(busy) from None
     try:
         yield
     finally:
@@ -38,13 +33,23 @@ def exclusive(lock: Path, busy: str) -> Iterator[None]:
 def if_free(lock: Path) -> Iterator[bool]:
     """Hold a lock file while the block runs, and yield True, if no other process holds it for certain."""
     held = FileLock(lock)
-    with contextlib.suppress(Timeout, OSError, NotImplementedError):
-        if lock.parent.is_dir():
-            held.acquire(blocking=False)
+    with contextlib.suppress(Timeout):
+        _acquire(held)
     try:
         yield held.is_locked
     finally:
         held.release()
+
+
+def _acquire(lock: FileLock) -> None:
+    """Acquire a lock, unless its directory is missing or the system has no locks; raise Timeout if it is held."""
+    try:
+        if Path(lock.lock_file).parent.is_dir():  # FileLock would create the directory
+            lock.acquire(blocking=False)
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError):
+        pass
 
 
 @contextmanager
@@ -55,31 +60,25 @@ def temporary_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """
     remove_abandoned(parent, prefix)
     directory = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
-    lock = FileLock(_lock_of(directory))
-    with contextlib.suppress(
-        OSError, NotImplementedError
-    ):  # without locks, abandoned directories are not removed either
-        lock.acquire(blocking=False)  # before the directory exists, so that another process never finds it unlocked
-    try:
-        directory.mkdir()
-        yield directory
-    finally:
-        _remove(directory, lock)
+    # The lock exists before the directory does, so that another process never finds it unlocked.
+    with if_free(_lock_of(directory)):
+        try:
+            directory.mkdir()
+            yield directory
+        finally:
+            _remove(directory)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the temporary directories of killed processes from `parent`: their locks are free."""
-    names = {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}
-    for directory in (parent / name for name in names):
-        lock = FileLock(_lock_of(directory))
-        with contextlib.suppress(Timeout, OSError, NotImplementedError):
-            lock.acquire(blocking=False)
-            _remove(directory, lock)
+    for name in {path.name.removesuffix(".lock") for path in parent.glob(f"{prefix}*")}:
+        with if_free(_lock_of(parent / name)) as free:
+            if free:
+                _remove(parent / name)
 
 
-def _remove(directory: Path, lock: FileLock) -> None:
+def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    lock.release()
     with contextlib.suppress(OSError):  # another process has the lock file open
         _lock_of(directory).unlink()
 

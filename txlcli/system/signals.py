@@ -5,7 +5,7 @@ Imports little, so that txl handles them within a millisecond.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
@@ -13,6 +13,7 @@ from typing import NoReturn
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
 """Text of the last line, by signal."""
 ENDING = tuple(WORDS)
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 IMPORT = "importlib._bootstrap"
 
 
@@ -37,13 +38,20 @@ def raising() -> Iterator[None]:
         raised.append(number)
         raise _exception_of(number)
 
-    before = {number: signal.signal(number, handle) for number in handled()}
+    with _handling(handle, handled()):
+        try:
+            yield
+        except Exception:
+            if raised:
+                raise _exception_of(raised[0]) from None
+            raise
+
+
+@contextmanager
+def _handling(action: Handler, numbers: list[int]) -> Iterator[None]:
+    before = {number: signal.signal(number, action) for number in numbers}
     try:
         yield
-    except Exception:
-        if raised:
-            raise _exception_of(raised[0]) from None
-        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -66,18 +74,12 @@ def _is_main() -> bool:
         return True
 
 
-@contextmanager
-def handling(action: signal.Handlers) -> Iterator[None]:
+def handling(action: Handler) -> AbstractContextManager[None]:
     """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
 
     While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
     """
-    before = {number: signal.signal(number, action) for number in handled(signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handling(action, handled(signal.SIGINT, signal.SIGTERM))
 
 
 def silent() -> AbstractContextManager[None]:

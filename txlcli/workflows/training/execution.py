@@ -187,9 +187,5 @@ def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
         caught.append(number)
         reporter.say("stopping after this step; saving")
 
-    before = {number: signal.signal(number, catch) for number in signals.handled(signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals.handling(catch):
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
