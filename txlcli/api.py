@@ -33,7 +33,7 @@ from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import sweep, texts
 from txlcli.workflows.generate import encode_prompt, sampling_settings
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, TrainOptions, UserText
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import CallbackReporter, OnProgress
 from txlcli.workflows.training import start
@@ -241,7 +241,7 @@ class LoadedRun:
         *,
         mem_len: Lengths = None,
         attn_len: Lengths = None,
-        split: str = "test",
+        split: Split = "test",
         positions: int | None = None,
         batch_size: int | None = None,
         seg_len: int | None = None,

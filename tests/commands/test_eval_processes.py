@@ -94,7 +94,7 @@ def test_torchrun_evaluates_in_its_processes(here):
 
 def test_what_cannot_be_divided_is_rejected_before_any_process_is_started(here):
     assert refusal("eval", "byte", "--dynamic", "--processes", 2) == (
-        "--dynamic runs in one process, and 2 were requested; leave out --dynamic, or use one process"
+        "several processes evaluate the model alone; leave out --dynamic"
     )
 
 

@@ -224,7 +224,7 @@ def test_a_run_can_be_timed_in_another_precision(here):
 
 USAGE = [
     (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave it out"),
-    (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: '800;1800' is not a whole number"),
+    (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: write whole numbers like 160,640"),
     (["byte", "--plot", "speed.txt"], "--plot speed.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (

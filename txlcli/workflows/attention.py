@@ -157,7 +157,7 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     if (options.auto or 0) > layers * heads:
         raise UsageError(f"`auto` {options.auto}: {run.directory} has {layers * heads} heads; give at most that")
     _eval_settings(run, options)
-    return options.figure or (FIGURES if has_terms else FIGURES[:-1])
+    return tuple(sorted(options.figure)) or (FIGURES if has_terms else FIGURES[:-1])
 
 
 def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings, Precision
-from txlcli.corpora.corpus import SPLITS
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
+Split = Literal["train", "valid", "test"]
 Axis = Literal["steps", "tokens", "hours"]
 """Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
@@ -35,6 +35,8 @@ class OptionTraits:
     help: str
     minimum: float | None = None
     """Least value, of each number if the field has several."""
+    above: float | None = None
+    """Bound that is itself too small."""
     maximum: float | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
@@ -60,84 +62,86 @@ class Options:
                 if isinstance(value, list):
                     value = tuple(value)
                     object.__setattr__(self, field.name, value)
-                if value == () and traits.minimum is not None:
+                if value == () != field.default:
                     raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
                 for number in value if isinstance(value, tuple) else (value,):
                     _check_range(field.name, number, traits)
+
+    def changed(self) -> dict[str, Any]:
+        """Return the values of the options that differ from their defaults, by field."""
+        fields = [field for field in dataclasses.fields(self) if "option" in field.metadata]
+        return {field.name: value for field in fields if (value := getattr(self, field.name)) != field.default}
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
         return [f"`{name}`" for name in names if name in self.changed()]
 
-    def changed(self) -> dict[str, Any]:
-        """Return the values of the options that differ from their defaults, by field."""
-        fields = [field for field in dataclasses.fields(self) if "option" in field.metadata]
-        values = {field.name: getattr(self, field.name) for field in fields}
-        return {field.name: values[field.name] for field in fields if values[field.name] != field.default}
+    def exclude(self, *names: str, because: str) -> None:
+        """Reject the named fields, which do not belong to the other options."""
+        if given := self.given(*names):
+            raise UsageError(f"{because}; leave out {given[0]}")
 
 
 def _check_range(name: str, number: object, traits: OptionTraits) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    if not isinstance(number, int | float):
         return
     if traits.minimum is not None and not number >= traits.minimum:
         raise UsageError(f"`{name}` {number}: must be at least {traits.minimum:g}")
+    if traits.above is not None and not number > traits.above:
+        raise UsageError(f"`{name}` {number}: must be above {traits.above:g}")
     maximum = MAX_COUNT if traits.maximum is None and isinstance(number, int) else traits.maximum
     if maximum is not None and not number <= maximum:
         raise UsageError(f"`{name}` {number}: must be at most {maximum:.10g}")
 
 
-def parse_lengths(text: str, asked: str) -> tuple[int, ...]:
-    """Parse lengths without duplicates, in the given order: `0,160,640` -> (0, 160, 640)."""
-    lengths = []
-    for part in text.split(","):
-        try:
-            lengths.append(int(part))
-        except ValueError:
-            raise UsageError(f"{asked}: {part!r} is not a whole number; write lengths like 160,640") from None
-        if lengths[-1] > MAX_COUNT:
-            raise UsageError(f"{asked}: a length cannot be above {MAX_COUNT}")
-    return tuple(dict.fromkeys(lengths))
+def parse_list(
+    text: str,
+    asked: str,
+    *,
+    item: Callable[[str], Any] = int,
+    example: str = "whole numbers like 160,640",
+    words: Mapping[str, Any] | None = None,
+    unique: bool = True,
+) -> Any:
+    """Parse items between commas, in the given order without duplicates: `0,160,640` -> (0, 160, 640).
+
+    A text in `words` has the value there instead.
+    """
+    if words and text in words:
+        return words[text]
+    try:
+        items = [item(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{asked}: write {example}") from None
+    return tuple(dict.fromkeys(items) if unique else items)
 
 
 def parse_figure(text: str, asked: str) -> Path:
     """Return the path of a figure that can be written."""
     path = Path(text)
     if path.suffix.lower() not in FIGURE_FORMATS:
-        *others, last = FIGURE_FORMATS
-        raise UsageError(f"{asked}: unknown figure format; use the extension {', '.join(others)} or {last}")
+        raise UsageError(f"{asked}: unknown figure format; use the extension .png, .svg or .pdf")
     check_output(path, asked)
     return path
 
 
-def parse_split(text: str, asked: str) -> tuple[float, ...]:
-    """Parse shares in percent: `90,5,5` -> (90.0, 5.0, 5.0)."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{asked}: not three shares of train, valid and test; try 90,5,5") from None
-
-
-PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-SIZES = {
-    "B": 1.0,
-    **{f"{prefix}B": factor for prefix, factor in PREFIXES.items()},
-    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGT", start=1)},
+PREFIXES = {
+    "": 1.0,
+    **{prefix: 1000.0**power for power, prefix in enumerate("kMGTP", start=1)},
+    **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", start=1)},
 }
-RATES = {f"{unit}/s": factor for unit, factor in SIZES.items()}
-RATES |= {f"{prefix}bit/s": factor / 8 for prefix, factor in PREFIXES.items()}
-FLOP_RATES = {
-    f"{prefix}{unit}": factor for prefix, factor in {"": 1.0, **PREFIXES}.items() for unit in ("FLOP/s", "FLOPS")
-}
-QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?(\D*)")
+SIZES = {"B": 1.0}
+RATES = {"B/s": 1.0, "bit/s": 1 / 8}
+FLOP_RATES = {"FLOP/s": 1.0, "FLOPS": 1.0}
+QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?([KMGT]i|[kMGTP]|)(\D+)")
 
 
 def parse_quantity(text: str, asked: str, *, units: Mapping[str, float], example: str) -> float:
     """Parse a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
     match = QUANTITY.fullmatch(text.strip())
-    amount = float(match[1]) * units.get(match[2], 0.0) if match else 0.0
+    amount = float(match[1]) * PREFIXES[match[2]] * units.get(match[3], 0.0) if match else 0.0
     if not 0.0 < amount < math.inf:
-        known = ", ".join(units)
-        raise UsageError(f"{asked}: write a number above 0 and a unit, such as {example}; units: {known}")
+        raise UsageError(f"{asked}: write a number above 0 and a unit, such as {example}")
     return amount
 
 
@@ -147,24 +151,17 @@ def check_plain_name(name: str | None) -> None:
         raise UsageError(f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
 
 
-def attention_option() -> Any:
-    """Return the option that selects the attention backend of a run."""
-    return option(None, "Attention backend; all compute the same function.")
-
-
-def force_option() -> Any:
-    """Return the option that allows overwriting."""
-    return option(False, "Overwrite existing results.")
-
-
-def overrides_option() -> Any:
-    """Return the option that changes settings of a recipe."""
-    return option((), "Override a setting of the recipe; repeatable.", flags=("--set",), metavar="SECTION.KEY=VALUE")
-
-
-def plot_option() -> Any:
-    """Return the option that plots the result; the command line does it."""
-    return option(None, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure)
+attention_option = partial(option, None, "Attention backend; all compute the same function.")
+force_option = partial(option, False, "Overwrite existing results.")
+memory_option = partial(option, None, "Memory length M [default: the recipe's].", minimum=0)
+overrides_option = partial(
+    option, (), "Override a setting of the recipe; repeatable.", flags=("--set",), metavar="SECTION.KEY=VALUE"
+)
+plot_option = partial(
+    option, None, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure
+)
+seed_option = partial(option, 1111, "Random seed.", minimum=0, maximum=MAX_SEED)
+unfinished_option = partial(option, False, "Also accept a run whose training is not finished.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +174,7 @@ class SpeedOptions(Options):
         "the model allows].",
         metavar="N,N,...",
         minimum=2,
-        parse=parse_lengths,
+        parse=parse_list,
     )
     repeat: int = option(3, "Repetitions; the table shows the median.", minimum=1)
     overrides: tuple[str, ...] = overrides_option()
@@ -217,10 +214,10 @@ class AdaptationSearch:
     """Fewest tokens for dynamic evaluation."""
     dynamic_steps: int = 50
     """Fewest steps of dynamic evaluation; with fewer, the decay has no effect."""
-    learning_rates: tuple[float, ...] | None = None
-    """Candidates; None selects those of `core.measures.adaptation`."""
-    larger_learning_rates: tuple[float, ...] | None = None
-    """Candidates tried one by one for as long as each improves on the last; None as above."""
+    learning_rates: tuple[float, ...] = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
+    """Candidates that are all tried."""
+    larger_learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2, 1e-1)
+    """Candidates tried one by one for as long as each improves on the last."""
 
 
 def read_user_text(file: str, asked: str) -> UserText:
@@ -233,27 +230,15 @@ def read_user_text(file: str, asked: str) -> UserText:
     return UserText("stdin" if is_stdin else file, data, label=asked)
 
 
-def parse_lengths_or_auto(text: str, asked: str) -> Lengths:
-    """Parse lengths, or "auto" for a search."""
-    if text == AUTO:
-        return AUTO
-    if AUTO in text.split(","):
-        raise UsageError(f'{asked}: give "{AUTO}" alone, which searches for one length, or lengths like 160,640')
-    return parse_lengths(text, asked)
-
-
-def parse_protocols(text: str, asked: str) -> tuple[str, ...]:
-    """Return the names of protocols; the options reject unknown ones."""
-    return PROTOCOLS if text == "all" else tuple(text.split(","))
+parse_lengths_or_auto = partial(parse_list, words={AUTO: AUTO}, example="whole numbers like 160,640, or auto")
 
 
 def parse_distance(text: str, asked: str) -> int | Literal["none"]:
     """Parse a limit of distances, or "none"."""
-    if text.lower() in ("none", "off"):
-        return "none"
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
-        raise UsageError(f'{asked}: give a whole number from 1 to {MAX_COUNT}, or "none"')
-    return int(text)
+    try:
+        return "none" if text.lower() in ("none", "off") else int(text)
+    except ValueError:
+        raise UsageError(f'{asked}: give a whole number, or "none"') from None
 
 
 def parse_losses_path(text: str, asked: str) -> Path:
@@ -268,7 +253,7 @@ def parse_losses_path(text: str, asked: str) -> Path:
 class EvalOptions(Options):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
-    split: str | None = option(None, "train, valid or test [default: test].")
+    split: Split | None = option(None, "Split to score [default: test].")
     mem_len: Lengths = option(
         None,
         "Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
@@ -292,11 +277,11 @@ class EvalOptions(Options):
         (),
         f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
         metavar="NAME,...|all",
-        parse=parse_protocols,
+        parse=partial(parse_list, item=str, words={"all": PROTOCOLS}),
     )
     seg_len: int | None = option(None, "Segment length L; changes speed, and without memory the context.", minimum=1)
     max_distance: int | Literal["none"] | None = option(
-        None, "Distances beyond it share one encoding.", metavar="N|none", parse=parse_distance
+        None, "Distances beyond it share one encoding.", metavar="N|none", minimum=1, parse=parse_distance
     )
     same_length: bool | None = option(
         None, "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
@@ -321,64 +306,51 @@ class EvalOptions(Options):
     """Search for the parameters of `cache` and `dynamic`."""
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that no two options exclude each other."""
         super().__post_init__()
-        if self.text is not None and self.split is not None:
-            raise UsageError("`text` is scored instead of a split; leave out `text` or `split`")
-        if self.split is not None:
-            check_split(self.split, SPLITS)
-        if self.losses is not None and (unfit := self.given("cache", "dynamic", "protocols")):
-            raise UsageError(f"`losses` writes the losses of the model alone, by one protocol; leave out {unfit[0]}")
-        self._check_windows()
-        if self.adapts and (self.attn_len is not None or self.searched or len(self.mem_lens) > 1):
-            raise UsageError("`cache` and `dynamic` take one `mem_len` and no `attn_len`")
-        if self.adapts and self.plot is not None:
-            raise UsageError("`cache` and `dynamic` take one length, and `plot` needs several; leave out `plot`")
+        if self.text is not None:
+            self.exclude("split", because="`text` is scored instead of a split")
+        if self.losses is not None:
+            self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
+        if self.adapts:
+            self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
+        if self.adapts and (self.searched or len(self.mem_lens) > 1):
+            raise UsageError("`cache` and `dynamic` take one `mem_len`, which is not searched for")
+        shortest = min(self.windows, default=MAX_COUNT)
+        if (self.stride or 0) > shortest:
+            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
         if self.protocols:
             self._check_protocols()
             in_order = tuple(name for name in PROTOCOLS if name in self.protocols)
             object.__setattr__(self, "protocols", in_order)
-
-    def _check_windows(self) -> None:
-        of_memory, shortest = self.given(*OF_MEMORY), min(self.windows, default=MAX_COUNT)
-        if self.stride is not None and self.attn_len is None and not self.protocols:
-            raise UsageError("`stride` is the number of tokens predicted per window; add `attn_len`, or leave it out")
-        if self.stride is not None and self.stride > shortest:
-            raise UsageError(f"`stride` {self.stride} exceeds the window length {shortest}; give at most that")
-        if self.attn_len is not None and not self.protocols and of_memory:
-            raise UsageError(
-                f"`attn_len` evaluates windows without memory; {of_memory[0]} has no effect there, leave it out"
-            )
+        elif self.attn_len is None:
+            self.exclude("stride", because="`stride` is the number of tokens predicted per window of `attn_len`")
+        else:
+            self.exclude(*OF_MEMORY, because="`attn_len` evaluates windows without memory")
 
     def _check_protocols(self) -> None:
         """Reject options that have no effect, or no meaning, in a comparison of protocols."""
         for name in self.protocols:
             if name not in PROTOCOLS:
                 raise UnknownNameError("protocol", name, PROTOCOLS)
-        if unfit := [f"`{self.searched}` {AUTO}"] if self.searched else self.given("cache", "dynamic", "plot"):
-            raise UsageError(
-                f"`protocols` compares evaluations of the model alone at given lengths; leave out {unfit[0]}"
-            )
-        if self.stride is not None and "strided" not in self.protocols:
-            raise UsageError("`stride` is the step of strided windows; add strided to `protocols`, or leave it out")
+        searched = (self.searched,) if self.searched else ()
+        self.exclude(*searched, "cache", "dynamic", "plot", because="`protocols` compares the model at given lengths")
         if 0 in self.mem_lens:
             raise UsageError("`mem_len` 0 is not a recurrence; `protocols` disjoint evaluates without memory")
-        if "recurrence" not in self.protocols and (of_memory := self.given(*OF_MEMORY)):
-            raise UsageError(
-                f"{of_memory[0]} is a setting of recurrence; add recurrence to `protocols`, or leave it out"
-            )
-        if self.protocols == ("recurrence",) and self.attn_len is not None:
-            raise UsageError("`attn_len` is the length of windows; add disjoint to `protocols`, or leave it out")
+        for protocol, *names in (("strided", "stride"), ("recurrence", *OF_MEMORY)):
+            if protocol not in self.protocols:
+                self.exclude(*names, because=f"{protocol} is not among the `protocols`")
+        if self.protocols == ("recurrence",):
+            self.exclude("attn_len", because="recurrence has no windows")
 
     @property
     def mem_lens(self) -> tuple[int, ...]:
         """Memory lengths given; empty for that of the recipe or a search."""
-        return () if self.mem_len is None or self.mem_len == AUTO else self.mem_len
+        return self.mem_len if isinstance(self.mem_len, tuple) else ()
 
     @property
     def windows(self) -> tuple[int, ...]:
         """Window lengths given; empty for an evaluation with memory or a search."""
-        return () if self.attn_len is None or self.attn_len == AUTO else self.attn_len
+        return self.attn_len if isinstance(self.attn_len, tuple) else ()
 
     @property
     def searched(self) -> Literal["mem_len", "attn_len"] | None:
@@ -401,23 +373,10 @@ class EvalOptions(Options):
 
     def check_processes(self, processes: int) -> None:
         """Reject an evaluation that several processes cannot divide."""
-        if processes == 1:
-            return
-        if self.adapts:
-            name = "`dynamic`" if self.dynamic else "`cache`"
-            raise UsageError(
-                f"{name} runs in one process, and {processes} were requested; leave out {name}, or use one process"
-            )
-        if self.text is not None and self.text.name == "stdin":
-            raise UsageError(
-                f"{self.text.label}: several processes cannot share stdin; give a file, or use one process"
-            )
-
-    def with_length(self, length: int) -> "EvalOptions":
-        """Replace "auto" by the length that a search has selected."""
-        if self.mem_len == AUTO:
-            return dataclasses.replace(self, mem_len=(length,))
-        return dataclasses.replace(self, attn_len=(length,))
+        if processes > 1:
+            self.exclude("cache", "dynamic", because="several processes evaluate the model alone")
+            if self.text is not None and self.text.name == "stdin":
+                raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
 
     def apply_to(self, settings: EvalSettings) -> EvalSettings:
         """Return a recipe's evaluation settings with these options applied."""
@@ -434,27 +393,6 @@ class EvalOptions(Options):
         )
 
 
-def seed_option() -> Any:
-    """Return the option that seeds random numbers."""
-    return option(1111, "Random seed.", minimum=0, maximum=MAX_SEED)
-
-
-def memory_option() -> Any:
-    """Return the option that changes the memory length of an evaluation."""
-    return option(None, "Memory length M [default: the recipe's].", minimum=0)
-
-
-def unfinished_option() -> Any:
-    """Return the option that accepts runs whose training is not finished."""
-    return option(False, "Also accept a run whose training is not finished.")
-
-
-def check_split(split: str, splits: tuple[str, ...]) -> None:
-    """Reject a split that a job does not read."""
-    if split not in splits:
-        raise UnknownNameError("split", split, splits)
-
-
 DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 
 
@@ -467,14 +405,16 @@ class GenerateOptions(Options):
         None, "Last token of the context in the test split [default: random, by --seed].", minimum=0
     )
     context: int | None = option(None, f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].", minimum=1)
-    tokens: int = option(500, "Tokens to generate.", minimum=1, maximum=MAX_COUNT)
+    tokens: int = option(500, "Tokens to generate.", minimum=1)
     samples: int = option(1, "Number of texts to generate.", minimum=1)
     top_k: int | None = option(
         None,
         f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p].",
         minimum=0,
     )
-    top_p: float | None = option(None, "Sample from the likeliest tokens that reach this probability.")
+    top_p: float | None = option(
+        None, "Sample from the likeliest tokens that reach this probability.", above=0, maximum=1
+    )
     temperature: float | None = option(
         None,
         "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1].",
@@ -487,12 +427,10 @@ class GenerateOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt is not None and self.given("at", "context", "reference"):
-            raise UsageError("`prompt` is the whole context; leave out `at`, `context` and `reference`")
-        if self.greedy and self.given("top_k", "top_p", "temperature", "samples"):
-            raise UsageError("`greedy` does not sample: leave out `top_k`, `top_p`, `temperature` and `samples`")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"`top_p` {self.top_p}: must be greater than 0 and at most 1")
+        if self.prompt is not None:
+            self.exclude("at", "context", "reference", because="`prompt` is the whole context")
+        if self.greedy:
+            self.exclude("top_k", "top_p", "temperature", "samples", because="`greedy` does not sample")
 
 
 FIGURES = (5, 6, 7)
@@ -504,25 +442,10 @@ Head = tuple[int, int]
 """(layer, head), both from 1."""
 
 
-def parse_attention_figures(text: str, asked: str) -> tuple[int, ...]:
-    """Parse figures of Appendix D: `7,5` -> (5, 7), and `all` -> ()."""
-    if text == "all":
-        return ()
-    parts = text.split(",")
-    if not all(part in map(str, FIGURES) for part in parts):
-        raise UsageError(f'{asked}: write 5, 6 or 7, several like 5,6, or "all"')
-    return tuple(sorted(set(map(int, parts))))
-
-
-def parse_heads(text: str, asked: str) -> tuple[Head, ...]:
-    """Parse heads without duplicates, in the given order: `2.3,5.10` -> (2, 3), (5, 10)."""
-    heads = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)\.(\d+)", part)
-        if match is None:
-            raise UsageError(f"{asked}: {part!r} is not a head; write layer.head, both from 1, like 2.3,5.1")
-        heads.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(heads))
+def parse_head(text: str) -> Head:
+    """Parse one head: `2.10` -> (2, 10)."""
+    layer, head = text.split(".")
+    return int(layer), int(head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,11 +456,15 @@ class AttentionOptions(Options):
         (),
         "Figures of the paper [default: all that the encoding allows].",
         metavar="5,6,7|all",
-        parse=parse_attention_figures,
+        minimum=FIGURES[0],
+        maximum=FIGURES[-1],
+        parse=partial(parse_list, words={"all": ()}, example="figures like 5,6, or all"),
     )
-    """Figures to make; () for all that the encoding allows."""
     heads: tuple[Head, ...] | None = option(
-        None, "Heads of Figure 6, counted from 1.1.", metavar="LAYER.HEAD,...", parse=parse_heads
+        None,
+        "Heads of Figure 6, counted from 1.1.",
+        metavar="LAYER.HEAD,...",
+        parse=partial(parse_list, item=parse_head, example="layer.head, both from 1, like 2.3,5.1"),
     )
     auto: int | None = option(
         None,
@@ -549,7 +476,7 @@ class AttentionOptions(Options):
     positions: int | None = option(
         None, f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].", metavar="N", minimum=1
     )
-    split: str = option("valid", "train, valid or test.")
+    split: Split = option("valid", "Split to measure on.")
     mem_len: int | None = memory_option()
     seg_len: int | None = option(None, "Segment length L [default: the recipe's].", minimum=1)
     unfinished: bool = unfinished_option()
@@ -557,12 +484,10 @@ class AttentionOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_split(self.split, SPLITS)
-        if self.heads is not None and self.auto is not None:
-            raise UsageError("`heads` and `auto` both select heads; leave out one of them")
-        if self.figure and 6 not in self.figure and (given := self.given("heads", "auto", "at")):
-            figures = ",".join(map(str, self.figure))
-            raise UsageError(f"{given[0]} applies to Figure 6 only; leave it out, or add 6 to `figure` {figures}")
+        if self.heads is not None:
+            self.exclude("auto", because="`heads` and `auto` both select heads")
+        if self.figure and 6 not in self.figure:
+            self.exclude("heads", "auto", "at", because="only Figure 6 shows selected heads")
         if max(len(self.heads or ()), self.auto or 0) > MAX_HEADS:
             raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads` or `auto`")
 
@@ -571,19 +496,11 @@ DEFAULT_RECL_STEPS = 9  # ten lengths, 100 to 1,000; Table 8 goes to 900
 DEFAULT_RECL_POSITIONS = 2_000
 
 
-def parse_shares(text: str, asked: str) -> tuple[float, ...]:
-    """Parse shares without duplicates, in the given order: `0.1,0.5` -> (0.1, 0.5)."""
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise UsageError(f"{asked}: write numbers like 0.1,0.5,1.0") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReclOptions(Options):
     """Options of `txl recl`."""
 
-    split: str = option("test", "valid or test.")
+    split: Literal["valid", "test"] = option("test", "Split to score.")
     start: int = option(100, "Shortest context length, in tokens.", minimum=1)
     step: int = option(100, "Step to the next context length, in tokens.", minimum=1)
     longest: int | None = option(
@@ -593,9 +510,13 @@ class ReclOptions(Options):
         (0.1, 0.5, 1.0),
         "Compare on these shares of the hardest positions [default: 0.1,0.5,1.0].",
         metavar="R,R,...",
-        parse=parse_shares,
+        above=0,
+        maximum=1,
+        parse=partial(parse_list, item=float, example="numbers like 0.1,0.5,1.0"),
     )
-    threshold: float = option(0.01, "Smallest relative gain of perplexity that counts; 1 % in the paper.")
+    threshold: float = option(
+        0.01, "Smallest relative gain of perplexity that counts; 1 % in the paper.", above=0, maximum=1
+    )
     positions: int | None = option(
         None, f"Score N positions, sampled with --seed [default: {DEFAULT_RECL_POSITIONS:,} at most].", minimum=1
     )
@@ -613,20 +534,8 @@ class ReclOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_split(self.split, ("valid", "test"))
-        if not self.top_r or not all(0 < share <= 1 for share in self.top_r):
-            shares = ",".join(f"{share:g}" for share in self.top_r)
-            raise UsageError(f"`top_r` {shares}: r is a share of the positions; give numbers above 0, at most 1")
-        if not 0 < self.threshold < 1:
-            raise UsageError(
-                f"`threshold` {self.threshold:g}: a share of the perplexity, such as 0.01 for 1 %; "
-                "give a number between 0 and 1"
-            )
         if self.longest is not None and self.longest < self.start + self.step:
-            raise UsageError(
-                f"`longest` {self.longest} is less than one `step` {self.step} above `start` {self.start}; "
-                f"give at least {self.start + self.step}"
-            )
+            raise UsageError(f"`longest` {self.longest}: give at least `start` + `step`, {self.start + self.step}")
 
     @property
     def contexts(self) -> list[int]:
@@ -663,14 +572,13 @@ class PrepareOptions(Options):
         None,
         "Largest number of words, or size of the SentencePiece model [default: 8000].",
         minimum=2,
-        maximum=MAX_COUNT,
     )
     min_count: int | None = option(None, "Treat words or characters that are rarer in train as unknown.", minimum=1)
     sp_type: Literal["unigram", "bpe"] | None = option(None, "Type of the SentencePiece model [default: unigram].")
     split: tuple[float, ...] | None = option(
         None,
         "Shares of train, valid and test in percent [default: 90,5,5].",
-        parse=parse_split,
+        parse=partial(parse_list, item=float, example="three shares like 90,5,5", unique=False),
     )
     released_convention: bool = option(False, "Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option(None, "Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
@@ -684,16 +592,14 @@ class PrepareOptions(Options):
     force: bool = force_option()
 
     def __post_init__(self) -> None:
-        """Check the name, the shares, and that a given vocabulary is not described as well."""
         super().__post_init__()
         check_plain_name(self.name)
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and min(shares) >= 0 and abs(sum(shares) - 100) < 1e-6):
-            given = ",".join(f"{share:g}" for share in shares)
-            raise UsageError(f"`split` {given}: not three shares of train, valid and test that sum to 100; try 90,5,5")
-        described = self.given("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
-        if self.vocab is not None and described:
-            raise UsageError(f"{described[0]} has no effect with `vocab`, whose file includes it; leave it out")
+            raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
+        if self.vocab is not None:
+            described = ("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
+            self.exclude(*described, because="the file of `vocab` decides")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -708,7 +614,6 @@ class ImportOptions(Options):
     force: bool = force_option()
 
     def __post_init__(self) -> None:
-        """Check the name, and that the store is not a changed setting."""
         super().__post_init__()
         check_plain_name(self.name)
         if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
@@ -736,10 +641,9 @@ class CompareOptions(Options):
     x: Axis = option("steps", "Quantity on the x axis of --plot.")
 
     def __post_init__(self) -> None:
-        """Reject an axis without a plot."""
         super().__post_init__()
-        if self.plot is None and self.x != "steps":
-            raise UsageError(f"`x` {self.x} is the x axis of `plot`; add `plot` FILE, or leave it out")
+        if self.plot is None:
+            self.exclude("x", because="`x` is the axis of a `plot`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -766,13 +670,10 @@ class TrainOptions(Options):
     """Advice on resuming after a stop; None for `txl train --resume`."""
 
     def __post_init__(self) -> None:
-        """Check the ranges, the name, and that a resumed run is not described as a new one."""
         super().__post_init__()
         check_plain_name(self.name)
-        if self.resume is not None and self.given("name", "force"):
-            raise UsageError("`resume` continues a run; leave out `name` and `force`")
-        if self.resume is not None and self.seed is not None:
-            raise UsageError(f"`seed` {self.seed}: a resumed run keeps its train.seed; start a new run instead")
+        if self.resume is not None:
+            self.exclude("name", "force", because="`resume` continues a run")
 
     @property
     def changes(self) -> list[str]:
@@ -853,23 +754,18 @@ class ForecastOptions(HardwareOptions):
         False, "With --dry-run: compare the attention backends, too; takes seconds more.", flags=("--verbose", "-v")
     )
     devices: int | None = option(
-        None,
-        "With --dry-run: forecast a training run on N other GPUs.",
-        metavar="N",
-        minimum=1,
-        maximum=MAX_COUNT,
+        None, "With --dry-run: forecast a training run on N other GPUs.", metavar="N", minimum=1
     )
 
     def __post_init__(self) -> None:
-        """Reject options of a forecast without one, and a description of GPUs without their number."""
         super().__post_init__()
-        described = self.given("device_memory", "bandwidth", "device_flops")
-        if not self.dry_run and (unfit := [*self.given("devices", "verbose"), *described]):
-            raise UsageError(f"{unfit[0]} is an option of a forecast; add `dry_run`, or leave it out")
-        if described and self.devices is None:
-            raise UsageError(f"{described[0]} describes the GPUs of a forecast; add their number with `devices`")
-        if self.devices is not None and self.verbose:
-            raise UsageError("`verbose` compares the attention backends of this machine; leave it out with `devices`")
+        described = ("device_memory", "bandwidth", "device_flops")
+        if not self.dry_run:
+            self.exclude("devices", "verbose", *described, because="only `dry_run` makes a forecast")
+        if self.devices is None:
+            self.exclude(*described, because="this describes the GPUs of a forecast for `devices`")
+        else:
+            self.exclude("verbose", because="`verbose` compares the attention backends of this machine")
 
 
 PAPER_ITEMS = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")

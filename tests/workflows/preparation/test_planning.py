@@ -21,22 +21,19 @@ def refusal(word, **options):
     return str(refused.value)
 
 
-SHARES = "not three shares of train, valid and test that sum to 100; try 90,5,5"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": (90, 5)}, f"`split` 90,5: {SHARES}"),
-        ({"split": (90, 5, 6)}, f"`split` 90,5,6: {SHARES}"),
-        ({"split": (110, -5, -5)}, f"`split` 110,-5,-5: {SHARES}"),
-        ({"split": (float("nan"), 5, 5)}, f"`split` nan,5,5: {SHARES}"),
+        *(
+            ({"split": shares}, "`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
+            for shares in ((90, 5), (90, 5, 6), (110, -5, -5), (float("nan"), 5, 5))
+        ),
         ({"workers": 0}, "`workers` 0: must be at least 1"),
         ({"min_count": 0}, "`min_count` 0: must be at least 1"),
         ({"vocab_size": -5}, "`vocab_size` -5: must be at least 2"),
         ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
         *(
-            ({"vocab": Path("vocab.json"), name: value}, f"`{name}` has no effect with `vocab`, whose file includes it")
+            ({"vocab": Path("vocab.json"), name: value}, f"the file of `vocab` decides; leave out `{name}`")
             for name, value in {
                 "tokenizer": "word",
                 "vocab_size": 9,

@@ -28,10 +28,6 @@ FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""
 SHARES = tuple(float(share) for share in np.linspace(0.0, 0.6, 31))
 """Candidates of lambda, the cache's share of the mixture."""
-LEARNING_RATES = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
-"""Candidates of the step size; 0 leaves the model unchanged, in case every step makes it worse."""
-LARGER_LEARNING_RATES = (3e-3, 1e-2, 3e-2, 1e-1)
-"""Further candidates, tried one after the other as long as each is better than the one before."""
 DECAYS = (0.0, 1e-3, 1e-2)
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     DECAYS,
-    LARGER_LEARNING_RATES,
-    LEARNING_RATES,
     SHARES,
     DynamicSettings,
     gradient_rms,
@@ -130,11 +128,9 @@ def best_dynamic_settings(
     loss_on_valid: Callable[[DynamicSettings], float], search: AdaptationSearch, reporter: Reporter
 ) -> DynamicSettings:
     """Search for the learning rate with the lowest loss on the validation split, then for the decay."""
-    first = LEARNING_RATES if search.learning_rates is None else search.learning_rates
-    larger = LARGER_LEARNING_RATES if search.larger_learning_rates is None else search.larger_learning_rates
-    tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in first]
+    tried = [DynamicSettings(lr=lr, decay=FIRST_DECAY) for lr in search.learning_rates]
     best = min(tried, key=loss_on_valid)
-    for lr in larger:
+    for lr in search.larger_learning_rates:
         if best is not tried[-1]:
             break
         tried.append(dataclasses.replace(best, lr=lr))

@@ -120,7 +120,8 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     search = None
     if options.searched:
         search = search_length(scoring, options.searched, options, workspace)
-        options = options.with_length(search.found)
+        found: dict[str, Any] = {search.option: (search.found,)}
+        options = dataclasses.replace(options, **found)
     rows: list[EvalRow] = []
     ended_by = None
     try:

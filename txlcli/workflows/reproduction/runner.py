@@ -15,7 +15,7 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.options import EvalOptions, Options, PrepareOptions, ReproduceOptions, TrainOptions
+from txlcli.workflows.options import EvalOptions, Options, PrepareOptions, ReproduceOptions, Split, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction import evaluations
@@ -121,12 +121,12 @@ class Runner:
         """Return the result of `evaluate` for each seed of a model."""
         return [self.evaluate(self.run(part, seed), options) for seed in self.seeds]
 
-    def in_windows(self, part: str, split: str) -> EvalOptions:
+    def in_windows(self, part: str, split: Split) -> EvalOptions:
         """Return the evaluation of a model without memory, by windows of the segment length."""
         seg_len = self.settings(part).train.seg_len
         return EvalOptions(split=split, attn_len=(seg_len,), stride=min(self.scale.stride, seg_len))
 
-    def measure(self, part: str, split: str, metric: str) -> Measured:
+    def measure(self, part: str, split: Split, metric: str) -> Measured:
         """Return a model's result for each seed, with the settings of its recipe, or by windows if it has no memory."""
         settings, options = self.settings(part), EvalOptions(split=split)
         if settings.train.mem_len == 0 and not settings.model.recurrent_state:

@@ -33,7 +33,7 @@ def benchmark(runner: Runner, number: int) -> Section:
     metric, our_results = paper.metric, {}
     names = TABLES["parts"][f"table{number}"]
     for part, name in names.items():
-        valid, test = (runner.measure(part, split, metric) for split in ("valid", "test"))
+        valid, test = runner.measure(part, "valid", metric), runner.measure(part, "test", metric)
         our_results[name] = OurResult(part, runner.run(part).parameters, valid, test)
     settings = {part: runner.settings(part) for part in names}
     (store,) = {model.corpus.store for model in settings.values()}
