@@ -235,17 +235,15 @@ def test_all_positions_are_scored_if_there_are_few(here):
     assert json_of("recl", "byte", *GRID, "--positions", eligible)["positions"] == eligible
     message = refusal("recl", "byte", *GRID, "--positions", eligible + 1)
     assert message == (
-        f"--positions {eligible + 1}: novel test has {eligible} tokens after 15 tokens of context; give at most that"
+        f"novel test has {eligible} tokens after 15 tokens of context, which are too few; give a smaller --longest, or "
+        "fewer --positions"
     )
 
 
 def test_a_context_longer_than_the_split_is_rejected(here):
     tokens = len(positions_of(10_000)) + 14
     message = refusal("recl", "byte", "--start", tokens - 3, "--step", 4)
-    assert message == (
-        f"novel test has {tokens} tokens to predict, none of them after {tokens + 33} tokens of context; "
-        f"give at most --longest {tokens}, and a --start and --step that fit"
-    )
+    assert message.startswith(f"novel test has 0 tokens after {tokens + 33} tokens of context, which are too few;")
     fits = ["--start", tokens - 4, "--step", 4, "--longest", tokens]
     assert json_of("recl", "byte", *fits)["positions"] == 1
 
@@ -303,12 +301,12 @@ def test_wrong_options_are_rejected(options, message):
         (
             ["byte", "word"],
             2,
-            "runs/byte was trained on novel, runs/word on word; RECL compares runs on one corpus",
+            "runs/byte and runs/word have different texts (novel, word) or vocabularies; RECL compares",
         ),
         (
             ["byte", "other"],
-            1,
-            "runs/byte and runs/other have different vocabularies; their losses per token cannot be compared",
+            2,
+            "runs/byte and runs/other have different texts (novel, novel) or vocabularies; RECL compares",
         ),
         (["byte", "young"], 1, "runs/young has no saved weights yet; train it first, or leave it out"),
         (

@@ -88,9 +88,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
 def test_timing_a_smaller_batch_size_is_reported(here):
     timed = done("speed", "tiny.toml", "--set", "train.batch_size=300", *QUICK)
     assert "training, 204 of 300 lanes, L 5, M 5" in timed.stdout  # 1,024 tokens at most, in segments of five
-    assert (
-        "training was timed with a batch size of 204 instead of 300: on a CPU a larger one changes the speed little"
-    ) in timed.stderr
 
 
 def test_without_memory_single_tokens_are_timed_as_they_are_generated(here):
@@ -167,24 +164,19 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(watched, command, 
 
 
 LEARNED = ["--set", "model.position=learned", "--set"]
-LIMITS = [
-    ([*LEARNED, "model.n_positions={}"], "has learned 11 positions, so that no window is longer"),
-    (["--set", "model.window={}"], "attends to the last 11 tokens (model.window)"),
-]
+LIMITS = [[*LEARNED, "model.n_positions={}"], ["--set", "model.window={}"]]
 
 
-@pytest.mark.parametrize("changes", [changes for changes, _ in LIMITS], ids=["learned", "window"])
+@pytest.mark.parametrize("changes", LIMITS, ids=["learned", "window"])
 @pytest.mark.parametrize(("limit", "lengths"), [(11, [11]), pytest.param(1800, [800, 1800], marks=pytest.mark.slow)])
 def test_table_9_is_limited_to_the_positions_of_the_model(here, changes, limit, lengths):
     output = json_of("speed", "tiny.toml", *(word.format(limit) for word in changes), "--repeat", 1)
     assert [row["attn_len"] for row in output["slowdown"]] == lengths
-
-
-@pytest.mark.parametrize(("changes", "reason"), LIMITS, ids=["learned", "window"])
-def test_a_length_beyond_the_positions_of_the_model_is_rejected_before_timing(here, changes, reason):
-    message = refusal("speed", "tiny.toml", *(word.format(11) for word in changes), "--attn-len", "7,12")
-    start = "--attn-len 12: recipe tiny.toml with random weights (V = 256)"
-    assert message == f"{start} {reason}; give at most that"
+    changes = [word.format(limit) for word in changes]
+    assert refusal("speed", "tiny.toml", *changes, "--attn-len", f"7,{limit + 1}") == (
+        f"--attn-len {limit + 1}: recipe tiny.toml with random weights (V = 256) attends to {limit:,} tokens at most; "
+        "give at most that"
+    )
 
 
 def test_a_recipe_is_timed_with_random_weights_of_its_store(here):

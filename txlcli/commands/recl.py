@@ -85,13 +85,13 @@ def _notes(result: "ReclResult") -> list[str]:
 
 def _describe_context(model: "ReclModel") -> str:
     source = model.source
-    if source.context == "state":
+    if source["context"] == "state":
         return "recurrent state, zeros before the context"
-    if source.context == "window":
-        most = source.longest_window_tokens
+    if source["context"] == "window":
+        most = source["longest_window_tokens"]
         return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory"
-    limit = f", max_distance = {source.max_distance}" if source.max_distance else ""  # None if no limit applies
-    return f"L = {source.seg_len}, M = {source.mem_len}, same_length = {source.same_length}{limit}"
+    limit = f", max_distance = {source['max_distance']}" if source["max_distance"] else ""
+    return f"L = {source['seg_len']}, M = {source['mem_len']}, same_length = {source['same_length']}{limit}"
 
 
 def plot_gains(path: Path, result: "ReclResult") -> None:

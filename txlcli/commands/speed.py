@@ -1,8 +1,7 @@
 """`txl speed`: speed-up of prediction by memory (Table 9), and the throughput of everything else."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -16,11 +15,7 @@ from txlcli.runs import run_directory
 from txlcli.workflows.options import SpeedOptions
 
 if TYPE_CHECKING:
-    from txlcli.workflows.speed import SlowdownRow, SpeedResult, ThroughputRow
-
-Row = TypeVar("Row")
-Columns = list[tuple[str, Callable[[Row], str]]]
-"""Headings of a table, each with the function that formats the cell of a row."""
+    from txlcli.workflows.speed import SpeedResult
 
 
 @with_options
@@ -69,68 +64,79 @@ def show(result: "SpeedResult") -> None:
     """Write the tables to stdout."""
     title = f"{result.model} on {result.device}, {result.precision}"
     if result.slowdown:
-        _show_slowdown(title, result.slowdown, repeat=result.repeat)
+        _show_slowdown(title, result)
+        title = "throughput"
+    cells = [
+        [
+            row.work,
+            f"{row.tokens_per_s:,.0f}",
+            _spread(row.ms_per_token, row.low_high_ms),
+            f"{row.share_of_peak:.1%}",
+            _in_mib(row.peak_memory_bytes),
+        ]
+        for row in result.throughput
+    ]
     notes = [
         f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
         "keys and distinct distances only.",
         "peak MiB: the whole process on a CPU, tensors on CUDA.",
     ]
-    works: Columns[ThroughputRow] = [
-        ("work", lambda row: row.work),
-        ("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}"),
-        ("ms/token", lambda row: _spread(row.ms_per_token, row.low_high_ms)),
-        ("of peak", lambda row: f"{row.share_of_peak:.1%}"),
-        ("peak MiB", lambda row: _in_mib(row.peak_memory_bytes)),
-    ]
-    _show_rows("throughput" if result.slowdown else title, works, result.throughput, notes)
-    latencies: Columns[ThroughputRow] = [
-        ("work", lambda row: row.work),
-        ("steps", lambda row: f"{row.steps_timed:,}"),
-        ("p50", lambda row: _short_or_dash(row.latency_p50_ms)),
-        ("p90", lambda row: _short_or_dash(row.latency_p90_ms)),
-        ("p95", lambda row: _short_or_dash(row.latency_p95_ms)),
-        ("p99", lambda row: _short_or_dash(row.latency_p99_ms)),
+    console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), cells, notes)
+    cells = [
+        [
+            row.work,
+            f"{row.steps_timed:,}",
+            *map(_short, (row.latency_p50_ms, row.latency_p90_ms, row.latency_p95_ms, row.latency_p99_ms)),
+        ]
+        for row in result.throughput
     ]
     note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
-    _show_rows("latency, ms per step", latencies, result.throughput, [note])
+    console.show_table("latency, ms per step", ("work", "steps", "p50", "p90", "p95", "p99"), cells, [note])
 
 
-def _show_rows(title: str, columns: "Columns[Row]", rows: "Sequence[Row]", notes: Sequence[str] = ()) -> None:
-    cells = [[cell(row) for _, cell in columns] for row in rows]
-    console.show_table(title, [heading for heading, _ in columns], cells, notes)
-
-
-def _show_slowdown(title: str, rows: "Sequence[SlowdownRow]", *, repeat: int) -> None:
-    attention = ("attention", lambda row: f"{row.attn_len:,}")
-    table_9: Columns[SlowdownRow] = [
-        attention,
-        ("XL ms/token", lambda row: _spread(row.xl_ms_per_token, row.xl_low_high_ms)),
-        ("vanilla ms/token", lambda row: _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms)),
-        ("slowdown", lambda row: metrics.format_ratio(row.slowdown)),
-        ("paper", lambda row: f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-"),
+def _show_slowdown(title: str, result: "SpeedResult") -> None:
+    """Write Table 9, and what else was timed at its attention lengths."""
+    rows = result.slowdown
+    cells = [
+        [
+            f"{row.attn_len:,}",
+            _spread(row.xl_ms_per_token, row.xl_low_high_ms),
+            _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms),
+            metrics.format_ratio(row.slowdown),
+            f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-",
+        ]
+        for row in rows
     ]
     notes = [
-        f"Table 9, median (low-high) of {repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
+        f"Table 9, median (low-high) of {result.repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
         "vanilla: the same weights without memory, recomputing one window per prediction.",
     ]
-    _show_rows(title, table_9, rows, notes)
-    others: Columns[SlowdownRow] = [
-        attention,
-        ("vanilla batched", lambda row: f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})"),
-        ("slowdown", lambda row: metrics.format_ratio(row.slowdown_batched)),
-        ("XL at L = 1", lambda row: _short(row.xl_single_ms_per_token)),
-        ("slowdown", lambda row: metrics.format_ratio(row.slowdown_single)),
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), cells, notes)
+    cells = [
+        [
+            f"{row.attn_len:,}",
+            f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})",
+            metrics.format_ratio(row.slowdown_batched),
+            _short(row.xl_single_ms_per_token),
+            metrics.format_ratio(row.slowdown_single),
+        ]
+        for row in rows
     ]
+    columns = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
     note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
-    _show_rows("vanilla batched, and XL one token at a time, ms/token", others, rows, [note])
-    rates: Columns[SlowdownRow] = [
-        attention,
-        ("XL tokens/s", lambda row: f"{row.xl_tokens_per_s:,.0f}"),
-        ("of peak", lambda row: f"{row.xl_share_of_peak:.1%}"),
-        ("peak MiB", lambda row: _in_mib(row.xl_peak_memory_bytes)),
-        ("tokens/s at L = 1", lambda row: f"{row.xl_single_tokens_per_s:,.0f}"),
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, cells, [note])
+    cells = [
+        [
+            f"{row.attn_len:,}",
+            f"{row.xl_tokens_per_s:,.0f}",
+            f"{row.xl_share_of_peak:.1%}",
+            _in_mib(row.xl_peak_memory_bytes),
+            f"{row.xl_single_tokens_per_s:,.0f}",
+        ]
+        for row in rows
     ]
-    _show_rows("one lane with memory, by attention length", rates, rows)
+    columns = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
+    console.show_table("one lane with memory, by attention length", columns, cells)
 
 
 def _in_mib(size: int | None) -> str:
@@ -141,16 +147,12 @@ def _spread(median: float, ends: tuple[float, float]) -> str:
     return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
 
 
-def _short_or_dash(number: float | None) -> str:
-    return "-" if number is None else _short(number)
-
-
-def _short(number: float, *, like: float | None = None) -> str:
+def _short(number: float | None, *, like: float | None = None) -> str:
     """Format a time with digits according to its size, or to that of `like`."""
+    if number is None:
+        return "-"
     size = number if like is None else like
-    if size < 1:
-        return f"{number:.3f}"
-    return f"{number:.2f}" if size < 100 else f"{number:.0f}"
+    return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
 
 
 def plot_times(path: Path, result: "SpeedResult") -> None:

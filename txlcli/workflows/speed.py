@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from txlcli.config import recipe
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import AttentionBackend, EvalSettings, Precision, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_attention, check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
@@ -165,16 +166,10 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
         if unfit := options.given("attn_len", "attention", "plot"):
             raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {unfit[0]}")
         return ()
-    settings.check_attn_lens(given, subject=title)
-    window, longest = model.attention_window, max(given, default=0)
-    if window is not None and longest > window:
-        raise UsageError(
-            f"`attn_len` {longest}: {title} attends to the last {window:,} tokens (model.window); give at most that"
-        )
-    limit = smallest_limit(model.longest_window, window)
-    if given or limit is None:
-        return given or tuple(SLOWDOWN_BY_ATTN_LEN)
-    return tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
+    limit = smallest_limit(model.longest_window, model.attention_window) or MAX_COUNT
+    if max(given, default=0) > limit:
+        raise UsageError(f"`attn_len` {max(given)}: {title} attends to {limit:,} tokens at most; give at most that")
+    return given or tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
 
 
 def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
@@ -315,13 +310,7 @@ class Bench:
         lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
         work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"
         timed = partial(time_training, self.model, train)
-        row = self._timed(work, timed, flops, tokens=train.batch_size * train.seg_len)
-        if train.batch_size < full:
-            self._reporter.say(
-                f"training was timed with a batch size of {train.batch_size} instead of {full}: on a CPU a larger one "
-                "changes the speed little"
-            )
-        return row
+        return self._timed(work, timed, flops, tokens=train.batch_size * train.seg_len)
 
     def _evaluation_flops(self, settings: EvalSettings) -> float:
         """Return the operations per token of an evaluation with a full memory."""
