@@ -65,6 +65,7 @@ class Where(_Flags):
     runs_dir: RunsDir = RUNS_DIR
 
 
+NUMBERS = (int, float, int | None, float | None)
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": completion.settings,
     "recipe": completion.recipes,
@@ -130,8 +131,8 @@ def _parameters_of(cls: type[Options | _Flags]) -> list[inspect.Parameter]:
             given,
             Option(
                 *flags,
-                min=None if traits.parse else traits.minimum,
-                max=None if traits.parse else traits.maximum,
+                min=traits.minimum if given in NUMBERS else None,
+                max=traits.maximum if given in NUMBERS else None,
                 metavar=traits.metavar,
                 autocompletion=COMPLETIONS.get(name),
                 help=traits.help,

@@ -33,9 +33,9 @@ class OptionTraits:
     """How the command line shows a field of an options class, and which values it takes."""
 
     help: str
-    minimum: float | None = None
+    minimum: float = 1
     """Least value, of each number if the field has several."""
-    above: float | None = None
+    above: float = -math.inf
     """Bound that is itself too small."""
     maximum: float | None = None
     metavar: str | None = None
@@ -45,7 +45,7 @@ class OptionTraits:
     """Converts the text of the command line, its first argument; an error begins with its second, `name` and text."""
 
 
-def option(default: Any, help_: str, **traits: Any) -> Any:
+def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
     """Return the dataclass field of an option; `traits` are those of OptionTraits."""
     return dataclasses.field(default=default, metadata={"option": OptionTraits(help=help_, **traits)})
 
@@ -83,11 +83,11 @@ class Options:
 
 
 def _check_range(name: str, number: object, traits: OptionTraits) -> None:
-    if not isinstance(number, int | float):
+    if isinstance(number, bool) or not isinstance(number, int | float):
         return
-    if traits.minimum is not None and not number >= traits.minimum:
+    if not number >= traits.minimum:
         raise UsageError(f"`{name}` {number}: must be at least {traits.minimum:g}")
-    if traits.above is not None and not number > traits.above:
+    if not number > traits.above:
         raise UsageError(f"`{name}` {number}: must be above {traits.above:g}")
     maximum = MAX_COUNT if traits.maximum is None and isinstance(number, int) else traits.maximum
     if maximum is not None and not number <= maximum:
@@ -151,17 +151,18 @@ def check_plain_name(name: str | None) -> None:
         raise UsageError(f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
 
 
-attention_option = partial(option, None, "Attention backend; all compute the same function.")
-force_option = partial(option, False, "Overwrite existing results.")
-memory_option = partial(option, None, "Memory length M [default: the recipe's].", minimum=0)
+attention_option = partial(option, "Attention backend; all compute the same function.")
+force_option = partial(option, "Overwrite existing results.", default=False)
+memory_option = partial(option, "Memory length M [default: the recipe's].", minimum=0)
 overrides_option = partial(
-    option, (), "Override a setting of the recipe; repeatable.", flags=("--set",), metavar="SECTION.KEY=VALUE"
+    option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
 )
 plot_option = partial(
-    option, None, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure
+    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure
 )
-seed_option = partial(option, 1111, "Random seed.", minimum=0, maximum=MAX_SEED)
-unfinished_option = partial(option, False, "Also accept a run whose training is not finished.")
+seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
+share_option = partial(option, minimum=0, above=0, maximum=1)
+unfinished_option = partial(option, "Also accept a run whose training is not finished.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +170,13 @@ class SpeedOptions(Options):
     """Options of `txl speed`."""
 
     attn_len: tuple[int, ...] | None = option(
-        None,
         f"Attention lengths to compare at [default: {','.join(map(str, SLOWDOWN_BY_ATTN_LEN))}, or the longest that "
         "the model allows].",
         metavar="N,N,...",
         minimum=2,
         parse=parse_list,
     )
-    repeat: int = option(3, "Repetitions; the table shows the median.", minimum=1)
+    repeat: int = option("Repetitions; the table shows the median.", default=3)
     overrides: tuple[str, ...] = overrides_option()
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
@@ -253,50 +253,41 @@ def parse_losses_path(text: str, asked: str) -> Path:
 class EvalOptions(Options):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
-    split: Split | None = option(None, "Split to score [default: test].")
+    split: Split | None = option("Split to score [default: test].")
     mem_len: Lengths = option(
-        None,
         "Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
         metavar="M,M,...|auto",
         minimum=0,
         parse=parse_lengths_or_auto,
     )
     attn_len: Lengths = option(
-        None,
-        "Evaluate without memory, with windows of these lengths.",
-        metavar="N,N,...|auto",
-        minimum=1,
-        parse=parse_lengths_or_auto,
+        "Evaluate without memory, with windows of these lengths.", metavar="N,N,...|auto", parse=parse_lengths_or_auto
     )
     stride: int | None = option(
-        None,
-        "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N].",
-        minimum=1,
+        "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."
     )
     protocols: tuple[str, ...] = option(
-        (),
         f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
+        default=(),
         metavar="NAME,...|all",
         parse=partial(parse_list, item=str, words={"all": PROTOCOLS}),
     )
-    seg_len: int | None = option(None, "Segment length L; changes speed, and without memory the context.", minimum=1)
+    seg_len: int | None = option("Segment length L; changes speed, and without memory the context.")
     max_distance: int | Literal["none"] | None = option(
-        None, "Distances beyond it share one encoding.", metavar="N|none", minimum=1, parse=parse_distance
+        "Distances beyond it share one encoding.", metavar="N|none", parse=parse_distance
     )
     same_length: bool | None = option(
-        None, "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
+        "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
     )
-    cache: int | None = option(None, "Add a continuous cache of N tokens (Grave et al.).", metavar="N", minimum=1)
-    dynamic: bool = option(False, "Add dynamic evaluation: train on the text while scoring (Krause et al.).")
-    batch_size: int | None = option(
-        None, "Lanes, or windows, evaluated side by side; 1 lane is the reference.", minimum=1
-    )
-    positions: int | None = option(None, "Score the first N tokens only.", minimum=1)
+    cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
+    dynamic: bool = option("Add dynamic evaluation: train on the text while scoring (Krause et al.).", default=False)
+    batch_size: int | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
+    positions: int | None = option("Score the first N tokens only.")
     text: UserText | None = option(
-        None, "Score a text file instead of a split; - is stdin.", metavar="FILE", parse=read_user_text
+        "Score a text file instead of a split; - is stdin.", metavar="FILE", parse=read_user_text
     )
     losses: Path | None = option(
-        None, "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path
+        "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path
     )
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
@@ -400,29 +391,20 @@ DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 class GenerateOptions(Options):
     """Options of `txl generate`: context and sampling of the texts."""
 
-    prompt: str | None = option(None, "Text to continue; - is stdin.", metavar="TEXT")
-    at: int | None = option(
-        None, "Last token of the context in the test split [default: random, by --seed].", minimum=0
-    )
-    context: int | None = option(None, f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].", minimum=1)
-    tokens: int = option(500, "Tokens to generate.", minimum=1)
-    samples: int = option(1, "Number of texts to generate.", minimum=1)
+    prompt: str | None = option("Text to continue; - is stdin.", metavar="TEXT")
+    at: int | None = option("Last token of the context in the test split [default: random, by --seed].", minimum=0)
+    context: int | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
+    tokens: int = option("Tokens to generate.", default=500)
+    samples: int = option("Number of texts to generate.", default=1)
     top_k: int | None = option(
-        None,
-        f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p].",
-        minimum=0,
+        f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p].", minimum=0
     )
-    top_p: float | None = option(
-        None, "Sample from the likeliest tokens that reach this probability.", above=0, maximum=1
-    )
+    top_p: float | None = share_option("Sample from the likeliest tokens that reach this probability.")
     temperature: float | None = option(
-        None,
-        "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1].",
-        minimum=1e-3,
-        maximum=1e3,
+        "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1].", minimum=1e-3, maximum=1e3
     )
-    greedy: bool = option(False, "Always select the likeliest token.")
-    reference: bool = option(False, "Also print the context and its actual continuation in the test split.")
+    greedy: bool = option("Always select the likeliest token.", default=False)
+    reference: bool = option("Also print the context and its actual continuation in the test split.", default=False)
     seed: int = seed_option()
 
     def __post_init__(self) -> None:
@@ -453,32 +435,26 @@ class AttentionOptions(Options):
     """Options of `txl attention`."""
 
     figure: tuple[int, ...] = option(
-        (),
         "Figures of the paper [default: all that the encoding allows].",
+        default=(),
         metavar="5,6,7|all",
         minimum=FIGURES[0],
         maximum=FIGURES[-1],
         parse=partial(parse_list, words={"all": ()}, example="figures like 5,6, or all"),
     )
     heads: tuple[Head, ...] | None = option(
-        None,
         "Heads of Figure 6, counted from 1.1.",
         metavar="LAYER.HEAD,...",
         parse=partial(parse_list, item=parse_head, example="layer.head, both from 1, like 2.3,5.1"),
     )
     auto: int | None = option(
-        None,
-        f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].",
-        metavar="N",
-        minimum=1,
+        f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].", metavar="N"
     )
-    at: int | None = option(None, "First token of Figure 6 [default: random, by --seed].", minimum=0)
-    positions: int | None = option(
-        None, f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].", metavar="N", minimum=1
-    )
-    split: Split = option("valid", "Split to measure on.")
+    at: int | None = option("First token of Figure 6 [default: random, by --seed].", minimum=0)
+    positions: int | None = option(f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].", metavar="N")
+    split: Split = option("Split to measure on.", default="valid")
     mem_len: int | None = memory_option()
-    seg_len: int | None = option(None, "Segment length L [default: the recipe's].", minimum=1)
+    seg_len: int | None = option("Segment length L [default: the recipe's].")
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
@@ -500,34 +476,25 @@ DEFAULT_RECL_POSITIONS = 2_000
 class ReclOptions(Options):
     """Options of `txl recl`."""
 
-    split: Literal["valid", "test"] = option("test", "Split to score.")
-    start: int = option(100, "Shortest context length, in tokens.", minimum=1)
-    step: int = option(100, "Step to the next context length, in tokens.", minimum=1)
-    longest: int | None = option(
-        None, "Longest context length, in tokens [default: nine steps from --start].", minimum=1
-    )
-    top_r: tuple[float, ...] = option(
-        (0.1, 0.5, 1.0),
+    split: Literal["valid", "test"] = option("Split to score.", default="test")
+    start: int = option("Shortest context length, in tokens.", default=100)
+    step: int = option("Step to the next context length, in tokens.", default=100)
+    longest: int | None = option("Longest context length, in tokens [default: nine steps from --start].")
+    top_r: tuple[float, ...] = share_option(
         "Compare on these shares of the hardest positions [default: 0.1,0.5,1.0].",
+        default=(0.1, 0.5, 1.0),
         metavar="R,R,...",
-        above=0,
-        maximum=1,
         parse=partial(parse_list, item=float, example="numbers like 0.1,0.5,1.0"),
     )
-    threshold: float = option(
-        0.01, "Smallest relative gain of perplexity that counts; 1 % in the paper.", above=0, maximum=1
-    )
+    threshold: float = share_option("Smallest relative gain of perplexity that counts; 1 % in the paper.", default=0.01)
     positions: int | None = option(
-        None, f"Score N positions, sampled with --seed [default: {DEFAULT_RECL_POSITIONS:,} at most].", minimum=1
+        f"Score N positions, sampled with --seed [default: {DEFAULT_RECL_POSITIONS:,} at most]."
     )
-    batch_size: int | None = option(None, "Contexts evaluated at once; changes speed and memory.", minimum=1)
-    losses: Path | None = option(None, f"File of all losses [default: {RECL_LOSSES} in --runs-dir].", metavar="FILE.h5")
+    batch_size: int | None = option("Contexts evaluated at once; changes speed and memory.")
+    losses: Path | None = option(f"File of all losses [default: {RECL_LOSSES} in --runs-dir].", metavar="FILE.h5")
     plot: Path | None = plot_option()
     plot_ppl: Path | None = option(
-        None,
-        "Also plot perplexity by context length to this file (Figure 4).",
-        metavar="PATH",
-        parse=parse_figure,
+        "Also plot perplexity by context length to this file (Figure 4).", metavar="PATH", parse=parse_figure
     )
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
@@ -550,52 +517,45 @@ class CompressOptions(Options):
 
     mem_len: int | None = memory_option()
     lanes: int | None = option(
-        None,
-        "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64].",
-        minimum=1,
-        maximum=4096,
+        "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64].", maximum=4096
     )
-    dynamic: bool = option(False, "Train on the text while coding (dynamic evaluation); slower and smaller.")
-    lane_cost: bool = option(False, "Also measure how many bits the lanes cost beyond a single one.")
+    dynamic: bool = option("Train on the text while coding (dynamic evaluation); slower and smaller.", default=False)
+    lane_cost: bool = option("Also measure how many bits the lanes cost beyond a single one.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(Options):
     """Options of `txl prepare`; None means that the corpus decides."""
 
-    source: Path | None = option(None, "Read the corpus from this archive, folder or file instead of downloading it.")
-    name: str | None = option(None, "Name of the store [default: from corpus and tokenizer].")
+    source: Path | None = option("Read the corpus from this archive, folder or file instead of downloading it.")
+    name: str | None = option("Name of the store [default: from corpus and tokenizer].")
     tokenizer: Literal["byte", "char", "word", "sentencepiece"] | None = option(
-        None, "How text is split into tokens [default: the corpus's own]."
+        "How text is split into tokens [default: the corpus's own]."
     )
     vocab_size: int | None = option(
-        None,
-        "Largest number of words, or size of the SentencePiece model [default: 8000].",
-        minimum=2,
+        "Largest number of words, or size of the SentencePiece model [default: 8000].", minimum=2
     )
-    min_count: int | None = option(None, "Treat words or characters that are rarer in train as unknown.", minimum=1)
-    sp_type: Literal["unigram", "bpe"] | None = option(None, "Type of the SentencePiece model [default: unigram].")
+    min_count: int | None = option("Treat words or characters that are rarer in train as unknown.")
+    sp_type: Literal["unigram", "bpe"] | None = option("Type of the SentencePiece model [default: unigram].")
     split: tuple[float, ...] | None = option(
-        None,
         "Shares of train, valid and test in percent [default: 90,5,5].",
+        minimum=0,
         parse=partial(parse_list, item=float, example="three shares like 90,5,5", unique=False),
     )
-    released_convention: bool = option(False, "Treat enwik8 and lm1b like the released code of the paper.")
-    vocab: Path | None = option(None, "Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
-    workers: int | None = option(
-        None, "Processes that read the text [default: one per processor, at most 6].", minimum=1
-    )
+    released_convention: bool = option("Treat enwik8 and lm1b like the released code of the paper.", default=False)
+    vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
+    workers: int | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: Literal["uint16", "uint32"] | None = option(
-        None, "Type of the ids of a .bin file without a header [default: uint16]."
+        "Type of the ids of a .bin file without a header [default: uint16]."
     )
-    column: str | None = option(None, "Column of Parquet files with the text [default: text, or the only one].")
+    column: str | None = option("Column of Parquet files with the text [default: text, or the only one].")
     force: bool = force_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_plain_name(self.name)
         shares = self.split
-        if shares and not (len(shares) == 3 and shares[0] > 0 and min(shares) >= 0 and abs(sum(shares) - 100) < 1e-6):
+        if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
         if self.vocab is not None:
             described = ("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
@@ -606,10 +566,10 @@ class PrepareOptions(Options):
 class ImportOptions(Options):
     """Options of `txl import`."""
 
-    recipe: str | None = option(None, "Recipe with the settings of a file of weights.", metavar="RECIPE")
-    vocab: Path | None = option(None, "File with the vocabulary of the weights.", metavar="FILE")
-    store: str | None = option(None, "Token store with that vocabulary [default: the only store that has it].")
-    name: str | None = option(None, "Name of the run [default: name of the source].")
+    recipe: str | None = option("Recipe with the settings of a file of weights.", metavar="RECIPE")
+    vocab: Path | None = option("File with the vocabulary of the weights.", metavar="FILE")
+    store: str | None = option("Token store with that vocabulary [default: the only store that has it].")
+    name: str | None = option("Name of the run [default: name of the source].")
     overrides: tuple[str, ...] = overrides_option()
     force: bool = force_option()
 
@@ -627,8 +587,8 @@ class ExportOptions(Options):
     """Options of `txl export`."""
 
     format: Literal["huggingface", "nanogpt", "llm.c", "megatron", "parquet"] = option(
-        "huggingface",
         "huggingface for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store.",
+        default="huggingface",
     )
     force: bool = force_option()
 
@@ -638,7 +598,7 @@ class CompareOptions(Options):
     """Options of `txl runs compare`."""
 
     plot: Path | None = plot_option()
-    x: Axis = option("steps", "Quantity on the x axis of --plot.")
+    x: Axis = option("Quantity on the x axis of --plot.", default="steps")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -650,18 +610,18 @@ class CompareOptions(Options):
 class TrainOptions(Options):
     """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
 
-    name: str | None = option(None, "Name of the run [default: name of the recipe].")
-    resume: str | None = option(None, "Resume this run.", metavar="RUN")
-    max_steps: int | None = option(None, "Stop and save after this step, without changing the schedule.", minimum=1)
-    max_minutes: float | None = option(None, "Stop and save after this time.", minimum=0.0)
-    log_every: int | None = option(None, "Steps between two reports.", minimum=1)
+    name: str | None = option("Name of the run [default: name of the recipe].")
+    resume: str | None = option("Resume this run.", metavar="RUN")
+    max_steps: int | None = option("Stop and save after this step, without changing the schedule.")
+    max_minutes: float | None = option("Stop and save after this time.", minimum=0.0)
+    log_every: int | None = option("Steps between two reports.")
     overrides: tuple[str, ...] = overrides_option()
-    precision: Precision | None = option(None, "Precision of matrix products [default: as in the recipe].")
+    precision: Precision | None = option("Precision of matrix products [default: as in the recipe].")
     attention: AttentionBackend | None = attention_option()
-    compile: bool = option(False, "Compile the layers with torch.compile; intended for CUDA.")
-    seed: int | None = option(None, "Random seed.", minimum=0, maximum=MAX_SEED)
+    compile: bool = option("Compile the layers with torch.compile; intended for CUDA.", default=False)
+    seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
     skip_nonfinite: int | None = option(
-        None, "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
+        "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
     )
     force: bool = force_option()
     caller_continues: bool = False
@@ -701,10 +661,10 @@ class TrainOptions(Options):
 class ProcessOptions(Options):
     """Processes that divide the work of `txl train`."""
 
-    processes: int = option(1, "Divide each batch among this many processes, one per GPU.", minimum=1)
+    processes: int = option("Divide each batch among this many processes, one per GPU.", default=1)
     restarts: int = option(
-        0,
         "Start the processes again, up to N times, if one is lost; they resume the run.",
+        default=0,
         metavar="N",
         minimum=0,
     )
@@ -715,21 +675,18 @@ class HardwareOptions(Options):
     """One of several equal GPUs, for a forecast; None is unknown."""
 
     device_memory: float | None = option(
-        None,
         "Memory of each GPU, such as 80GiB; says whether a step fits.",
         metavar="SIZE",
         parse=partial(parse_quantity, units=SIZES, example="80GiB"),
     )
     """In bytes."""
     bandwidth: float | None = option(
-        None,
         "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.",
         metavar="RATE",
         parse=partial(parse_quantity, units=RATES, example="300GB/s"),
     )
     """In bytes per second."""
     device_flops: float | None = option(
-        None,
         "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
         "time.",
         metavar="RATE",
@@ -749,13 +706,13 @@ class ScaleOptions(HardwareOptions):
 class ForecastOptions(HardwareOptions):
     """Options of `txl train --dry-run`."""
 
-    dry_run: bool = option(False, "Print the plan, its memory and its time; do not train.")
+    dry_run: bool = option("Print the plan, its memory and its time; do not train.", default=False)
     verbose: bool = option(
-        False, "With --dry-run: compare the attention backends, too; takes seconds more.", flags=("--verbose", "-v")
+        "With --dry-run: compare the attention backends, too; takes seconds more.",
+        default=False,
+        flags=("--verbose", "-v"),
     )
-    devices: int | None = option(
-        None, "With --dry-run: forecast a training run on N other GPUs.", metavar="N", minimum=1
-    )
+    devices: int | None = option("With --dry-run: forecast a training run on N other GPUs.", metavar="N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -789,11 +746,11 @@ class ReproduceOptions(Options):
     """Options of `txl reproduce`."""
 
     scale: Literal["tiny", "small", "paper"] = option(
-        "tiny", "tiny: minutes on two cores; small: one GPU; paper: as published."
+        "tiny: minutes on two cores; small: one GPU; paper: as published.", default="tiny"
     )
-    seeds: int = option(1, "Training runs per model, whose results are averaged.", minimum=1)
-    out: Path | None = option(None, "Folder of the report [default: reproduction-SCALE].")
-    list: bool = option(False, "List the items with the cost of missing training runs, and stop.")
+    seeds: int = option("Training runs per model, whose results are averaged.", default=1)
+    out: Path | None = option("Folder of the report [default: reproduction-SCALE].")
+    list: bool = option("List the items with the cost of missing training runs, and stop.", default=False)
 
     @property
     def directory(self) -> Path:

@@ -14,7 +14,6 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     DECAYS,
-    SHARES,
     DynamicSettings,
     gradient_rms,
     head_segments,
@@ -28,7 +27,7 @@ from txlcli.core.reading.scoring import Lanes, Tokens
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.sweep import EvalRow, make_row, over_memory
+from txlcli.workflows.evaluation.sweep import EvalRow, make_row, with_memory
 from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
@@ -62,8 +61,7 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
         texts.warn_if_trained_on(opened, "valid", workspace)
     if text.split == "valid":
         scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
-    for row in over_memory(scoring, [settings.mem_len], timed=False):
-        yield dataclasses.replace(row, method="model")
+    yield dataclasses.replace(with_memory(scoring, settings.mem_len), method="model")
     for score_with_method in methods:
         yield score_with_method()
 
@@ -82,8 +80,6 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     theta, share = search_cache(on_valid.losses_nats, cached, thetas)
     scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
     mixed = dataclasses.replace(scores, losses_nats=mixed_losses(scores.losses_nats, cached[0], share))
-    if share == SHARES[-1]:
-        scoring.reporter.say(f"lambda = {share:g} is the largest value tried: the cache predicts most of this text")
     row = make_row(scoring, mixed, next_step="leave out `cache`")
     parameters = {"theta": theta, "lambda": share, "searched_on": searched_on}
     return dataclasses.replace(row, method=f"cache {size:,}", adaptation=parameters)

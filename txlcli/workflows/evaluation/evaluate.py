@@ -28,9 +28,9 @@ from txlcli.workflows.evaluation.sweep import (
     SLOWDOWN_WINDOWS,
     EvalRow,
     LengthSearch,
-    over_memory,
-    over_windows,
+    in_windows,
     search_length,
+    with_memory,
 )
 from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import EvalOptions
@@ -136,16 +136,19 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
 
 
 def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
-    """Yield a row for each setting."""
+    """Yield a row for each setting: here the memory length M, or the window length N, is swept."""
     mem_lens = options.mem_lens or (scoring.settings.mem_len,)
     if options.protocols:
-        return protocols.protocol_rows(scoring, options)
-    if options.adapts:
+        yield from protocols.protocol_rows(scoring, options)
+    elif options.adapts:
         settings = dataclasses.replace(scoring.settings, mem_len=mem_lens[0])
-        return adapted_rows(scoring.with_settings(settings), options, workspace)
-    if options.windows:
-        return over_windows(scoring, options.windows, stride=options.stride or 1, batch_size=options.batch_size)
-    return over_memory(scoring, mem_lens, timed=options.timed)
+        yield from adapted_rows(scoring.with_settings(settings), options, workspace)
+    elif options.windows:
+        for length in options.windows:
+            yield in_windows(scoring, length, stride=options.stride or 1, batch_size=options.batch_size)
+    else:
+        for mem_len in mem_lens:
+            yield with_memory(scoring, mem_len, timed=options.timed)
 
 
 def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:

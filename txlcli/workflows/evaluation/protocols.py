@@ -10,7 +10,7 @@ from txlcli.config.settings import EvalSettings, Settings
 from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation.sweep import EvalRow, over_memory, over_windows
+from txlcli.workflows.evaluation.sweep import EvalRow, in_windows, with_memory
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import PROTOCOLS, EvalOptions
 
@@ -53,24 +53,24 @@ def _mem_lens(settings: EvalSettings, options: EvalOptions) -> tuple[int, ...]:
 def protocol_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
     metric, first = metrics.metric_of(scoring.text.unit), None
-    for protocol in options.protocols:
-        for row in _rows(scoring, options, protocol):
-            value = row.measures[metric]  # a perplexity that overflows is None
-            first = first if first is not None else value
-            change = value / first - 1 if first is not None and value is not None else None
-            yield dataclasses.replace(row, protocol=protocol, change=change)
+    for protocol, row in _rows(scoring, options):
+        value = row.measures[metric]  # a perplexity that overflows is None
+        first = first or value
+        change = value / first - 1 if first and value is not None else None
+        yield dataclasses.replace(row, protocol=protocol, change=change)
 
 
-def _rows(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[EvalRow]:
+def _rows(scoring: Scoring, options: EvalOptions) -> Iterator[tuple[str, EvalRow]]:
     settings = scoring.opened.run.settings
-    if protocol == RECURRENCE:
-        lengths = (0,) if settings.model.recurrent_state else _mem_lens(settings.eval, options)
-        yield from over_memory(scoring, lengths, timed=False)
-        return
-    for length in window_lens(settings, options):
-        stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
-        if protocol == "sliding" and length > 1:
-            scoring.reporter.say(
-                f"sliding windows of {length} read every token {length} times; Ctrl-C shows the rows before them"
-            )
-        yield from over_windows(scoring, [length], stride=stride, batch_size=options.batch_size)
+    for protocol in options.protocols:
+        if protocol == RECURRENCE:
+            for mem_len in (0,) if settings.model.recurrent_state else _mem_lens(settings.eval, options):
+                yield protocol, with_memory(scoring, mem_len)
+            continue
+        for length in window_lens(settings, options):
+            stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
+            if protocol == "sliding" and length > 1:
+                scoring.reporter.say(
+                    f"sliding windows of {length} read every token {length} times; Ctrl-C shows the rows before them"
+                )
+            yield protocol, in_windows(scoring, length, stride=stride, batch_size=options.batch_size)

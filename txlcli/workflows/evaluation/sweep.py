@@ -1,10 +1,10 @@
-"""Scores a text at each of several lengths: with memory, or without memory by sliding windows.
+"""Scores a text with one setting: with a memory, or in windows without memory.
 
 The length can be searched for on the validation split.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -86,43 +86,43 @@ class EvalRow:
         return {key: value for key, value in row.items() if key not in absent}
 
 
-def over_memory(scoring: Scoring, lengths: Sequence[int], *, timed: bool) -> Iterator[EvalRow]:
-    """Yield the result for each memory length, with the slowdown if `timed`."""
-    opened, world = scoring.opened, scoring.world
-    for length in lengths:
-        at_length = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=length))
-        title = "evaluation" if opened.model.has_recurrent_state else f"M = {length}"
-        scored = partial(score_in_processes, settings=at_length.settings, world=world)
-        row = make_row(at_length, scoring.score(scored, title))
-        one_lane, vanilla = world.from_rank_0(partial(_times, at_length)) if timed else (None, None)
-        ratio = vanilla / one_lane if one_lane and vanilla else None
-        yield dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+def with_memory(scoring: Scoring, mem_len: int, *, timed: bool = False) -> EvalRow:
+    """Score the text with a memory length, and time the slowdown if `timed`."""
+    scoring = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=mem_len))
+    title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {mem_len}"
+    scored = partial(score_in_processes, settings=scoring.settings, world=scoring.world)
+    row = make_row(scoring, scoring.score(scored, title))
+    one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring)) if timed else (None, None)
+    ratio = vanilla / one_lane if one_lane and vanilla else None
+    return dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
 
 
-def over_windows(scoring: Scoring, lengths: Sequence[int], *, stride: int, batch_size: int | None) -> Iterator[EvalRow]:
-    """Yield the result for each window length.
+def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:
+    """Score the text with a window length, without memory.
 
     `batch_size` windows are computed at once; None lets the device decide.
     """
-    opened, world = scoring.opened, scoring.world
-    for length in lengths:
-        tokens = len(scoring.text.targets)  # a window longer than the text predicts all of it at once
-        windows = batch_size or windows_at_once(opened.model.device, min(length, tokens))
-        scored = partial(
-            score_windows_in_processes,
-            world=world,
-            attn_len=length,
-            stride=stride,
-            windows=windows,
-            max_distance=scoring.settings.max_distance,
-        )
-        scores = scoring.score(scored, f"N = {length}")
-        fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
-        window = opened.model.settings.attention_window or most
-        at_length = dataclasses.replace(scoring.settings, mem_len=0, seg_len=length)
-        row = make_row(scoring.with_settings(at_length), scores)
-        span = (min(fewest, window), min(most, window))
-        yield dataclasses.replace(row, attn_len_min=span[0], attn_len_max=span[1], attn_len=length, stride=stride)
+    model, tokens = scoring.opened.model, len(scoring.text.targets)
+    scored = partial(
+        score_windows_in_processes,
+        world=scoring.world,
+        attn_len=length,
+        stride=stride,
+        windows=batch_size or windows_at_once(model.device, min(length, tokens)),
+        max_distance=scoring.settings.max_distance,
+    )
+    scores = scoring.score(scored, f"N = {length}")
+    # A window longer than the text predicts all of it at once.
+    fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+    window = model.settings.attention_window or most
+    at_length = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=0, seg_len=length))
+    return dataclasses.replace(
+        make_row(at_length, scores),
+        attn_len_min=min(fewest, window),
+        attn_len_max=min(most, window),
+        attn_len=length,
+        stride=stride,
+    )
 
 
 def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
@@ -154,7 +154,7 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
     `next_step` is the advice of the error if the loss is not finite, not even in fp32.
     """
     opened, text, settings = scoring.opened, scoring.text, scoring.settings
-    if metrics.finite(scores.total_nats) is None:
+    if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
     fewest, most = None, None
@@ -205,40 +205,40 @@ def search_length(
 ) -> LengthSearch:
     """Search for the memory length, or the window length, on the validation split."""
     opened, reporter, stride = scoring.opened, scoring.reporter, options.stride or 1
-    train, with_memory = opened.run.settings.train, option == "mem_len"
-    if with_memory and train.mem_len == 0:
+    train, is_memory = opened.run.settings.train, option == "mem_len"
+    if is_memory and train.mem_len == 0:
         raise UsageError(
             f"{opened.run.directory} was trained without memory; give `attn_len` auto instead of `mem_len`"
         )
     # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
-    step = max(stride, (train.mem_len if with_memory else train.seg_len) // SEARCH_STEPS)
+    step = max(stride, (train.mem_len if is_memory else train.seg_len) // SEARCH_STEPS)
     if options.text is not None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     valid = texts.first_positions(opened, "valid", options.positions, workspace.data_dir)
     on_valid = dataclasses.replace(scoring, text=valid)
     longest, known = len(valid.targets), opened.run.settings.model.longest_window
-    if not with_memory and known is not None:
+    if not is_memory and known is not None:
         longest = min(longest, known)
     if stride > longest:
-        limit = f"the longest window that can be tried, {longest}"
-        raise UsageError(f"`stride` {stride} exceeds {limit}; give at most that")
+        raise UsageError(
+            f"`stride` {stride} exceeds the longest window that can be tried, {longest}; give at most that"
+        )
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "
         f"{effective_length.THRESHOLD:.1%}, on {len(valid.targets):,} tokens of valid, in steps of {step}"
     )
 
     def loss_at(length: int) -> float:
-        if with_memory:
-            rows = over_memory(on_valid, [length], timed=False)
+        if is_memory:
+            row = with_memory(on_valid, length)
         else:
-            rows = over_windows(on_valid, [length], stride=stride, batch_size=options.batch_size)
-        row = next(rows)
+            row = in_windows(on_valid, length, stride=stride, batch_size=options.batch_size)
         ppl, bits = metrics.format_measure(row.measures["ppl"]), metrics.bits(row.loss_nats)
         reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")
         return row.loss_nats
 
     # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
-    least = 0 if with_memory and scoring.settings.same_length == "off" else step
+    least = 0 if is_memory and scoring.settings.same_length == "off" else step
     outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
     remark = "" if outcome.ended else "; the longest length tried still lowers the perplexity"
     reporter.say(f"selected `{option}` {outcome.length}{remark}")
