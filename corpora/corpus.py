@@ -7,6 +7,8 @@ from typing import Literal
 
 Unit = Literal["byte", "char", "word"]
 SPLITS = ("train", "valid", "test")
+SHARES = (90.0, 5.0, 5.0)
+"""Default shares of the splits, in percent, of a text that has none of its own."""
 
 
 class CorpusError(Exception):
@@ -50,6 +52,12 @@ class Slice:
     def size(self) -> int:
         """Number of bytes."""
         return self.stop - self.start
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Read the bytes between two offsets in the slice, by default all."""
+        with self.path.open("rb") as file:
+            file.seek(self.start + start)
+            return file.read((self.size if stop is None else min(stop, self.size)) - start)
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,8 @@ class Corpus:
     released_conventions: Mapping[str, str] = field(default_factory=dict)
     """Differences of the released code; empty if --released-convention does not apply."""
     downloads: tuple[Download, ...] = ()
-    wanted: Callable[[str], bool] = lambda member: True
-    """Returns True for the members of the archive that are needed."""
+    wanted: str = ""
+    """Pattern of the names of the files in the archive that are needed."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Digest, "algorithm:hex", of each original file in the archive."""
     published: Mapping[str, int] = field(default_factory=dict)

@@ -5,16 +5,12 @@ The standard library has no download that can be resumed, and another dependency
 
 import hashlib
 import http.client
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from .corpus import CorpusError, Download
 from .special_files import reject_special
-
-# Called with the number of bytes on disk and the total, or None if the server does not send it.
-Progress = Callable[[int, int | None], None]
 
 BLOCK = 1 << 20
 LARGEST = 8 << 30  # bytes of a file whose size is not published
@@ -23,13 +19,7 @@ ATTEMPTS = 3  # per address, as long as each receives more bytes
 TIMEOUT_S = 60.0  # until the connection, and between two blocks
 # TLS errors are OSErrors, too. A full disk is also an OSError, so only calls that do not write may catch these.
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
-# A redirect to a malformed address raises a ValueError.
-OPENING_ERRORS = (*NETWORK_ERRORS, ValueError)
 AGENT = "txl"  # some hosts refuse Python's own user agent
-
-
-def silent(done: int, total: int | None) -> None:
-    """Report nothing."""
 
 
 def is_complete(download: Download, directory: Path) -> bool:
@@ -41,28 +31,33 @@ def is_complete(download: Download, directory: Path) -> bool:
 def fetch(
     download: Download,
     directory: Path,
-    progress: Progress = silent,
+    progress: Callable[[int], None] = lambda done: None,
     agent: str = AGENT,
     timeout_s: float = TIMEOUT_S,
 ) -> Path:
     """Return the verified file in `directory`, which is created; download it if it does not exist.
 
     An interrupted download leaves a .part file, which the next call continues. The mirror of the download is not used.
-    If no address provided the right file, the CorpusError has the reason of each.
+    If no address provided the right file, the CorpusError has the reason of each. `progress` gets the bytes on disk.
     """
     directory.mkdir(parents=True, exist_ok=True)
     target, part = directory / download.file, directory / (download.file + ".part")
     if is_complete(download, directory):
         return target
-    failures = []
+    failures: dict[str, CorpusError] = {}
     for address in download.addresses:
         request = urllib.request.Request(address, headers={"User-Agent": agent})
-        failure = _complete_part(request, part, download, progress, timeout_s)
-        if failure is None:
-            part.replace(target)
-            return target
-        failures.append(f"{address}: {failure}")
-    raise CorpusError(f"could not download {download.file} ({'; '.join(failures)})")
+        for _ in range(ATTEMPTS):
+            before = _size(part)
+            try:
+                _complete(part, request, download, progress, timeout_s)
+                return part.replace(target)
+            except CorpusError as error:
+                failures[address] = error
+            if _size(part) <= before:
+                break
+    reasons = "; ".join(f"{address}: {error}" for address, error in failures.items())
+    raise CorpusError(f"could not download {download.file} ({reasons})")
 
 
 def fault(path: Path, download: Download) -> str | None:
@@ -81,71 +76,56 @@ def digest_fault(path: Path, digest: str) -> str | None:
     return None if actual == expected else f"wrong digest: {algorithm} {actual} instead of {expected}"
 
 
-def _complete_part(
-    request: urllib.request.Request, part: Path, download: Download, progress: Progress, timeout_s: float
-) -> str | None:
-    """Complete the .part file from one address; return the error, or None."""
-    failure: str | None = None
-    for _ in range(ATTEMPTS):
-        before = _size(part)
-        failure = _receive(request, part, download, progress, timeout_s)
-        if failure is None:
-            failure = fault(part, download)
-            if failure is not None:
-                part.unlink()  # complete but wrong, so it cannot be continued
-            return failure
-        if _size(part) <= before:
-            return failure
-    return failure
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _receive(
-    request: urllib.request.Request, part: Path, download: Download, progress: Progress, timeout_s: float
-) -> str | None:
-    """Append the rest of the file; return the error, or None once it is complete."""
+def _complete(
+    part: Path, request: urllib.request.Request, download: Download, progress: Callable[[int], None], timeout_s: float
+) -> None:
+    """Complete the .part file and verify it; remove it if it is complete but wrong, so that it is not continued."""
     received = _size(part)
-    if download.size is not None and received >= download.size:
-        return None
     if received:
         request.add_header("Range", f"bytes={received}-")
+    if download.size is None or received < download.size:
+        response = _open(request, timeout_s)
+        if response is not None:
+            with response:
+                _save(response, part, received, download.size or LARGEST, progress)
+    if wrong := fault(part, download):
+        part.unlink()
+        raise CorpusError(wrong)
+
+
+def _open(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse | None:
+    """Return the response; None if the .part file is as long as the server's file, or longer."""
     try:
-        response = urllib.request.urlopen(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and received:
-            return None  # as long as the server's file, or longer
-        return f"HTTP {error.code} {' '.join(str(error.reason).split())[:LONGEST_REASON]}"
-    except urllib.error.URLError as error:
-        return str(error.reason)[:LONGEST_REASON]
-    except OPENING_ERRORS as error:
-        return f"no answer ({type(error).__name__})"
-    with response:
-        return _save(response, part, received, download.size, progress)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
+        return response
+    except (*NETWORK_ERRORS, ValueError) as error:  # a redirect to a malformed address raises a ValueError
+        if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return None
+        raise CorpusError(" ".join(str(error).split())[:LONGEST_REASON]) from error
 
 
 def _save(
-    response: http.client.HTTPResponse, part: Path, received: int, size: int | None, progress: Progress
-) -> str | None:
+    response: http.client.HTTPResponse, part: Path, received: int, most: int, progress: Callable[[int], None]
+) -> None:
     resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT
-    done, most = received if resumes else 0, LARGEST if size is None else size
-    total = size if response.length is None else done + response.length
-    if total is not None and total > most:
-        return f"{total:,} bytes instead of {most:,}"
+    done = received if resumes else 0
     with part.open("ab" if resumes else "wb") as file:
         while True:
             try:
                 block = response.read1(BLOCK)
             except NETWORK_ERRORS as error:
-                return f"interrupted after {done:,} bytes ({type(error).__name__})"
-            done += len(block)
-            if done > most or not block:
+                raise CorpusError(f"interrupted after {done:,} bytes ({type(error).__name__})") from error
+            if not block:
                 break
+            done += len(block)
+            if done > most:
+                part.unlink()
+                raise CorpusError(f"more than {most:,} bytes")
             file.write(block)
-            progress(done, total)
-    if done > most:
-        part.unlink()
-        return f"more than {most:,} bytes"
-    return f"interrupted after {done:,} of {total:,} bytes" if total is not None and done < total else None
+            progress(done)
+    if response.length:
+        raise CorpusError(f"interrupted after {done:,} of {done + response.length:,} bytes")

@@ -47,7 +47,7 @@ CORPUS = Corpus(
             digest="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
         ),
     ),
-    wanted=lambda member: member.rsplit("/", 1)[-1] == "enwik8",
+    wanted="enwik8",
     digests={"enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a"},
     published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 205},
     counts_line_ends=False,

@@ -14,21 +14,28 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from .corpus import Corpus, Download, ReadOptions, Slice, Text, VocabularyRule
+from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
 from .english import join_english
 from .locate import missing_note, split_files, text_files, whole
 
 VOCABULARY_FILE = "1b_word_vocab.txt"
-TRAIN = re.compile(r"news\.en-\d{5}-of-\d{5}")
+TRAIN = r"news\.en-\d{5}-of-\d{5}"
 HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
 
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits in `source`, found by the names of the shards, else by names such as train and test."""
-    near = text_files(source if source.is_dir() else source.parent)
-    vocabulary = next((path for path in near if path.name == VOCABULARY_FILE), None)
-    files = {path.name: path for path in (near if source.is_dir() else [source])}
-    splits = _shards(files, options.released)
+    files = {path.name: path for path in (text_files(source) if source.is_dir() else [source])}
+    vocabulary = files.get(VOCABULARY_FILE, source.with_name(VOCABULARY_FILE))
+    heldout = {split: HELDOUT["test" if options.released else split] for split in HELDOUT}
+    names = {
+        "train": sorted(name for name in files if re.fullmatch(TRAIN, name)),
+        **{split: [name] for split, name in heldout.items()},
+    }
+    shards = {
+        split: [piece for name in names[split] if name in files for piece in whole(files[name])] for split in names
+    }
+    splits = {split: tuple(pieces) for split, pieces in shards.items() if pieces}
     conventions: dict[str, str] = {}
     if not splits:
         paths = split_files(source, {"train": "news.en-00001-of-00100", **HELDOUT}, "lm1b")
@@ -36,24 +43,7 @@ def read(source: Path, options: ReadOptions) -> Text:
             paths["valid"] = paths["test"]
         splits = {split: whole(path) for split, path in paths.items()}
         conventions = {split: f"{path.name}, not known to be a shard" for split, path in paths.items()}
-    return Text(splits, missing_note(splits), conventions, vocabulary)
-
-
-def _shards(files: dict[str, Path], released: bool) -> dict[str, tuple[Slice, ...]]:
-    splits: dict[str, tuple[Slice, ...]] = {}
-    train = sorted(name for name in files if TRAIN.fullmatch(name))
-    if train:
-        splits["train"] = tuple(piece for name in train for piece in whole(files[name]))
-    for split in HELDOUT:
-        name = HELDOUT["test" if released else split]
-        if name in files:
-            splits[split] = whole(files[name])
-    return splits
-
-
-def _wanted(member: str) -> bool:
-    name = member.rsplit("/", 1)[-1]
-    return bool(TRAIN.fullmatch(name)) or name in HELDOUT.values() or name == VOCABULARY_FILE
+    return Text(splits, missing_note(splits), conventions, vocabulary if vocabulary.is_file() else None)
 
 
 CORPUS = Corpus(
@@ -89,7 +79,7 @@ CORPUS = Corpus(
             digest="sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
         ),
     ),
-    wanted=_wanted,
+    wanted=rf"{TRAIN}|news\.en\.heldout-0000[01]-of-00050|{re.escape(VOCABULARY_FILE)}",
     published={"train": 768_648_884, "test": 159_658, "types": 793_470},
     sentences=True,
     detokenize=join_english,

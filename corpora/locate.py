@@ -2,38 +2,27 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from .corpus import SPLITS, CorpusError, Slice, Text
-from .signatures import reject_packed
+from .signatures import format_of, reject_packed
 from .special_files import reject_special
-from .unpack import is_archive
 
 BLOCK = 1 << 20  # bytes
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
-SPLIT_WORDS = {
-    "train": "train",
-    "valid": "valid",
-    "dev": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "test": "test",
-}
+SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
 
 
-def text_files(directory: Path, *, every_directory: bool = False) -> list[Path]:
+def text_files(directory: Path) -> list[Path]:
     """Return all files below a directory that are not hidden, sorted by relative path.
 
-    Args:
-        directory: the directory to search.
-        every_directory: follow links to directories, reading each directory once; otherwise skip links, and directories
-            that cannot be read.
+    Links to directories are followed, and each directory is read once.
     """
     paths, visited = [], set()
-    walk = os.walk(directory, onerror=_reject_directory if every_directory else None, followlinks=every_directory)
-    for parent, directories, files in walk:
+    for parent, directories, files in os.walk(directory, onerror=_reject_directory, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
             directories.clear()
@@ -72,23 +61,19 @@ def split_files(source: Path, official: Mapping[str, str], corpus: str) -> dict[
     """
     files = text_files(source) if source.is_dir() else [source]
     by_split = {split: path for path in files for split, name in official.items() if path.name == name}
-    by_split = _by_split_word([path for path in files if split_of(path.name) not in by_split]) | by_split
+    similar: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path.name)
+        if split is None or split in by_split or format_of(path):
+            continue
+        if split in similar:
+            raise CorpusError(f"{similar[split]} and {path}: both look like the {split} split; keep one of them")
+        similar[split] = path
+    by_split |= similar
     if not by_split:
         names = ", ".join(official.values())
         raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
     return {split: by_split[split] for split in SPLITS if split in by_split}
-
-
-def _by_split_word(files: Iterable[Path]) -> dict[str, Path]:
-    by_split: dict[str, Path] = {}
-    for path in files:
-        split = split_of(path.name)
-        if split is None or is_archive(path):
-            continue
-        if split in by_split:
-            raise CorpusError(f"{by_split[split]} and {path}: both look like the {split} split; keep one of them")
-        by_split[split] = path
-    return by_split
 
 
 def one_file(source: Path, name: str) -> Path:
@@ -99,7 +84,7 @@ def one_file(source: Path, name: str) -> Path:
     if not source.is_dir():
         return source
     similar = [path for path in text_files(source) if path.name.startswith(name)]
-    candidates = [path for path in similar if path.name == name] or [path for path in similar if not is_archive(path)]
+    candidates = [path for path in similar if path.name == name] or [path for path in similar if not format_of(path)]
     if len(candidates) != 1:
         raise CorpusError(
             f"{source}: expected one file {name}, or one whose name begins so, found {len(candidates)}; "
@@ -118,8 +103,7 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
     size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
     if size > FULL_SIZE:
         raise CorpusError(f"{path}: {size:,} bytes, but {name} has {FULL_SIZE:,}: {other}")
-    part = size // 20
-    if part == 0:
+    if size < 20:
         raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")
     offset = 0
     with path.open("rb") as file:
@@ -130,8 +114,9 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
                     f"{path}: byte {at:,} is 0x{others[0]:02x}, {reason}: {other}, or prepare the file as own text"
                 )
             offset += len(block)
-    cuts = (0, size - 2 * part, size - part, size)
-    splits = {split: (Slice(path, cuts[i], cuts[i + 1]),) for i, split in enumerate(SPLITS)}
+    part = size // 20
+    cuts = pairwise((0, size - 2 * part, size - part, size))
+    splits = {split: (Slice(path, *cut),) for split, cut in zip(SPLITS, cuts, strict=True)}
     return Text(splits, () if size == FULL_SIZE else (f"a prefix of {size:,} of {FULL_SIZE:,} bytes",))
 
 

@@ -56,7 +56,7 @@ CORPUS = Corpus(
             ),
         ),
     ),
-    wanted=lambda member: member.rsplit("/", 1)[-1] in FILES.values(),
+    wanted=r"ptb\.(train|valid|test)\.txt",
     digests=DIGESTS,
     published={"train": 929_589, "valid": 73_760, "test": 82_430, "types": 10_000},
     detokenize=join_english,

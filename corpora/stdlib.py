@@ -12,12 +12,11 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .locate import text_files, whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 TABLES = {"encodings", "pydoc_data"}
-SHARES = (90.0, 5.0, 5.0)
 
 
 def home() -> Path:
@@ -26,43 +25,30 @@ def home() -> Path:
 
 
 def read(source: Path, options: ReadOptions) -> Text:
-    """Divide the source files, each as a whole, among train, valid and test."""
-    files = [path for path in text_files(source) if path.suffix == ".py" and _belongs(path.relative_to(source))]
-    slices = [
-        piece for path in sorted(files, key=lambda path: _sort_key(path.relative_to(source))) for piece in whole(path)
-    ]
-    slices = [piece for piece in slices if piece.size]
-    splits = _divide(slices, options.shares or SHARES)
-    for name, pieces in splits.items():
-        if not pieces:
-            raise CorpusError(
-                f"{source}: {len(slices)} source files are too few for a {name} split; give --source a folder with "
-                "more, or another --split"
-            )
-    return Text(splits)
-
-
-def _belongs(relative: Path) -> bool:
-    directories = set(relative.parts[:-1])
-    return not directories & (SKIPPED | TABLES) and not relative.name.startswith("_sysconfigdata")
-
-
-def _sort_key(relative: Path) -> str:
-    return hashlib.sha256(relative.as_posix().encode()).hexdigest()
-
-
-def _divide(slices: list[Slice], shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
-    """Assign each file to the split whose share contains its middle, so that cuts are at the nearest file boundary."""
+    """Assign each source file to the split whose share contains its middle, so that cuts are between files."""
+    shares = options.shares or SHARES
+    names = (path.relative_to(source) for path in text_files(source) if path.suffix == ".py")
+    ordered = sorted(filter(_belongs, names), key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    slices = [piece for name in ordered for piece in whole(source / name) if piece.size]
     total = sum(piece.size for piece in slices)
     ends = (total * shares[0] / 100, total * (shares[0] + shares[1]) / 100)
     splits: dict[str, list[Slice]] = {name: [] for name, share in zip(SPLITS, shares, strict=True) if share}
     done = 0
     for piece in slices:
         middle = done + piece.size / 2
-        wanted = SPLITS[sum(middle >= end for end in ends)]
-        splits[wanted].append(piece)
+        splits[SPLITS[sum(middle >= end for end in ends)]].append(piece)
         done += piece.size
-    return {name: tuple(pieces) for name, pieces in splits.items()}
+    for name, pieces in splits.items():
+        if not pieces:
+            raise CorpusError(
+                f"{source}: {len(slices)} source files are too few for a {name} split; give --source a folder with "
+                "more, or another --split"
+            )
+    return Text({name: tuple(pieces) for name, pieces in splits.items()})
+
+
+def _belongs(name: Path) -> bool:
+    return not set(name.parts[:-1]) & (SKIPPED | TABLES) and not name.name.startswith("_sysconfigdata")
 
 
 CORPUS = Corpus(

@@ -53,7 +53,7 @@ CORPUS = Corpus(
             ),
         ),
     ),
-    wanted=lambda member: member.rsplit("/", 1)[-1] == "text8",
+    wanted="text8",
     digests={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
     published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 27},
     counts_line_ends=False,

@@ -1,187 +1,112 @@
-"""Unpacks zip, tar and compressed files into a directory; rejects damage, bombs, and members written elsewhere."""
+"""Unpacks zip, tar and compressed files into a directory; rejects damage and bombs."""
 
 import bz2
-import contextlib
 import errno
 import gzip
 import io
 import lzma
+import re
 import shutil
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, Self
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 from .corpus import CorpusError
-from .signatures import BZIP2, GZIP, XZ, ZIP
+from .signatures import HEAD, PACKED, format_of
 
 BLOCK = 1 << 20
 SMALL = 64 << 20  # bytes that every archive may unpack to
 MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
-OPENERS: dict[tuple[bytes, int], Callable[[Path], Any]] = {
-    (GZIP, 0): gzip.open,
-    (BZIP2, 4): bz2.open,
-    (XZ, 0): lzma.open,
-}
+OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "tar": open}
 DAMAGE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    EOFError,
-    ValueError,
-    OverflowError,
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError),
+    *(OverflowError, OSError),
 )
-"""Exceptions that damaged archives raise in the standard library, besides an OSError without a number."""
+"""Exceptions that damaged archives raise in the standard library; an OSError has no number then, or EINVAL."""
 
 
-def is_archive(path: Path) -> bool:
-    """Return True if a file is a zip or tar archive or a compressed file, or begins like one."""
-    if not path.is_file():
-        return False
-    return any(_begins_with(path, *signature) for signature in OPENERS) or _is_zip(path) or _is_tar(path)
+def unpack(archive: Path, directory: Path, wanted: str) -> None:
+    """Write the files of an archive whose names match `wanted` into `directory`, without their folders.
 
-
-def _is_zip(path: Path) -> bool:
-    return _begins_with(path, ZIP) or zipfile.is_zipfile(path)
-
-
-def _begins_with(path: Path, signature: bytes, offset: int = 0) -> bool:
-    with path.open("rb") as file:
-        return file.read(offset + len(signature))[offset:] == signature
-
-
-def _open(path: Path, *, packed: bool = False) -> IO[bytes]:
-    """Open a file, decompressed if its signature says so; with `packed` it must."""
-    for (signature, offset), opener in OPENERS.items():
-        if _begins_with(path, signature, offset):
-            opened: IO[bytes] = opener(path)
-            return opened
-    if packed:
-        raise ValueError("no known signature")
-    return path.open("rb")
-
-
-def _is_tar(path: Path) -> bool:
-    """Return True if a file begins with the header of a tar member; nothing after it is read."""
+    The archive is read to its end and its checksums. A compressed file loses the ending of its name.
+    """
+    extracted = 0
     try:
-        with _open(path) as file:
-            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
-    except (*DAMAGE, OSError):
-        return False
-    return True
-
-
-def unpack(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> None:
-    """Extract the wanted members of an archive into `directory`. The archive is read to its end and its checksums."""
-    try:
-        if _is_zip(archive):
-            extracted = _unpack_zip(archive, directory, wanted)
-        elif _is_tar(archive):
-            extracted = _unpack_tar(archive, directory, wanted)
-        else:
-            extracted = _decompress(archive, directory)
+        for path, content in _files(archive):
+            name = re.split(r"[/\\:]", path)[-1]
+            if re.fullmatch(wanted, name) or path == archive.stem:  # the latter is a compressed file
+                with (directory / name).open("wb") as file:
+                    shutil.copyfileobj(content, file, BLOCK)
+                extracted += 1
     except RuntimeError as error:  # it is encrypted, or of an unknown method or version
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
-    except (*DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+    except DAMAGE as error:
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         raise CorpusError(f"{archive}: the archive is damaged ({error}); fetch it again") from error
     if not extracted:
         raise CorpusError(f"{archive}: the archive has none of the files that are needed; give the corpus's own")
 
 
-def _check_name(archive: Path, member: str) -> None:
-    # zipfile and tarfile would rename such members, and accept Windows paths on other systems.
-    path = PurePosixPath(member.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or PureWindowsPath(member).drive:
-        raise CorpusError(f'{archive}: the member "{member}" would leave the folder; this archive is not to be trusted')
-
-
-def _most_bytes(archive: Path) -> int:
-    return max(SMALL, MAX_RATIO * archive.stat().st_size)
+def max_bytes(path: Path) -> int:
+    """Return the largest size to which a file may unpack."""
+    return max(SMALL, MAX_RATIO * path.stat().st_size)
 
 
 def _bomb(archive: Path) -> CorpusError:
     return CorpusError(
-        f"{archive}: would unpack to more than {_most_bytes(archive) >> 20:,} MiB, far more than its size; "
+        f"{archive}: would unpack to more than {max_bytes(archive) >> 20:,} MiB, far more than its size; "
         "this archive is not to be trusted"
     )
-
-
-def _unpack_zip(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> int:
-    members = []
-    with zipfile.ZipFile(archive) as source:
-        for member in source.infolist():
-            _check_name(archive, member.filename)
-            if not member.is_dir() and wanted(member.filename):
-                members.append(member)
-            else:
-                with contextlib.suppress(RuntimeError):  # encrypted, or packed in an unknown way
-                    source.open(member).close()  # compares the two names of the member, so that damage hides no file
-        if sum(member.file_size for member in members) > _most_bytes(archive):
-            raise _bomb(archive)
-        for member in members:  # zipfile writes at most the size that the member declares
-            source.extract(member, directory)
-    return len(members)
 
 
 class _Bounded(io.RawIOBase):
     """A stream that yields no more bytes than an archive may unpack to."""
 
     def __init__(self, archive: Path, file: IO[bytes]) -> None:
-        self._archive, self._file, self._left = archive, file, _most_bytes(archive)
+        self._archive, self._file, self._left = archive, file, max_bytes(archive)
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = BLOCK) -> bytes:
         """Read a block; raise an error beyond the limit."""
-        block = self._file.read(min(size, BLOCK) if size >= 0 else BLOCK)
+        block = self._file.read(min(size, BLOCK))
         self._left -= len(block)
         if self._left < 0:
             raise _bomb(self._archive)
         return block
 
 
-class _Member(tarfile.TarInfo):
-    """A member of a tar. tarfile takes a damaged header for the end of the archive, and would lose what follows it."""
+def _files(archive: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the content of each file."""
+    kind = format_of(archive)
+    if kind == "zip":
+        yield from _zip_members(archive)
+    elif kind not in OPENERS:
+        raise RuntimeError(f"the format {kind} is not known")
+    else:
+        with OPENERS[kind](archive, "rb") as file:
+            is_tar = file.read(HEAD).startswith(*PACKED["tar"])
+            file.seek(0)
+            stream = _Bounded(archive, file)
+            yield from _tar_members(stream) if is_tar else [(archive.stem, stream)]
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header; a block of zeros ends the archive."""
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if buf == bytes(tarfile.BLOCKSIZE):
-                raise
-            raise tarfile.ReadError(str(error)) from error
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as source:
+        if sum(member.file_size for member in source.infolist()) > max_bytes(archive):
+            raise _bomb(archive)  # zipfile reads at most the size that the member declares
+        for member in source.infolist():
+            with source.open(member) as content:  # compares the two names of the member, so that damage hides no file
+                yield member.filename, content
 
 
-def _unpack_tar(archive: Path, directory: Path, wanted: Callable[[str], bool]) -> int:
-    extracted, left = 0, _most_bytes(archive)
-    with (
-        _open(archive) as file,
-        tarfile.open(fileobj=(stream := _Bounded(archive, file)), mode="r|", tarinfo=_Member) as source,
-    ):
-        source.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have no filters
+def _tar_members(stream: _Bounded) -> Iterator[tuple[str, IO[bytes] | None]]:
+    with tarfile.open(fileobj=stream, mode="r|") as source:
         for member in source:
-            _check_name(archive, member.name)
-            if member.issparse() or not (member.isfile() or member.isdir()):
-                raise CorpusError(f'{archive}: the member "{member.name}" is a link or device; such are not unpacked')
-            left -= member.size
-            if left < 0 or member.size < 0:
-                raise _bomb(archive)
-            if member.isfile() and wanted(member.name):
-                source.extract(member, directory)
-                extracted += 1
-        while stream.read(BLOCK):  # the checksum is at the end
-            pass
-    return extracted
-
-
-def _decompress(archive: Path, directory: Path) -> int:
-    with _open(archive, packed=True) as content, (directory / archive.stem).open("wb") as file:
-        shutil.copyfileobj(_Bounded(archive, content), file, BLOCK)
-    return 1
+            if member.isfile() and not member.issparse():
+                yield member.name, source.extractfile(member)
+    while stream.read():  # the checksum is at the end
+        pass

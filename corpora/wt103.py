@@ -78,7 +78,7 @@ CORPUS = Corpus(
             ),
         ),
     ),
-    wanted=lambda member: member.rsplit("/", 1)[-1] in FILES.values(),
+    wanted=r"wiki\.(train|valid|test)\.tokens",
     digests={
         "wiki.train.tokens": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
         "wiki.valid.tokens": "sha1:c326ac59dc587676d58c422eb8a03e119582f92b",

@@ -1,16 +1,14 @@
-"""Names and notes of stores and runs, vocabularies, archives and servers reach no terminal unescaped."""
+"""Names and notes of stores and runs, vocabularies and servers reach no terminal unescaped."""
 
-import io
 import os
 import pty
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, refusal, txl
+from tests.commands.novel import done, txl
 from txlcli.data.token_store import SplitCounts, StoreFacts, writing
 from txlcli.data.vocabulary import Vocab
 
@@ -61,15 +59,6 @@ def test_the_name_of_a_run_is_escaped(here):
     result = txl("runs")
     assert f"word{SHOWN}" in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
-
-
-def test_members_of_an_archive_are_escaped(here):
-    with tarfile.open("source.tgz", "w:gz") as archive:
-        archive.addfile(tarfile.TarInfo(f"../{ESCAPE}\nerror: none"), io.BytesIO())
-    message = refusal("prepare", "ptb", "--source", "source.tgz", code=1)
-    assert message == (
-        rf'source.tgz: the member "../{SHOWN}\nerror: none" would leave the folder; this archive is not to be trusted'
-    )
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
         (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
         (b'\x40\0\0\0\0\0\0\0{"__metadata__"', "a file of weights"),
         (b"%PDF-1.7", "a PDF file"),
-        (b"\x89PNG\r\n", "a picture"),
+        (b"\x89PNG\r\n", "a PNG picture"),
     ],
 )
 def test_files_that_are_not_text_are_rejected(tmp_path, head, name):

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as arrow
 from pyarrow import parquet
 
-from txlcli.corpora.unpack import MAX_RATIO, SMALL
+from txlcli.corpora.unpack import max_bytes
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.system.input_files import check_regular
 
@@ -104,7 +104,7 @@ def extract(
         blank: line that is written for an empty row.
         append: True keeps what `target` already has, and writes after it.
     """
-    most = max(SMALL, MAX_RATIO * text.path.stat().st_size)
+    most = max_bytes(text.path)
     size = missing = number = 0
     with target.open("ab" if append else "wb") as file:
         start = file.tell()

@@ -1,6 +1,7 @@
 """Provides the files of a corpus: downloads or finds them, unpacks archives, checks digests."""
 
 import hashlib
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ from txlcli import __version__
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, Rows, Slice, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_names, text_files
-from txlcli.corpora.unpack import is_archive, unpack
+from txlcli.corpora.signatures import format_of
+from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
@@ -101,7 +103,7 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> list
 
 def _fetch(plan: Plan, download: Download, reporter: Reporter) -> Path:
     with reporter.progress(f"downloading {download.file}", download.size, "B") as step:
-        return fetch(download, plan.downloads, lambda done, _total: step.reach(done), f"txl/{__version__}")
+        return fetch(download, plan.downloads, step.reach, f"txl/{__version__}")
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
@@ -113,18 +115,18 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
     if not corpus.downloads:
         return []
     if not source.is_dir():
-        return [source] if is_archive(source) or source.name in rows else []
+        return [source] if format_of(source) or source.name in rows else []
     published = {file.file for download in corpus.downloads for file in (download, *download.mirror)}
     published -= set(corpus.digests)
     files = text_files(source)
-    if any(corpus.wanted(path.name) for path in files if path.name not in published):
+    if any(re.fullmatch(corpus.wanted, path.name) for path in files if path.name not in published):
         return []
     by_name = {path.name: path for path in files if path.name in published}
     paths = []
     for download in corpus.downloads:
         instead = () if download.file in by_name else download.mirror
         paths += [by_name[file.file] for file in (download, *instead) if file.file in by_name]
-    return paths if any(is_archive(path) or path.name in rows for path in paths) else []
+    return paths if any(format_of(path) or path.name in rows for path in paths) else []
 
 
 def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) -> None:
@@ -135,7 +137,7 @@ def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) 
         with reporter.progress(f"reading {path.name}"):
             text = parquet_text.open_text(path, None)
             parquet_text.extract(text, work / rows.file, only_utf8=False, blank=rows.blank, append=True)
-    elif is_archive(path):
+    elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.wanted)
     else:
