@@ -21,7 +21,7 @@ from txlcli.core.reading.decoder import Decoder
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.exchange.conversion import our_shapes, pytorch_layout
+from txlcli.exchange.conversion import layout_of
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
 
 CLIP, LR = 0.25, 2.5e-4
@@ -68,14 +68,14 @@ def peer_model(work, *, training):
 
 def our_settings(work, *, training):
     config = peer.peer_config(**work.peer_config(training=training)).to_dict()
-    return model_settings(DEFAULTS | config, NOWHERE)
+    return model_settings(DEFAULTS | config)
 
 
 def our_model(theirs, work, *, training):
     """Our model with the peer's weights."""
     settings = our_settings(work, training=training)
-    layout = pytorch_layout(settings, work.vocab_size, hugging_face=True)
-    tensors = layout.read(theirs.state_dict(), our_shapes(settings, work.vocab_size), "the peer")
+    layout = layout_of("hugging_face", settings, work.vocab_size)
+    tensors = layout.read(theirs.state_dict(), "the peer")
     return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)), NOWHERE)
 
 

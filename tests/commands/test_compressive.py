@@ -47,5 +47,5 @@ def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(run):
         '"transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (
-        'model.arch = "compressive": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+        'runs/run: [model] arch = "compressive" is not a setting of Hugging Face TransfoXL, which needs "transformer"'
     )

@@ -334,8 +334,8 @@ REJECTED = {
         f"state.pt: {VOCABULARY_MISSING}",
     ),
     "another shape": (
-        *(configured(n_head=2), ["folder"], GENERAL),
-        f"{WEIGHTS}: transformer.layers.0.dec_attn.qkv_net.weight has the shape (99, 14), the settings need (66, 14); "
+        *(configured(d_inner=16), ["folder"], GENERAL),
+        f"{WEIGHTS}: transformer.layers.0.pos_ff.CoreNet.0.weight has the shape (17, 14), the settings need (16, 14); "
         "correct [model] with --recipe or --set",
     ),
     "the same product of other factors": (
@@ -355,7 +355,7 @@ def test_an_import_that_cannot_work_is_rejected(foreign, change, arguments, code
 
 def test_a_vocabulary_of_another_size_is_rejected(foreign):
     size = card("runs/word")["vocab_size"]
-    for source, path in (("folder", "folder/config.json"), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
+    for source, path in (("folder", WEIGHTS), ("state.pt", "state.pt"), ("tf.npz", "tf.npz")):
         recipe = [] if source == "folder" else ["--recipe", "foreign.toml"]
         assert refused(source, *recipe, "--vocab", "runs/word/vocab.json") == (
             f"{path}: the weights have {V} ids and the vocabulary {size}; "

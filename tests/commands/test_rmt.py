@@ -61,5 +61,5 @@ def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(run):
         'runs/run has arch = "rmt", some of whose keys are not single tokens; give a run with arch = "transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (
-        'model.arch = "rmt": Hugging Face\'s TransfoXL has no such model; to export, train with "transformer"'
+        'runs/run: [model] arch = "rmt" is not a setting of Hugging Face TransfoXL, which needs "transformer"'
     )

@@ -123,10 +123,7 @@ def _checkpoints(sample, work):
 def _configurations(sample, work):
     def read(data):
         (work / "config.json").write_bytes(data)
-        config = huggingface.read_config(work)
-        huggingface.model_settings(config, work)
-        huggingface.eval_settings(config, work)
-        huggingface.vocab_size(config, work)
+        huggingface.read_settings(work)
 
     return refused(read)
 

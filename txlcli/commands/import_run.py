@@ -30,9 +30,6 @@ def import_run(
 
     Example: txl import transfo-xl-wt103/ --name hf-wt103
     """
-    from txlcli.workflows.exchange.import_settings import settings_of
-
-    settings_of(source, options)  # reports wrong names before PyTorch is imported
     from txlcli.workflows.exchange import import_run as workflow
     from txlcli.workflows.workspace import Workspace
 

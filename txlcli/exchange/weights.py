@@ -1,47 +1,57 @@
 """Reads weights of other systems as named tensors."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txlcli.core.training.tensor_reader import read_file
-from txlcli.errors import RunError, shortened
+from txlcli.errors import RunError
 from txlcli.exchange import pickles
+from txlcli.exchange.conversion import System
 from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import check_regular
 from txlcli.system.tensor_files import check_unpacked, check_zip
 
-System = Literal["hugging_face", "pytorch", "tf"]
 STATE_DICT_HINT = (
     "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "
     "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
 )
+PREFIXES: dict[str, System] = {"transformer/": "tf", "transformer.word_emb.": "hugging_face", "word_emb.": "pytorch"}
+"""Beginnings of names by which a system is recognized."""
+POSITION_KEYS = ("dec_attn.r_net.weight", "rel_attn/r/kernel")
+"""Ends of names that only models with the attention of the paper have (attn_type 0 of the released code)."""
+TABLE = re.compile(r"(?:emb|out)_layers\.(\d+)\.weight$|adaptive_embed/(.*)lookup_table$")
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it."""
+    """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it.
+
+    What wrappers add to names is removed: the prefix `module.` and the suffix `:0`.
+    """
     if not check_regular(path).is_file():
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
-            return read_file(path)
-        if path.suffix == ".npz":
-            return _read_npz(path)
-        tensors = _state_dict(pickles.load_torch(path), path)
+            tensors = read_file(path)
+        elif path.suffix == ".npz":
+            tensors = _read_npz(path)
+        else:
+            tensors = _state_dict(pickles.load_torch(path), path)
     except UnsafePickleError as error:
         raise RunError(
             f"{path}: holds {error} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
         ) from error
+    except RunError:
+        raise
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
-    if tensors is None:
-        raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
-    return tensors
+    return {name.removeprefix("module.").removesuffix(":0"): tensor for name, tensor in tensors.items()}
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -52,41 +62,28 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         return {name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items() if a.dtype.kind == "f"}
 
 
-def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor] | None:
-    """Return tensors by name; None if a file has something else. A few bytes can be the storage of a huge tensor."""
+def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """Check that a file has tensors by name and nothing else. A few bytes can be the storage of a huge tensor."""
     is_mapping = isinstance(loaded, Mapping)
     if not (is_mapping and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items())):
-        return None
-    for name, tensor in loaded.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
-            raise ValueError(f"{name} is not a dense tensor")
+        raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
     check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in loaded.values()), path)
     return dict(loaded)
 
 
-def plain_names(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Remove what wrappers add to names: the prefix `module.` and the suffix `:0`."""
-    names: dict[str, str] = {}
-    for name in tensors:
-        plain = name.removeprefix("module.").removesuffix(":0")
-        if plain in names:
-            raise RunError(
-                f"{path}: has {shortened(names[plain])} and {shortened(name)}, two tensors for one weight; save the "
-                "weights of one model alone"
-            )
-        names[plain] = name
-    return {plain: tensors[name] for plain, name in names.items()}
-
-
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
     """Return the system that names its tensors like these."""
-    if any(name.startswith("transformer/") for name in tensors):
-        return "tf"
-    if any(name.startswith("transformer.word_emb.") for name in tensors):
-        return "hugging_face"
-    if any(name.startswith("word_emb.") for name in tensors):
-        return "pytorch"
+    if any(name.endswith(POSITION_KEYS) for name in tensors):
+        for prefix, system in PREFIXES.items():
+            if any(name.startswith(prefix) for name in tensors):
+                return system
     raise RunError(
-        f"{path}: none of its {len(tensors)} tensors is named as in a Transformer-XL "
-        "(transformer.word_emb..., word_emb... or transformer/...); only Transformer-XL can be imported"
+        f"{path}: none of its {len(tensors)} tensors is named like the position keys of a Transformer-XL "
+        f"({' or '.join(POSITION_KEYS)}); only Transformer-XL with attn_type 0 can be imported"
     )
+
+
+def vocab_size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of ids in the tables of the embedding, which may have two names each."""
+    tables = {match.groups(): tensor for name, tensor in tensors.items() if (match := TABLE.search(name))}
+    return sum(map(len, tables.values()))

@@ -10,8 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from txlcli.errors import RunError
 from txlcli.exchange import huggingface, vocabularies
-from txlcli.exchange.conversion import to_hugging_face
+from txlcli.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import replacing
@@ -44,9 +45,10 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
     """Write a run as a Hugging Face directory."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
     model = opened.model
-    config = huggingface.config_of(
-        model.settings, opened.run.settings.evaluation_settings(), model.vocab_size, opened.vocab.boundary
-    )
+    if (missing := missing_setting(model.settings, "hugging_face")) is not None:
+        raise RunError(f"{opened.run.directory}: {missing}")
+    evaluation = opened.run.settings.evaluation_settings()
+    config = huggingface.config_of(opened.transformer.settings, evaluation, model.vocab_size, opened.vocab.boundary)
     return ExportedRun(
         run=str(opened.run.directory),
         folder=str(directory),

@@ -1,7 +1,7 @@
 """Makes a run of weights that another system trained."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,27 +10,20 @@ from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import Settings
+from txlcli.config.settings import CorpusSettings, Settings, TrainSettings, plain_name
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore, stores_in
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
 from txlcli.exchange import conversion, huggingface, vocabularies, weights
-from txlcli.exchange.weights import System
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.exchange.import_settings import name_of, settings_of
+from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
-
-SYSTEMS = {
-    "hugging_face": "Hugging Face TransfoXL",
-    "pytorch": "the released PyTorch code",
-    "tf": "the released TF code",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +42,7 @@ class ImportedRun:
     boundary: str | None
     """Symbol that ends a line."""
     unknown: str | None
-    norm: str | None
+    norm: str
     cutoffs: tuple[int, ...]
     settings_from: str
     next: str
@@ -62,35 +55,78 @@ class ImportedRun:
 
 def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedRun:
     """Make a run of a Hugging Face directory or a file of weights."""
-    settings = settings_of(source, options)
-    directory = workspace.runs_dir / (options.name or name_of(source))
+    settings = _settings(source, options)
+    directory = workspace.runs_dir / (options.name or _name_of(source))
     run_directory.check_free(directory, force=options.force, instead="choose another `name`")
     path = huggingface.file_of_weights(source) if source.is_dir() else source
-    imported = weights.plain_names(weights.read(path), path)
+    imported = weights.read(path)
     system = weights.system_of(imported, path)
-    if system == "pytorch" and not any(name.endswith("dec_attn.r_net.weight") for name in imported):
-        raise RunError(
-            f"{path}: attention type 1, 2 or 3 of the released code, other functions than the encodings of txl; "
-            "only type 0 (Transformer-XL) can be imported"
+    vocab, store = _vocabulary(source, options, settings, workspace)
+    if (size := weights.vocab_size_of(imported)) not in (0, vocab.size):
+        raise VocabularyError(
+            f"{path}: the weights have {size:,} ids and the vocabulary {vocab.size:,}; "
+            "give the vocabulary that they were trained with"
         )
-    vocab, token_store = _vocabulary(source, options, settings, workspace)
-    if source.is_dir():
-        config = source / huggingface.CONFIG
-        _check_vocabulary(huggingface.vocab_size(huggingface.read_config(source), config), vocab.size, config)
-    store = token_store.path.stem if token_store else _free_store(directory.name, workspace.data_dir)
-    settings = dataclasses.replace(settings, corpus=dataclasses.replace(settings.corpus, store=store))
-    tensors = _converted(system, imported, settings, vocab.size, path)
+    if (missing := conversion.missing_setting(settings.model, system)) is not None:
+        raise RecipeError(f"{path}: {missing}")
+    assert isinstance(settings.model, TransformerSettings)
+    tensors = conversion.layout_of(system, settings.model, vocab.size).read(imported, str(path))
+    store_name = store.path.stem if store else _free_store(directory.name, workspace.data_dir)
     made = Run(
         directory=directory,
         recipe_name=recipe.read_text(options.recipe)[0] if options.recipe else directory.name,
-        settings=settings,
+        settings=dataclasses.replace(settings, corpus=dataclasses.replace(settings.corpus, store=store_name)),
         vocab_fingerprint=vocab.fingerprint,
         vocab_size=vocab.size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(made, vocab, tensors, path, force=options.force)
-    return _result(made, vocab, system, source, token_store, workspace.data_dir)
+    words = ["CORPUS", "--vocab", str(made.directory / run_directory.VOCAB), "--name", store_name]
+    prepare = None if store else command_line("prepare", *words, data_dir=workspace.data_dir)
+    return ImportedRun(
+        run=str(directory),
+        source=str(source),
+        system=conversion.SYSTEMS[system],
+        parameters=made.parameters,
+        vocab_size=vocab.size,
+        store=str(store.path) if store else None,
+        prepare=prepare,
+        boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
+        unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
+        norm=settings.model.norm,
+        cutoffs=settings.model.cutoffs,
+        settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
+        next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
+    )
+
+
+def _name_of(source: Path) -> str:
+    return plain_name(source.resolve(), otherwise="imported")
+
+
+def _settings(source: Path, options: ImportOptions) -> Settings:
+    """Return the settings: the model from a directory's configuration and the rest from the recipe, or all from it."""
+    if not check_regular(source).exists():
+        raise RunError(f"no file or folder at {source}; give a Hugging Face folder or a file of weights")
+    if (source / run_directory.CARD).is_file():
+        raise RunError(f'{source} is already a run; evaluate it with "{command_line("eval", str(source))}"')
+    if not source.is_dir():
+        if options.recipe is None:
+            raise UsageError(
+                f"{source}: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
+                "name its recipe, e.g. `recipe` wt103-large-tf"
+            )
+        return recipe.load(options.recipe, options.overrides)
+    model, evaluation = huggingface.read_settings(source)
+    if options.recipe is not None:
+        settings = recipe.load(options.recipe)
+    else:
+        # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
+        train = TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1)
+        settings = Settings(corpus=CorpusSettings(store=_name_of(source)), model=model, train=train, eval=evaluation)
+    table = recipe.to_table(settings) | {"model": recipe.to_keys(model)}
+    return recipe.resolve(recipe.override(table, options.overrides), where=str(source))
 
 
 def _vocabulary(
@@ -104,14 +140,13 @@ def _vocabulary(
         if named is not None and named.fingerprint != vocab.fingerprint:
             raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out `store` or `vocab`")
         return vocab, named or _store_with(vocab, settings.corpus.store, workspace.data_dir)
-    if named is None:
-        try:
-            named = workspace.open_store(settings.corpus.store)
-        except StoreError as error:
-            raise VocabularyError(
-                f"{source}: the weights come without a vocabulary; give `vocab` FILE, or `store` with the token "
-                "store of their corpus"
-            ) from error
+    try:
+        named = named or workspace.open_store(settings.corpus.store)
+    except StoreError as error:
+        raise VocabularyError(
+            f"{source}: the weights come without a vocabulary; give `vocab` FILE, or `store` with the token "
+            "store of their corpus"
+        ) from error
     return named.vocab, named
 
 
@@ -135,40 +170,8 @@ def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | No
 
 def _free_store(name: str, data_dir: Path) -> str:
     """Return a name that no store in the data directory has."""
-    free, number = name, 2
-    while (data_dir / f"{free}.h5").exists():
-        free, number = f"{name}-{number}", number + 1
-    return free
-
-
-def _converted(
-    system: System, imported: Mapping[str, Tensor], settings: Settings, vocab_size: int, path: Path
-) -> dict[str, Tensor]:
-    """Return the weights under txl's names and in its shapes."""
-    model = settings.model
-    if not isinstance(model, TransformerSettings) or not model.is_transformer_xl:
-        raise RecipeError(
-            f"{path}: Transformer-XL weights need a Transformer-XL recipe; do not change model.arch or model.position"
-        )
-    try:
-        shapes = conversion.our_shapes(model, vocab_size)
-        layout = (
-            conversion.tf_layout(model, vocab_size)
-            if system == "tf"
-            else conversion.pytorch_layout(model, vocab_size, hugging_face=system == "hugging_face")
-        )
-    except RecipeError as error:
-        raise RecipeError(f"{path}: {error}") from error
-    _check_vocabulary(layout.vocab_size_of(imported), vocab_size, path)
-    return layout.read(imported, shapes, str(path))
-
-
-def _check_vocabulary(weights_size: int | None, vocab_size: int, path: Path) -> None:
-    if weights_size is not None and weights_size != vocab_size:
-        raise VocabularyError(
-            f"{path}: the weights have {weights_size:,} ids and the vocabulary {vocab_size:,}; "
-            "give the vocabulary that they were trained with"
-        )
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(free for free in names if not (data_dir / f"{free}.h5").exists())
 
 
 def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
@@ -179,38 +182,12 @@ def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *,
         "step": 0,
         "imported_from": source.name,
     }
+    weights_only = Checkpoint(checkpoint.grouped("model", tensors), state)
     with run_directory.locked(made.directory):
         run_directory.create(made, vocab.to_json(), force=force)
         try:
-            checkpoint.save(
-                made.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state)
-            )
+            checkpoint.save(made.directory / run_directory.BEST, weights_only)
         except BaseException:
             run_directory.restore_replaced(made)
             raise
         run_directory.delete_replaced(made)
-
-
-def _result(
-    made: Run, vocab: Vocab, system: System, source: Path, token_store: TokenStore | None, data_dir: Path
-) -> ImportedRun:
-    boundary, unknown = (None if i is None else vocab.symbol(i) for i in (vocab.boundary, vocab.unknown))
-    prepare = None
-    if token_store is None:
-        words = ["--vocab", str(made.directory / run_directory.VOCAB), "--name", made.settings.corpus.store]
-        prepare = command_line("prepare", "CORPUS", *words, data_dir=data_dir)
-    return ImportedRun(
-        run=str(made.directory),
-        source=str(source),
-        system=SYSTEMS[system],
-        parameters=made.parameters,
-        vocab_size=made.vocab_size,
-        store=str(token_store.path) if token_store else None,
-        prepare=prepare,
-        boundary=boundary,
-        unknown=unknown,
-        norm=getattr(made.settings.model, "norm", None),
-        cutoffs=tuple(made.settings.model.cutoffs),
-        settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
-        next=prepare or command_line("eval", str(made.directory), data_dir=data_dir),
-    )
