@@ -62,9 +62,8 @@ def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -
         if target.partition(" ")[0] in names:
             return target
     if "--set" in names:
-        keys = {setting.partition(".")[2]: setting for setting in reversed(list(settings))}
-        setting = next(iter(_synonyms(option, "settings")), None) or keys.get(_plain(option).replace("-", "_"))
-        if setting is not None:
+        word = _plain(option).replace("-", "_")
+        for setting in (*_synonyms(option, "settings"), *(name for name in settings if name.endswith(f".{word}"))):
             return f"--set {setting}=VALUE"
     plain = {_plain(name): name for name in names}
     near = _similar(_plain(option), plain)

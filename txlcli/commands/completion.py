@@ -1,5 +1,6 @@
 """Names that a shell completes: runs, recipes, stores, settings, and the tables and figures of the paper."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from typer import Context
@@ -11,55 +12,33 @@ from txlcli.system.command_lines import default_data_dir, default_runs_dir
 from txlcli.workflows.options import ALL_ITEMS, REPRODUCIBLE
 
 
-def runs(context: Context, incomplete: str) -> list[str]:
-    """Return the names of the runs in --runs-dir."""
-    return _matching(run_directory.names(_directory(context, "runs_dir", default_runs_dir())), incomplete)
+def _completing(*sources: Callable[[Context], Iterable[str]]) -> Callable[[Context, str], list[str]]:
+    """Return a completion with the names of all sources."""
+
+    def complete(context: Context, incomplete: str) -> list[str]:
+        names = dict.fromkeys(name for source in sources for name in source(context))
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
-def recipes(incomplete: str) -> list[str]:
-    """Return the names of the packaged recipes."""
-    return _matching(recipe.packaged_names(), incomplete)
+def _runs(context: Context) -> Iterable[str]:
+    return run_directory.names(Path(context.params.get("runs_dir") or default_runs_dir()))
 
 
-def recipes_and_stores(context: Context, incomplete: str) -> list[str]:
-    """Return what `txl train` accepts: packaged recipes, and token stores in --data-dir."""
-    return recipes(incomplete) + [name for name in stores(context, incomplete) if name not in recipe.packaged_names()]
+def _recipes(_: Context) -> Iterable[str]:
+    return recipe.packaged_names()
 
 
-def runs_and_recipes(context: Context, incomplete: str) -> list[str]:
-    """Return runs and packaged recipes."""
-    return runs(context, incomplete) + recipes(incomplete)
+def _stores(context: Context) -> Iterable[str]:
+    directory = Path(context.params.get("data_dir") or default_data_dir())
+    return sorted(path.stem for path in directory.glob("*.h5"))
 
 
-def stores(context: Context, incomplete: str) -> list[str]:
-    """Return the names of the token stores in --data-dir."""
-    directory = _directory(context, "data_dir", default_data_dir())
-    return _matching(sorted(path.stem for path in directory.glob("*.h5")), incomplete)
-
-
-def exports(context: Context, incomplete: str) -> list[str]:
-    """Return what `txl export` accepts: runs and token stores."""
-    return list(dict.fromkeys(runs(context, incomplete) + stores(context, incomplete)))
-
-
-def benchmarks(incomplete: str) -> list[str]:
-    """Return the names of the corpora."""
-    return _matching(list(corpora.CORPORA), incomplete)
-
-
-def settings(incomplete: str) -> list[str]:
-    """Return the settings, as SECTION.KEY=."""
-    return _matching([f"{name}=" for name in recipe.setting_names()], incomplete)
-
-
-def reproductions(incomplete: str) -> list[str]:
-    """Return what `txl reproduce` accepts: tables, figures, `all` and `frontier`."""
-    return _matching([*REPRODUCIBLE, ALL_ITEMS], incomplete)
-
-
-def _directory(context: Context, option: str, default: Path) -> Path:
-    return Path(context.params.get(option) or default)
-
-
-def _matching(names: list[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+runs, recipes, stores = _completing(_runs), _completing(_recipes), _completing(_stores)
+recipes_and_stores = _completing(_recipes, _stores)
+runs_and_recipes = _completing(_runs, _recipes)
+exports = _completing(_runs, _stores)
+benchmarks = _completing(lambda _: corpora.CORPORA)
+settings = _completing(lambda _: [f"{name}=" for name in recipe.setting_names()])
+reproductions = _completing(lambda _: [*REPRODUCIBLE, ALL_ITEMS])

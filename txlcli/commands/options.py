@@ -78,27 +78,22 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of a command that is a class of options or flags by one flag for each of its fields.
 
-    The command receives the object. Fields without traits belong to the Python interface alone.
+    The command receives the object. Fields of options without traits belong to the Python interface alone.
     """
     hints = get_type_hints(command, include_extras=True)
     classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | _Flags)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in classes:
-            parameters += _parameters_of(classes[name])
+            parameters += map(_parameter, _fields_with_flags(classes[name]))
         else:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, cls in classes.items():
-            if issubclass(cls, _Flags):
-                values[name] = cls(**{field.name: values.pop(field.name) for field in dataclasses.fields(cls)})
-                continue
-            given = {field: (traits, values.pop(field)) for field, traits in _fields_with_flags(cls).items()}
-            values[name] = cls(
-                **{field: _parse(field, traits, value) for field, (traits, value) in given.items() if value is not None}
-            )
+            given = {flag.name: _parse(flag, values.pop(flag.name)) for flag in _fields_with_flags(cls)}
+            values[name] = cls(**{field: value for field, value in given.items() if value is not None})
         command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -106,48 +101,51 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _fields_with_flags(cls: type[Options]) -> dict[str, OptionTraits]:
-    fields = dataclasses.fields(cls)
-    return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
+@dataclass(frozen=True, kw_only=True)
+class _Flag:
+    """A field of options or flags that has a flag."""
+
+    name: str
+    hint: Any
+    default: Any
+    traits: OptionTraits | None
+    """None if the hint has the Typer option."""
 
 
-def _parameters_of(cls: type[Options | _Flags]) -> list[inspect.Parameter]:
-    """Return a Typer parameter for each field of a class of options or flags."""
+def _fields_with_flags(cls: type[Options | _Flags]) -> list[_Flag]:
     hints = get_type_hints(cls, include_extras=True)
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    if issubclass(cls, _Flags):
-        return [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-            for name, default in defaults.items()
-        ]
-    parameters = []
-    for name, traits in _fields_with_flags(cls).items():
-        given: Any = str | None if traits.parse else hints[name]
-        default = None if traits.parse else defaults[name]
-        if get_origin(given) is tuple:
-            given, default = list[get_args(given)[0]] | None, None  # type: ignore[misc]
-        flags = traits.flags or (("--" + name.replace("_", "-"),) if given is bool else ())
-        annotation = Annotated[
-            given,
-            Option(
-                *flags,
-                min=traits.minimum if given in NUMBERS else None,
-                max=traits.maximum if given in NUMBERS else None,
-                metavar=traits.metavar,
-                autocompletion=COMPLETIONS.get(name),
-                help=traits.help,
-            ),
-        ]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return [
+        _Flag(name=field.name, hint=hints[field.name], default=field.default, traits=field.metadata.get("option"))
+        for field in dataclasses.fields(cls)
+        if "option" in field.metadata or issubclass(cls, _Flags)
+    ]
+
+
+def _parameter(flag: _Flag) -> inspect.Parameter:
+    """Return the Typer parameter of a field."""
+    hint, default, traits = flag.hint, flag.default, flag.traits
+    if traits is not None:
+        if traits.parse:
+            hint, default = str | None, None
+        elif get_origin(hint) is tuple:
+            hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
+        names = traits.flags or (("--" + flag.name.replace("_", "-"),) if hint is bool else ())
+        option = Option(
+            *names,
+            min=traits.minimum if hint in NUMBERS else None,
+            max=traits.maximum if hint in NUMBERS else None,
+            metavar=traits.metavar,
+            autocompletion=COMPLETIONS.get(flag.name),
+            help=traits.help,
         )
-    return parameters
+        hint = Annotated[hint, option]
+    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _parse(name: str, traits: OptionTraits, value: Any) -> Any:
+def _parse(flag: _Flag, value: Any) -> Any:
     """Return the value of a field from what the command line has."""
     if isinstance(value, list):
         return tuple(value)
-    if traits.parse is None or not isinstance(value, str):
+    if flag.traits is None or flag.traits.parse is None or not isinstance(value, str):
         return value
-    return traits.parse(value, f"`{name}` {value}")
+    return flag.traits.parse(value, f"`{flag.name}` {value}")

@@ -1,13 +1,11 @@
 """`txl recipes`: list, show, copy and forecast the packaged recipes."""
 
-import dataclasses
 import json as json_
 import re
 import shlex
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument
@@ -23,10 +21,10 @@ from txlcli.commands.options import (
     with_options,
 )
 from txlcli.config import recipe, schema
-from txlcli.errors import TxlError, UnknownNameError, UsageError
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
-from txlcli.system.atomic_files import check_output, replacing
+from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.workflows.options import ScaleOptions, TrainOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
@@ -61,7 +59,7 @@ def list_(json: Json = False) -> None:
     """
     entries = [_entry(name) for name in recipe.packaged_names()]
     if json:
-        console.show_json({"recipes": [dataclasses.asdict(entry) for entry in entries]})
+        console.show_json({"recipes": entries})
     else:
         console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in entries], [NOTE])
 
@@ -91,13 +89,10 @@ def copy(
     Example: txl recipes copy enwik8 mine.toml
     """
     name, text = recipe.packaged(recipe_name)
-    try:
-        path = _target(file, name, force=force)
-        with replacing(path.resolve()) as draft:
-            own = text.replace(SCHEMA_LINE, f"#:schema {recipe.schema_file()}", 1)
-            draft.write_text(own, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise TxlError(f"{file}: the recipe cannot be written ({error.strerror}); choose another FILE") from error
+    path = _target(file, name, force=force)
+    with errors_of_writing(path), replacing(path.resolve()) as draft:
+        own = text.replace(SCHEMA_LINE, f"#:schema {recipe.schema_file()}", 1)
+        draft.write_text(own, encoding="utf-8", newline="\n")
     if json:
         console.show_json({"recipe": name, "file": str(path)})
     else:
@@ -118,7 +113,17 @@ def keys(
     """
     described = _find_keys(section)
     if json:
-        console.show_json({"settings": [_described(key) for key in described]})
+        rows = [
+            {
+                "setting": key.full_name,
+                "values": key.values,
+                "default": key.shown_default,
+                "arch": list(key.architectures) or None,
+                "description": key.description,
+            }
+            for key in described
+        ]
+        console.show_json({"settings": rows})
     else:
         for key in described:
             console.show_text(_paragraph(key) + "\n")
@@ -169,23 +174,14 @@ def _find_keys(word: str | None) -> list[schema.Key]:
     found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
     if found or word is None:
         return found
-    section, _, key = word.rpartition(".")
     if did_you_mean(word, recipe.SECTIONS):
         raise UnknownNameError("section", word, recipe.SECTIONS)
+    section, _, key = word.rpartition(".")
     meant = meant_setting(section, key, recipe.setting_names())
-    if meant is None:
-        raise UsageError(f'unknown setting "{word}"; "txl recipes keys" lists all')
-    raise UsageError(f'unknown setting "{word}"; did you mean "{meant if "." in meant else f"{section}.{meant}"}"?')
-
-
-def _described(key: schema.Key) -> dict[str, object]:
-    return {
-        "setting": key.full_name,
-        "values": key.values,
-        "default": key.shown_default,
-        "arch": list(key.architectures) or None,
-        "description": key.description,
-    }
+    if meant and "." not in meant:
+        meant = f"{section}.{meant}"
+    hint = f'did you mean "{meant}"?' if meant else '"txl recipes keys" lists all'
+    raise UsageError(f'unknown setting "{word}"; {hint}')
 
 
 def _paragraph(key: schema.Key) -> str:
@@ -209,36 +205,23 @@ def _target(file: str, name: str, *, force: bool) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """A packaged recipe with what the paper publishes for it."""
-
-    name: str
-    store: str
-    parameters: int | None
-    vocab_size: int | None
-    metric: str
-    paper_valid: float | None
-    paper_test: float | None
-    description: str
-
-
-def _entry(name: str) -> _Entry:
+def _entry(name: str) -> dict[str, Any]:
+    """Return a packaged recipe with what the paper publishes for it."""
     from txlcli import corpora
 
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)
     published = settings.published
-    return _Entry(
-        name=name,
-        store=settings.corpus.store,
-        parameters=published.parameters,
-        vocab_size=published.vocab_size,
-        metric=metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
-        paper_valid=published.valid,
-        paper_test=published.test,
-        description=_description(text),
-    )
+    return {
+        "name": name,
+        "store": settings.corpus.store,
+        "parameters": published.parameters,
+        "vocab_size": published.vocab_size,
+        "metric": metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
+        "paper_valid": published.valid,
+        "paper_test": published.test,
+        "description": _description(text),
+    }
 
 
 def _description(text: str) -> str:
@@ -248,8 +231,8 @@ def _description(text: str) -> str:
     return re.split(r"[:;]|\.(?:\s|$)", header)[0]
 
 
-def _row(entry: _Entry) -> list[str]:
-    count = f"{entry.parameters:,}" if entry.parameters else "-"
-    numbers = [str(number or "-") for number in (entry.paper_valid, entry.paper_test)]
-    table = re.match(r"Table (\d+)", entry.description)
-    return [entry.name, entry.store, count, entry.metric, *numbers, table[1] if table else "-"]
+def _row(entry: dict[str, Any]) -> list[str]:
+    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
+    table = re.match(r"Table (\d+)", entry["description"])
+    numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
+    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]

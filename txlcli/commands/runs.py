@@ -1,25 +1,36 @@
-"""`txl runs`: list, show and verify runs; the module `runs_compare` has the other subcommands."""
+"""`txl runs`: list, show, verify and compare runs, and a run among the systems of the paper."""
 
 import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion, runs_compare
-from txlcli.commands.options import RUNS_DIR, Json, Run, RunsDir
+from txlcli.commands import completion
+from txlcli.commands.options import RUNS_DIR, Json, Run, RunsDir, Verbose, with_options
 from txlcli.commands.verification import show_checks
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
+from txlcli.paper.published import CONTEMPORARY, FINETUNED
 from txlcli.runs import run_directory
+from txlcli.runs.run_directory import Change
 from txlcli.system.command_lines import default_runs_dir
-from txlcli.workflows import overview
-from txlcli.workflows.overview import RunEntry
+from txlcli.workflows import overview, ranking
+from txlcli.workflows.options import CompareOptions
+from txlcli.workflows.overview import ComparedRun, Comparison, RunEntry
+from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
+SAME_SETTINGS = "The settings are the same."
+ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
+OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
+OTHER_SYMBOLS = "~"
+MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step finetuning"}
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
@@ -61,15 +72,11 @@ def _list_row(entry: RunEntry) -> list[str]:
     state = entry.state
     if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
         state += f" {entry.step / entry.max_steps:.0%}"
-    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, _test(entry)), saved]
+    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, entry.test), saved]
 
 
 def _result(entry: RunEntry, result: float | None) -> str:
     return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
-
-
-def _test(entry: RunEntry) -> float | None:
-    return None if entry.test_readings is None else entry.test
 
 
 @app.command("show")
@@ -86,15 +93,16 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
         settings = metrics.without_infinities(recipe.to_table(run.settings))
         console.show_json({**entry.to_json(), "settings": settings})
         return
-    rows = [["folder", entry.folder], ["saved", entry.saved]]
-    rows += [["state", "damaged"]] if entry.state == "damaged" else _rows(entry)
+    rows = [["folder", entry.folder], ["saved", entry.saved], *_rows(entry)]
     rows += [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
     console.show_table(f"run {entry.name}", ("", ""), rows)
 
 
 def _rows(entry: RunEntry) -> list[list[str]]:
+    if entry.state == "damaged":
+        return [["state", entry.state]]
     steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
-    valid, test = _result(entry, entry.best_valid), _result(entry, _test(entry))
+    valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
     if entry.best_valid_step is not None:
         valid += f" at step {entry.best_valid_step:,}"
     if entry.valid_tokens:
@@ -136,5 +144,159 @@ def verify(
     show_checks(verify_runs(run_name, runs_dir), json=json)
 
 
-app.command("compare")(runs_compare.compare)
-app.command("published")(runs_compare.published_)
+@app.command("compare")
+@with_options
+def compare(
+    options: CompareOptions,
+    run_names: Annotated[
+        list[str] | None,
+        Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.", autocompletion=completion.runs),
+    ] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Compare runs side by side.
+
+    Shows differing settings, best and last losses, tokens per second and parameters.
+    --plot plots the training and validation curves.
+
+    Example: txl runs compare stdlib stdlib-2 --plot curves.png
+    """
+    result = overview.compare(run_names or [], options, runs_dir)
+    console.show_result(result, _show_comparison, json=json)
+    if options.plot is not None:
+        _plot_curves(options.plot, result, x_label=options.x)
+
+
+def _show_comparison(result: Comparison) -> None:
+    runs = result.runs
+    metric = runs[0].metric if len({run.metric for run in runs}) == 1 else None
+    unit = f" {metric}" if metric else ""
+    cells: dict[str, Callable[[ComparedRun], str | list[str]]] = {
+        "recipe": lambda run: str(run.recipe),
+        "parameters": lambda run: _count(run.parameters),
+        "state": lambda run: run.state,
+        "step": lambda run: _count(run.step),
+        f"best valid{unit}": lambda run: _loss(run, run.best_valid, metric),
+        "  at step": lambda run: _count(run.best_valid_step),
+        f"last valid{unit}": lambda run: _loss(run, run.last_valid, metric),
+        f"last train{unit}": lambda run: _loss(run, run.last_train, metric),
+        f"test{unit}": lambda run: _loss(run, run.test, metric),
+        "tokens/s": lambda run: _count(run.tokens_per_s),
+    }
+    rows = [[label, *map(cell, runs)] for label, cell in cells.items()]
+    rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
+    changed = any(run.changes for run in runs)
+    if changed:
+        rows.append(["changed settings", *(_describe_changes(run.changes) or "-" for run in runs)])
+    notes = [] if result.settings else [ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS]
+    notes += [] if result.same_text else [OTHER_TEXTS]
+    console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
+
+
+def _loss(run: ComparedRun, loss: float | None, metric: str | None) -> str:
+    """Format a loss, with its metric unless all runs have the same `metric`."""
+    return "-" if loss is None else f"{metrics.format_measure(loss)}{'' if metric else f' {run.metric}'}"
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}"
+
+
+def _describe_changes(changes: Sequence[Change]) -> list[str]:
+    """Return the step and the settings of each change, one per line."""
+    lines = []
+    for change in changes:
+        lines.append(f"after {change.step:,}:")
+        lines += [
+            f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
+            for name, (old, new) in change.settings.items()
+        ]
+    return lines
+
+
+def _plot_curves(path: Path, result: Comparison, *, x_label: str) -> None:
+    """Plot the curves: training as thin lines, validation with markers."""
+    from txlcli.commands import plots
+
+    colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in result.curves))}
+    thin, marked = {"marker": "", "linewidth": 1.0, "alpha": 0.45}, {"markersize": 4.0}
+    styles = {
+        f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)}
+        for run, split in result.curves
+    }
+    metric = str(result.runs[0].metric)
+    plots.plot_curves(
+        path,
+        {f"{run}, {split}": curve for (run, split), curve in result.curves.items()},
+        x_label=x_label,
+        y_label=metrics.METRIC_TITLES[metric],
+        title=", ".join(result.stores),
+        log_y=metric == "ppl",
+        styles=styles,
+    )
+
+
+@app.command("published")
+def published_(
+    subject: Annotated[
+        str | None,
+        Argument(
+            metavar="RUN|CORPUS",
+            help="Run, or corpus of the paper [default: most recent run].",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Compare a run with the paper's Tables 1 to 5.
+
+    Shows the run among all systems on its corpus, the best first.
+    With a corpus of the paper instead of a run, shows the table alone.
+
+    Example: txl runs published ptb
+    """
+    result = ranking.run(subject, runs_dir)
+    if result.ours is not None and subject is None:
+        console.say(f"the most recent run: {result.ours.history.run.directory}")
+    console.show_result(result, lambda result: _show_rank(result, verbose=verbose), json=json)
+
+
+def _show_rank(result: PublishedTable, *, verbose: bool) -> None:
+    table = result.table
+    title = f"Table {table.number} of the paper: {table.title}, {table.metric}, the best first"
+    rows = [_rank_row(row) for row in result.rows]
+    console.show_table(title, ("system", "#param", "valid", "test"), rows, _rank_notes(result), verbose=verbose)
+
+
+def _rank_row(row: RankedRow) -> list[str]:
+    marks = row.mark + ("" if row.same_symbols else OTHER_SYMBOLS)
+    label = f"> {row.label}" if row.run else f"  {row.label}{' ' + marks if marks else ''}"
+    digits = ".2f" if row.run else ""
+    numbers = [f"{number:{digits}}" if number is not None else "-" for number in (row.valid, row.test)]
+    return [label, row.parameters or "-", *numbers]
+
+
+def _rank_notes(result: PublishedTable) -> list[str]:
+    rows = result.rows
+    notes = [] if result.ours is None else _notes_about_run(result.ours)
+    if not all(row.same_symbols for row in rows):
+        notes.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
+    return notes + [f"{mark} {text}" for mark, text in MARKS.items() if any(row.mark == mark for row in rows)]
+
+
+def _notes_about_run(ours: PublishedRank) -> list[str]:
+    if ours.result is None:
+        next_step = "" if ours.reasons else f" yet; {_eval_command('test', ours)}"
+        notes = [f"{ours.history.run.directory} is not in the table{next_step}"]
+    else:
+        sources = ours.sources.items()
+        notes = [f"> {split}: {source or f'none yet; {_eval_command(split, ours)}'}" for split, source in sources]
+        notes += ["> ranked by its validation result."] if ours.test is None else []
+    return notes + [f"not comparable: {reason}" for reason in ours.reasons]
+
+
+def _eval_command(split: str, ours: PublishedRank) -> str:
+    return shlex.join(["txl", "eval", str(ours.history.run.directory), "--split", split])

@@ -273,10 +273,10 @@ def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) 
 def find_directory(run_name: str | None, runs_dir: Path) -> Path:
     """Find the directory of a run; see `find`."""
     if run_name is None:
-        directories = list(_trained_directories(runs_dir))
-        if not directories:
+        trained = filter(has_weights, newest_first(runs_dir))
+        if (directory := next(trained, None)) is None:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return max(directories, key=last_written)
+        return directory
     directories = [directory for directory in (Path(run_name), runs_dir / run_name) if directory.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
@@ -310,12 +310,7 @@ def newest_first(runs_dir: Path) -> list[Path]:
 
 def any_run(runs_dir: Path) -> bool:
     """Return True if there is a run with weights."""
-    return next(_trained_directories(runs_dir), None) is not None
-
-
-def _trained_directories(runs_dir: Path) -> Iterator[Path]:
-    """Yield the directories of runs with weights."""
-    return (directory for directory in _all_directories(runs_dir) if has_weights(directory))
+    return any(map(has_weights, _all_directories(runs_dir)))
 
 
 def has_weights(directory: Path) -> bool:
