@@ -155,12 +155,16 @@ class TestRefusals:
 
     def test_another_run(self, packed):
         message = refusal("decompress", "char", "packed", "back", code=1)
-        assert "compressed with other weights than runs/char has" in message
+        assert message.startswith("packed: compressed with weights ")
+        assert "and runs/char here has " in message
 
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            *((name, "0.0.1", f"compressed with {name} 0.0.1, and this is ") for name in ("txl", "torch", "processor")),
+            *(
+                (name, "0.0.1", f"compressed with {name} 0.0.1, and runs/byte here has ")
+                for name in ("txl", "torch", "processor")
+            ),
             ("probe", "another", "rounds differently"),
         ],
     )

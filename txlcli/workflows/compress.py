@@ -8,12 +8,10 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,26 +29,36 @@ from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.system.input_files import MAX_TEXT, read_bytes
 from txlcli.workflows.evaluation import adapted
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AdaptationSearch, CompressOptions
+from txlcli.workflows.options import AdaptationSearch, CompressOptions, read_user_text
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
 CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
 """Encodings of single symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressResult:
-    """Sizes and settings of a compressed file."""
+class DecompressResult:
+    """Size of a restored file."""
 
     run: str
     file: str
     compressed: str
     bytes: int
+    """Size of the original file."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressResult(DecompressResult):
+    """Sizes and settings of a compressed file."""
+
     compressed_bytes: int
     bits_per_byte: float | None
     """None for an empty file."""
@@ -64,26 +72,6 @@ class CompressResult:
     mem_len: int
     dynamic: tuple[float, float] | None
     """Rate and decay of dynamic evaluation; None if the weights do not change."""
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl compress --json` prints."""
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecompressResult:
-    """Size of a restored file."""
-
-    run: str
-    file: str
-    compressed: str
-    bytes: int
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl decompress --json` prints."""
-        return dataclasses.asdict(self)
 
 
 def compress(
@@ -92,24 +80,21 @@ def compress(
     """Compress a file with the predictions of a run; `force` replaces an existing target."""
     workspace = _exact(workspace)
     _check_target(target, source, force=force)
-    data = _read(source, partial(read_bytes, most=MAX_TEXT))
+    data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
-    ids, others = _encode(opened.vocab, data, source)
+    text = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
     dynamic = _searched(opened, settings, workspace) if options.dynamic else None
-    started = time.perf_counter()
-    coder = compression.Encoder()
-    text = CodedText(ids, others)
+    started, coder = time.perf_counter(), compression.Encoder()
     probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
     seconds = time.perf_counter() - started
     header = CompressionHeader(
-        **_conditions(),
+        **_conditions(opened),
         threads=torch.get_num_threads(),
-        **_digests(opened),
         probe=probe,
         content=compressed_file.digest(data),
         bytes=len(data),
-        tokens=len(ids),
+        tokens=len(text.ids),
         lanes=settings.batch_size,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
@@ -119,7 +104,7 @@ def compress(
     )
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
-    cost = _lane_cost(opened, settings, ids, workspace) if options.lane_cost and len(ids) > 1 else None
+    measured = options.lane_cost and len(text.ids) > 1
     return CompressResult(
         run=str(opened.run.directory),
         file=str(source),
@@ -128,9 +113,9 @@ def compress(
         compressed_bytes=size,
         bits_per_byte=8 * size / len(data) if data else None,
         predicted_bits=coder.bits,
-        escaped_symbols=len(others),
+        escaped_symbols=len(text.others),
         lanes=settings.batch_size,
-        lane_cost_bits=cost,
+        lane_cost_bits=_lane_cost(opened, settings, text, workspace) if measured else None,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
         dynamic=header.dynamic,
@@ -160,7 +145,7 @@ def _code(
     if dynamic is None:
         predictor: Predictor = FixedPredictor(model, settings, lanes)
     else:
-        rms = adapted.rms_of_train(opened, settings, opened.store(workspace.data_dir).ids("train"))
+        rms = adapted.rms_of_train(opened, settings, workspace)
         before = 0 if vocab.boundary is None else 1
         predictor = compression.DynamicPredictor(model, settings, lanes, dynamic, rms, before=before)
     measured = predictor.probe()
@@ -168,8 +153,9 @@ def _code(
         raise CompressedFileError(
             f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
         )
+    # A file may have symbols that the vocabulary lacks, each coded by its bytes.
+    escapes = vocab.tokenizer == "char" or (vocab.tokenizer == "byte" and vocab.size < 256)
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        escapes = _may_escape(vocab)
         compression.code_text(
             predictor, coder, text, lanes, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach
         )
@@ -182,13 +168,18 @@ def decompress(
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
     workspace = _exact(workspace)
     _check_target(target, source, force=force)
-    packed = _read(source, compressed_file.read)
+    try:
+        packed = compressed_file.read(source)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
     opened = workspace.open_run(run_name)
-    _check_conditions(source, packed, opened)
-    started = time.perf_counter()
-    with _threads(packed.header.threads):
+    started, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(max(1, packed.header.threads))  # sums are divided among them
+    try:
         data = _restored(source, packed, opened, workspace)
-    if len(data) != packed.header.bytes or compressed_file.digest(data) != packed.header.content:
+    finally:
+        torch.set_num_threads(threads)
+    if compressed_file.digest(data) != packed.header.content:
         raise CompressedFileError(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
             "was compressed"
@@ -217,35 +208,20 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
         raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
 
 
-def _read(source: Path, read: Callable[[Path], Content]) -> Content:
-    try:
-        return read(source)
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
-
-
-def _may_escape(vocab: Vocab) -> bool:
-    """Return True if a file may have symbols that the vocabulary lacks, each coded by its bytes."""
-    return vocab.tokenizer == "char" or (vocab.tokenizer == "byte" and vocab.size < 256)
-
-
-def _encode(vocab: Vocab, data: bytes, source: Path) -> tuple[compression.Ids, dict[int, bytes]]:
+def _encode(vocab: Vocab, data: bytes, source: Path) -> CodedText:
     """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position."""
     if codec := CODECS.get(vocab.tokenizer):
         text = data.decode(*codec)
         ids = np.array([vocab.ids_of.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
-        return ids, {int(at): text[at].encode(*codec) for at in np.flatnonzero(ids == vocab.size)}
-    try:
+        return CodedText(ids, {int(at): text[at].encode(*codec) for at in np.flatnonzero(ids == vocab.size)})
+    with contextlib.suppress(UnicodeError):
         ids = vocab.encode(data.decode("utf-8"))
-        is_exact = vocab.decode(ids).encode("utf-8") == data
-    except UnicodeError:
-        is_exact = False
-    if not is_exact:
-        raise VocabularyError(
-            f"{source}: the run's vocabulary ({vocab.tokenizer}) does not restore this text exactly; compress it with "
-            "a run of bytes or characters"
-        )
-    return ids, {}
+        if vocab.decode(ids).encode("utf-8") == data:
+            return CodedText(ids)
+    raise VocabularyError(
+        f"{source}: the run's vocabulary ({vocab.tokenizer}) does not restore this text exactly; compress it with a "
+        "run of bytes or characters"
+    )
 
 
 def _decode(vocab: Vocab, text: CodedText) -> bytes:
@@ -261,15 +237,10 @@ def _decode(vocab: Vocab, text: CodedText) -> bytes:
 
 def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
     """Return the evaluation settings by which the model predicts a file of so many bytes."""
-    run, lanes = opened.run, options.lanes
-    if lanes is None:
-        lanes = max(1, min(MAX_LANES, size // BYTES_PER_LANE))
-    changes = {"batch_size": min(lanes, max(1, size))}
-    if options.mem_len is not None:
-        changes["mem_len"] = options.mem_len
-    settings = run.settings.evaluation_settings(**changes)
-    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give `mem_len` 0")
-    return settings
+    run, lanes = opened.run.settings, options.lanes or min(MAX_LANES, size // BYTES_PER_LANE)
+    mem_len = run.eval.mem_len if options.mem_len is None else options.mem_len
+    run.check_memory(mem_len, run=opened.run.directory, instead="give `mem_len` 0")
+    return run.evaluation_settings(batch_size=max(1, min(lanes, size)), mem_len=mem_len)
 
 
 def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> DynamicSettings | None:
@@ -281,14 +252,14 @@ def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> 
         )
     search = AdaptationSearch()
     valid = adapted.valid_for_dynamic(opened, settings, search, workspace)
-    rms = adapted.rms_of_train(opened, settings, opened.store(workspace.data_dir).ids("train"))
+    rms = adapted.rms_of_train(opened, settings, workspace)
     best = adapted.search_dynamic(Scoring(opened, valid, settings, workspace.reporter), rms, search)
     return best if best.lr > 0 else None
 
 
-def _lane_cost(opened: OpenRun, settings: EvalSettings, ids: compression.Ids, workspace: Workspace) -> float:
+def _lane_cost(opened: OpenRun, settings: EvalSettings, text: CodedText, workspace: Workspace) -> float:
     """Return the bits that the given lanes cost beyond a single one; escaped symbols are left out."""
-    known = ids[ids < opened.vocab.size]
+    known = text.ids[text.ids < opened.vocab.size]
     inputs, targets = known[:-1], known[1:]
     nats = []
     for batch_size in (settings.batch_size, 1):
@@ -298,9 +269,11 @@ def _lane_cost(opened: OpenRun, settings: EvalSettings, ids: compression.Ids, wo
     return metrics.bits(nats[0] - nats[1])
 
 
-def _conditions() -> dict[str, str]:
-    """Return what must be equal for the same rounding, as far as it has a name; a probe covers the rest."""
+def _conditions(opened: OpenRun) -> dict[str, str]:
+    """Return what must be equal for the same predictions, as far as it has a name; a probe covers the rest."""
     return {
+        "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
+        "vocabulary": compressed_file.digest(opened.run.vocab_fingerprint.encode()),
         "txl": __version__,
         "torch": torch.__version__,
         "constriction": version("constriction"),
@@ -308,31 +281,14 @@ def _conditions() -> dict[str, str]:
     }
 
 
-def _digests(opened: OpenRun) -> dict[str, str]:
-    return {
-        "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
-        "vocabulary": compressed_file.digest(opened.run.vocab_fingerprint.encode()),
-    }
-
-
-def _check_conditions(source: Path, packed: CompressedFile, opened: OpenRun) -> None:
-    """Reject another run, release or kind of processor."""
-    for name, value in _digests(opened).items():
-        if getattr(packed.header, name) != value:
-            raise CompressedFileError(
-                f"{source}: compressed with other {name} than {opened.run.directory} has; name the run and keep "
-                "the checkpoint that compressed it"
-            )
-    for name, value in _conditions().items():
-        if (expected := getattr(packed.header, name)) != value:
-            raise CompressedFileError(
-                f"{source}: compressed with {name} {expected}, and this is {value}, which may round differently; "
-                "decompress it there"
-            )
-
-
 def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: Workspace) -> bytes:
     header, text = packed.header, CodedText(np.zeros(packed.header.tokens, dtype=np.int64))
+    for name, value in _conditions(opened).items():
+        if (expected := getattr(header, name)) != value:
+            raise CompressedFileError(
+                f"{source}: compressed with {name} {expected}, and {opened.run.directory} here has {value}; restore it "
+                "with the run, the release and the kind of processor that compressed it"
+            )
     settings = opened.run.settings.evaluation_settings(
         batch_size=header.lanes,
         seg_len=header.seg_len,
@@ -340,21 +296,10 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         max_distance=header.max_distance,
         same_length=header.same_length,
     )
-    dynamic = None if header.dynamic is None else DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
+    dynamic = header.dynamic and DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
     coder = compression.Decoder(packed.words)
     try:
         _code(opened, settings, dynamic, workspace, coder, text, f"restoring {source}", probe=header.probe)
     except ValueError as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
     return _decode(opened.vocab, text)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with so many threads: sums are divided among them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, count))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

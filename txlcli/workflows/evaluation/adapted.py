@@ -23,7 +23,7 @@ from txlcli.core.measures.adaptation import (
     search_cache,
     theta_candidates,
 )
-from txlcli.core.reading.scoring import Lanes, Tokens
+from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
@@ -55,8 +55,8 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
         methods.append(partial(_with_cache, scoring, dataclasses.replace(scoring, text=on_valid), cache))
     if options.dynamic:
         on_valid = valid_for_dynamic(opened, settings, search, workspace)
-        train = opened.store(workspace.data_dir).ids("train")
-        methods.append(partial(_dynamic, scoring, dataclasses.replace(scoring, text=on_valid), train, search))
+        rms = rms_of_train(opened, settings, workspace)
+        methods.append(partial(_dynamic, scoring, dataclasses.replace(scoring, text=on_valid), rms, search))
     if text.split is None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     if text.split == "valid":
@@ -85,11 +85,10 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     return dataclasses.replace(row, method=f"cache {size:,}", adaptation=parameters)
 
 
-def _dynamic(scoring: Scoring, valid: Scoring, train: Tokens, search: AdaptationSearch) -> EvalRow:
-    settings, rms = scoring.settings, rms_of_train(scoring.opened, scoring.settings, train)
+def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> EvalRow:
     best = search_dynamic(valid, rms, search)
-    scores = scoring.score(partial(score_dynamic, settings=settings, dynamic=best, rms=rms), "dynamic evaluation")
-    row = make_row(scoring, scores, next_step="leave out `dynamic`")
+    scored = partial(score_dynamic, settings=scoring.settings, dynamic=best, rms=rms)
+    row = make_row(scoring, scoring.score(scored, "dynamic evaluation"), next_step="leave out `dynamic`")
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     return dataclasses.replace(row, method="dynamic", adaptation=parameters)
 
@@ -102,8 +101,9 @@ def valid_for_dynamic(
     return texts.first_positions(opened, "valid", positions, workspace.data_dir)
 
 
-def rms_of_train(opened: OpenRun, settings: EvalSettings, train: Tokens) -> list[Tensor]:
+def rms_of_train(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[Tensor]:
     """Return the root mean square of each gradient on the first segments of the training split."""
+    train = opened.store(workspace.data_dir).ids("train")
     segments = head_segments(train, settings, RMS_SEGMENTS, opened.model.device)
     return gradient_rms(opened.model, segments, settings)
 
