@@ -75,7 +75,7 @@ class ReadOptions:
     """Options of a reader: the released convention, or shares of train, valid and test in percent."""
 
     released: bool = False
-    shares: tuple[float, float, float] | None = None
+    shares: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

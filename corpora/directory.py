@@ -26,7 +26,7 @@ JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     directory = source if source.is_dir() else source.parent
-    files = text_files(source) if source.is_dir() else [source]
+    files = text_files(source)
     if source.is_dir():
         reject_other_than_text(files)
     reject_packed(files)
@@ -73,7 +73,7 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     return {split: paths for split in SPLITS if (paths := [path for path in files if named[path] == {split}])}
 
 
-def _cut(files: list[Path], source: Path, shares: tuple[float, float, float]) -> dict[str, tuple[Slice, ...]]:
+def _cut(files: list[Path], source: Path, shares: tuple[float, ...]) -> dict[str, tuple[Slice, ...]]:
     slices = [piece for path in files if (piece := _text_of(path)).size]
     total = sum(piece.size for piece in slices)
     if not total:

@@ -25,7 +25,7 @@ HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-0
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits in `source`, found by the names of the shards, else by names such as train and test."""
-    files = {path.name: path for path in (text_files(source) if source.is_dir() else [source])}
+    files = {path.name: path for path in text_files(source)}
     vocabulary = files.get(VOCABULARY_FILE, source.with_name(VOCABULARY_FILE))
     heldout = {split: HELDOUT["test" if options.released else split] for split in HELDOUT}
     names = {

@@ -16,13 +16,15 @@ FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
 
 
-def text_files(directory: Path) -> list[Path]:
-    """Return all files below a directory that are not hidden, sorted by relative path.
+def text_files(source: Path) -> list[Path]:
+    """Return a file itself, or all files below a directory that are not hidden, sorted by relative path.
 
     Links to directories are followed, and each directory is read once.
     """
+    if not source.is_dir():
+        return [source]
     paths, visited = [], set()
-    for parent, directories, files in os.walk(directory, onerror=_reject_directory, followlinks=True):
+    for parent, directories, files in os.walk(source, onerror=_reject_directory, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
             directories.clear()
@@ -30,7 +32,7 @@ def text_files(directory: Path) -> list[Path]:
         visited.add(real)
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         paths += [Path(parent, name) for name in files if not name.startswith(".")]
-    return sorted(paths, key=lambda path: path.relative_to(directory).as_posix())
+    return sorted(paths, key=lambda path: path.relative_to(source).as_posix())
 
 
 def _reject_directory(error: OSError) -> None:
@@ -59,7 +61,7 @@ def split_files(source: Path, official: Mapping[str, str], corpus: str) -> dict[
 
     Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
-    files = text_files(source) if source.is_dir() else [source]
+    files = text_files(source)
     by_split = {split: path for path in files for split, name in official.items() if path.name == name}
     similar: dict[str, Path] = {}
     for path in files:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import done, txl
-from txlcli.data.token_store import SplitCounts, StoreFacts, writing
+from txlcli.data.token_store import SplitInfo, StoreFacts, writing
 from txlcli.data.vocabulary import Vocab
 
 ESCAPE = "\x1b[2J\x9b31m"
@@ -23,7 +23,7 @@ def write_store(name):
     facts = StoreFacts(f"name{ESCAPE}", f"corpus{ESCAPE}", "word", "word", "ppl", {"key": note}, (note,), "0", False)
     with writing(Path("data", f"{name}.h5"), facts, VOCAB) as writer:
         for split in ("train", "valid", "test"):
-            counts = SplitCounts(tokens=400, words=1, bytes=1, unknown=0, types=1)
+            counts = SplitInfo(tokens=400, words=1, bytes=1, unknown=0, types=1)
             writer.add(split, counts, [[1, 0] * 200])
 
 

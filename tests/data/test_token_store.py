@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.hdf5_files import flip
 from tests.samples import sampled
 from txlcli.corpora.corpus import SPLITS
-from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, prepare_command, stores_in, writing
+from txlcli.data.token_store import SplitInfo, StoreFacts, TokenStore, prepare_command, stores_in, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
 
@@ -24,12 +24,9 @@ FACTS = StoreFacts("tiny", "lm1b", "word", "word", "ppl", {"valid": "shard 1"}, 
 def write(path, splits=None, vocab=VOCAB, facts=FACTS):
     with writing(path, facts, vocab) as writer:
         for split, numbers in (splits or {"train": [2, 3, 0, 2, 0], "test": [3, 0]}).items():
-            ids = np.array(numbers)
-            counts = SplitCounts(
-                tokens=ids.size, words=7, bytes=11, unknown=int((ids == 1).sum()), types=np.unique(ids).size
-            )
-            writer.add(split, counts, np.array_split(ids, 2))
-        writer.add_sentence_starts("test", 1, np.dtype(np.uint8), [np.array([0])])
+            ids, unknown = np.array(numbers), numbers.count(1)
+            info = SplitInfo(tokens=ids.size, words=7, bytes=11, unknown=unknown, types=np.unique(ids).size)
+            writer.add(split, info, np.array_split(ids, 2), boundary=0 if split == "test" else None)
     return path
 
 
@@ -64,19 +61,18 @@ WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), mi
 def test_any_ids_and_words_are_read_as_they_were_written(tmp_path_factory, words, streams, data):
     vocab, path = Vocab("word", words), tmp_path_factory.mktemp("store") / "any.h5"
     streams = dict(zip(SPLITS, ([number % len(words) for number in stream] for stream in streams), strict=False))
-    starts = sorted(data.draw(st.sets(st.integers(0, max(0, len(streams["train"]) - 1)))) if streams["train"] else [])
+    boundary = data.draw(st.integers(0, len(words) - 1))
     with writing(path, FACTS, vocab) as writer:
         for split, numbers in streams.items():
-            counts = SplitCounts(tokens=len(numbers), words=1, bytes=1, unknown=0, types=len(set(numbers)))
+            counts = SplitInfo(tokens=len(numbers), words=1, bytes=1, unknown=0, types=len(set(numbers)))
             cuts = sorted(data.draw(st.lists(st.integers(0, len(numbers)), max_size=3)))
-            writer.add(split, counts, np.split(np.array(numbers, dtype=np.int64), cuts))
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(starts)), max_size=3)))
-        blocks = np.split(np.array(starts, dtype=np.int64), cuts)
-        writer.add_sentence_starts("train", len(starts), np.dtype(np.uint16), blocks)
+            blocks = np.split(np.array(numbers, dtype=np.int64), cuts)
+            writer.add(split, counts, blocks, boundary=boundary if split == "train" else None)
     store = TokenStore.open(path)
     store.verify()
     assert {split: store.ids(split).tolist() for split in store.splits} == streams
-    assert store.sentence_starts("train").tolist() == starts
+    after = [number + 1 for number, symbol in enumerate(streams["train"][:-1]) if symbol == boundary]
+    assert store.sentence_starts("train").tolist() == [0, *after]
     assert store.vocab.to_json() == vocab.to_json()
 
 
@@ -185,12 +181,12 @@ LIMITED = """
     from pathlib import Path
     import numpy as np
     from tests.data.test_token_store import FACTS, VOCAB
-    from txlcli.data.token_store import SplitCounts, writing
+    from txlcli.data.token_store import SplitInfo, writing
     from txlcli.errors import StoreError
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
     try:
         with writing(Path(sys.argv[1]), FACTS, VOCAB) as writer:
-            counts = SplitCounts(tokens=30_000, words=1, bytes=1, unknown=0, types=1)
+            counts = SplitInfo(tokens=30_000, words=1, bytes=1, unknown=0, types=1)
             writer.add("train", counts, np.array_split(np.zeros(30_000, dtype=np.uint8), 7))
     except StoreError as error:
         print(error)

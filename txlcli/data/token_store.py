@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitCounts:
-    """Counts of one split, which are known before it is written."""
+class SplitInfo:
+    """Counts of one split, and its digest."""
 
     tokens: int
     """Length of the token stream."""
@@ -54,14 +54,8 @@ class SplitCounts:
     """Number of tokens whose symbol is not in the vocabulary."""
     types: int
     """Number of distinct ids."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitInfo(SplitCounts):
-    """Counts of one split, and its digest."""
-
-    sha256: str
-    """Digest of the ids as stored in the file."""
+    sha256: str = ""
+    """Digest of the ids as stored in the file; empty before they are written."""
 
 
 @dataclass(frozen=True)
@@ -258,26 +252,36 @@ class StoreWriter:
     """Writes the splits of one store."""
 
     def __init__(self, file: h5py.File, disk: DiskFile, dtype: np.dtype[Any]) -> None:
-        self._disk, self._splits = disk, file.create_group("splits")
-        self.dtype = dtype
+        self._disk, self._splits, self._dtype = disk, file.create_group("splits"), dtype
 
-    def add(self, split: str, counts: SplitCounts, blocks: Iterable[NDArray[Any]]) -> None:
-        """Write one split from consecutive blocks of ids, `counts.tokens` ids in total."""
+    def add(self, split: str, info: SplitInfo, blocks: Iterable[NDArray[Any]], *, boundary: int | None = None) -> None:
+        """Write one split from consecutive blocks of ids, `info.tokens` ids in total.
+
+        With a `boundary`, also write the offsets of the sentences: each begins after a boundary.
+        """
         group = self._splits.create_group(split)
-        sha256 = self._write(group, "ids", (counts.tokens,), self.dtype, blocks)
-        set_attributes(group, {"info": json.dumps({**vars(counts), "sha256": sha256})})
+        offsets = smallest_dtype(info.tokens)
+        starts = [np.zeros(1, offsets)]
 
-    def add_sentence_starts(self, split: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> None:
-        """Write the offsets of the sentences of a split from consecutive blocks, `count` offsets in total."""
-        group = self._splits[split]
-        sha256 = self._write(group, "sentence_starts", (count,), dtype, blocks)
-        set_attributes(group, {"sentence_starts_sha256": sha256})
+        def watched() -> Iterator[NDArray[Any]]:
+            done = 0
+            for block in blocks:
+                after = np.flatnonzero(block == boundary) + done + 1
+                starts.append(after[after < info.tokens].astype(offsets))
+                done += block.size
+                yield block
+
+        sha256 = self._write(group, "ids", info.tokens, self._dtype, blocks if boundary is None else watched())
+        set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
+        if boundary is not None:
+            sha256 = self._write(group, "sentence_starts", sum(map(len, starts)), offsets, starts)
+            set_attributes(group, {"sentence_starts_sha256": sha256})
 
     def _write(
-        self, group: h5py.Group, name: str, shape: tuple[int], dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
+        self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
     ) -> str:
         """Write a dataset from consecutive blocks and return its digest."""
-        dataset = group.create_dataset(name, shape=shape, dtype=dtype)
+        dataset = group.create_dataset(name, shape=(count,), dtype=dtype)
         digest, done = hashlib.sha256(), 0
         for block in blocks:
             numbers = np.ascontiguousarray(block, dtype=dtype)

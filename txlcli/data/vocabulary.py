@@ -113,14 +113,8 @@ class Vocab:
 
     def split_words(self, text: str) -> list[str]:
         """Split a text into words as the benchmarks do, with the boundary after each complete line."""
-        return self.spell_line_ends(text).split()
-
-    def spell_line_ends(self, text: str) -> str:
-        """Return a text of words, in the vocabulary's case, with the boundary between blanks for each line end."""
-        text = text.lower() if self.lower_case else text
-        text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-        line_end = "" if self.boundary is None else self.symbols[self.boundary]
-        return text.replace("\n", f" {line_end} ")
+        boundary = None if self.boundary is None else self.symbols[self.boundary]
+        return spell_line_ends(text, boundary, lower_case=self.lower_case).split()
 
     def _look_up(self, symbols: Sequence[str]) -> Ids:
         ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
@@ -255,6 +249,13 @@ class Vocab:
             if number is not None and not (type(number) is int and 0 <= number < vocab.size):
                 raise ValueError(f"{name} is {number!r}, not an id")
         return vocab
+
+
+def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str:
+    """Return a text of words, in lower case on demand, with the boundary between blanks for each line end."""
+    text = text.lower() if lower_case else text
+    text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+    return text.replace("\n", f" {boundary or ''} ")
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

@@ -31,7 +31,7 @@ def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
     (tmp_path / "text").write_bytes(data)
     encoded = encoder((whole(tmp_path / "text"), tmp_path / "ids"))
     encoded = replace(encoded, symbols=encoded.symbols.to_pylist())
-    return encoded, np.fromfile(encoded.path, dtype=encoded.dtype).tolist()
+    return encoded, np.load(encoded.path).tolist()
 
 
 @given(st.binary(min_size=1))

@@ -1,6 +1,7 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
 from txlcli.data.sentencepiece_model import SentencePieceModel
-from txlcli.data.vocabulary import TokenizerName, Vocab, smallest_dtype
+from txlcli.data.vocabulary import TokenizerName, smallest_dtype, spell_line_ends
 from txlcli.errors import CorpusInputError
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
@@ -36,56 +37,48 @@ def cut_into_chunks(
         if held and filled + piece.size > size:
             yield tuple(held)
             held, filled = [], 0
-        start = piece.start
-        while piece.stop - start > size:
-            stop = _cut_before(piece, max(start + size - tail, start), start + size)
-            stop = _cut_after(piece, start + size, tail, longest_word) if stop is None else stop
-            yield (Slice(piece.path, start, stop),)
-            start = stop
-        if start < piece.stop:
-            held.append(Slice(piece.path, start, piece.stop))
-            filled += piece.stop - start
+        rest = piece
+        while rest.size > size:
+            stop = rest.start + _cut(rest, size, min(tail, size), longest_word)
+            yield (Slice(rest.path, rest.start, stop),)
+            rest = Slice(rest.path, stop, rest.stop)
+        if rest.size:
+            held.append(rest)
+            filled += rest.size
     if held:
         yield tuple(held)
 
 
-def _bytes_of(path: Path, start: int, stop: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(stop - start)
+def _cut(piece: Slice, near: int, tail: int, longest_word: int) -> int:
+    """Return the offset after the last line end, or blank, in the `tail` bytes before `near`, or the first one after.
 
-
-def _cut_before(piece: Slice, low: int, high: int) -> int | None:
-    """Return the offset after the last line end, else after the last blank, between `low` and `high`."""
-    tail = _bytes_of(piece.path, low, high)
-    return next((low + end for mark in (b"\n", b" ") if (end := tail.rfind(mark) + 1)), None)
-
-
-def _cut_after(piece: Slice, near: int, block_size: int, longest_word: int) -> int:
-    """Return the end of the first word that ends after `near`, or the end of a character if that word is too long."""
-    offset, stop = near, min(piece.stop, near + longest_word)
-    while offset < stop and (block := _bytes_of(piece.path, offset, min(offset + block_size, piece.stop))):
-        ends = [end for mark in (b"\n", b" ") if (end := block.find(mark) + 1)]
-        if ends:
-            return offset + min(ends)
+    It is the end of a character if the word at `near` is too long.
+    """
+    before = piece.read(near - tail, near)
+    for mark in (b"\n", b" "):
+        if end := before.rfind(mark) + 1:
+            return near - tail + end
+    offset = near
+    while offset < near + longest_word and (block := piece.read(offset, offset + tail)):
+        if blank := re.search(rb"[\n ]", block):
+            return offset + blank.end()
         offset += len(block)
-    return _character_end(piece.path, offset, piece.stop)
+    return _character_end(piece, offset)
 
 
-def _character_end(path: Path, offset: int, stop: int) -> int:
+def _character_end(piece: Slice, offset: int) -> int:
     """Return the first offset, from `offset` on, that is not inside a UTF-8 character."""
-    following = _bytes_of(path, offset, min(offset + 3, stop))
+    following = piece.read(offset, offset + 3)
     return offset + next((n for n, byte in enumerate(following) if byte & 0xC0 != 0x80), len(following))
 
 
 def align_to_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
-    moved = []
-    for piece in slices:
-        size = piece.path.stat().st_size
-        start, stop = (_character_end(piece.path, offset, size) for offset in (piece.start, piece.stop))
-        moved.append(Slice(piece.path, start, stop))
-    return tuple(moved)
+    files = ((piece, Slice(piece.path, 0, piece.path.stat().st_size)) for piece in slices)
+    return tuple(
+        Slice(piece.path, *(_character_end(file, offset) for offset in (piece.start, piece.stop)))
+        for piece, file in files
+    )
 
 
 @dataclass(frozen=True)
@@ -94,8 +87,11 @@ class Part:
 
     piece: Slice
     data: bytes
-    lacks_line_end: bool
-    """True if the slice reaches the end of its file and the last line has no line end."""
+
+    @property
+    def lacks_line_end(self) -> bool:
+        """True if the slice reaches the end of its file and the last line has no line end."""
+        return self.piece.stop >= self.piece.path.stat().st_size and not self.data.endswith((b"\n", b"\r"))
 
     @property
     def text(self) -> str:
@@ -111,28 +107,18 @@ class Part:
 
 def read_chunk(chunk: Chunk) -> list[Part]:
     """Read the bytes of a chunk, one part per file."""
-    parts = []
-    for piece in chunk:
-        data = _bytes_of(piece.path, piece.start, piece.stop)
-        at_end = piece.stop >= piece.path.stat().st_size
-        parts.append(Part(piece, data, at_end and not data.endswith((b"\n", b"\r"))))
-    return parts
+    return [Part(piece, piece.read()) for piece in chunk]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedChunk:
-    """One chunk after encoding.
-
-    The file `path` holds its ids, as integers of type `dtype`. They are indices of the chunk's own `symbols`, which are
-    in first-seen order; if `symbols` is None they are ids of the vocabulary. A byte is represented by the character of
-    the same number.
-    """
+    """One chunk after encoding; the file `path` holds its ids, an array of indices of the chunk's own symbols."""
 
     symbols: Any
-    """Arrow array of texts, or None."""
+    """Arrow array of texts, in first-seen order: words, characters, the character of each byte's number, or the digits
+    of each id of a SentencePiece model."""
     counts: NDArray[np.int64]
     path: Path
-    dtype: np.dtype[Any]
     words: int
     lines: int
     bytes: int
@@ -156,15 +142,14 @@ class ChunkEncoder:
         chunk, path = job
         parts = read_chunk(chunk)
         symbols, ids = self._number(parts)
-        # Written to disk here: sending the ids to the parent process would take longer than computing them.
-        path.write_bytes(np.ascontiguousarray(ids).data)
+        with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
+            np.save(file, ids)
         lines = sum(count_lines(part.data) + part.lacks_line_end for part in parts)
         closing = lines if self.boundary is not None else 0
         return EncodedChunk(
             symbols=symbols,
-            counts=np.bincount(ids, minlength=self._sentencepiece.size if symbols is None else len(symbols)),
+            counts=np.bincount(ids, minlength=len(symbols)),
             path=path,
-            dtype=ids.dtype,
             words=ids.size - closing if self.tokenizer == "word" else sum(count_words(part.data) for part in parts),
             lines=lines,
             bytes=sum(len(part.data) for part in parts),
@@ -173,31 +158,26 @@ class ChunkEncoder:
     def _number(self, parts: list[Part]) -> tuple[Any, NDArray[Any]]:
         """Return the symbols in first-seen order, and the text as indices of them; see `EncodedChunk`."""
         if self.tokenizer == "byte":
-            return _number_codes(np.frombuffer(b"".join(part.data for part in parts), dtype=np.uint8))
+            return _number_codes(np.frombuffer(b"".join(part.data for part in parts), dtype=np.uint8), chr)
         if self.tokenizer == "word":
-            texts = [part.text + ("\n" if part.lacks_line_end else "") for part in parts]
-            return _number_words(self._word_rules.spell_line_ends("".join(texts)))
+            text = "".join(part.text + "\n" * part.lacks_line_end for part in parts)
+            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case))
         text = "".join(part.text for part in parts)
         if self.tokenizer == "char":
-            return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32))
-        return None, np.array(self._sentencepiece.encode(text), dtype=np.uint32)
-
-    @cached_property
-    def _word_rules(self) -> Vocab:
-        closing = [] if self.boundary is None else [self.boundary]
-        return Vocab("word", closing, boundary=0 if closing else None, lower_case=self.lower_case)
+            return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), chr)
+        return _number_codes(np.array(self._sentencepiece.encode(text), dtype=np.uint32), str)
 
     @cached_property
     def _sentencepiece(self) -> SentencePieceModel:
-        return Vocab("sentencepiece", model=self.model).sentencepiece
+        return SentencePieceModel(self.model)
 
 
-def _number_codes(codes: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-    """Number bytes, or the code points of characters."""
+def _number_codes(codes: NDArray[Any], symbol: Callable[[int], str]) -> tuple[Any, NDArray[Any]]:
+    """Number bytes, the code points of characters, or ids."""
     import pyarrow as arrow
 
     encoded = arrow.array(codes).dictionary_encode()
-    symbols = arrow.array([chr(code) for code in encoded.dictionary.to_pylist()], arrow.string())
+    symbols = arrow.array(map(symbol, encoded.dictionary.to_pylist()), arrow.string())
     return symbols, encoded.indices.to_numpy().astype(smallest_dtype(len(symbols)))
 
 

@@ -4,16 +4,18 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txlcli import corpora
 from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, ReadOptions
 from txlcli.corpora.locate import text_files
+from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.exchange import token_files, vocabularies
 from txlcli.exchange.token_files import TokenFiles
+from txlcli.paper.metrics import metric_of
 from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import PrepareOptions
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 PARQUET = ".parquet"
+UNITS = {"sentencepiece": "piece", "ids": "id"}
+"""Unit of a token where it is not called like the tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +72,23 @@ class Plan:
     @property
     def read(self) -> ReadOptions:
         """Options of the corpus's reader."""
-        train, valid, test = self.options.split or (0.0, 0.0, 0.0)
-        return ReadOptions(self.options.released_convention, (train, valid, test) if self.options.split else None)
+        return ReadOptions(self.options.released_convention, self.options.split)
 
     @property
     def downloads(self) -> Path:
         """Directory that keeps the original files."""
         return self.store.parent / "downloads" / self.corpus.name
+
+    def facts(self, **facts: Any) -> StoreFacts:
+        """Return the facts about the store: those of the plan, and `facts`, which follow from the text."""
+        return StoreFacts(
+            name=self.store.stem,
+            corpus=self.corpus.name,
+            tokenizer=self.tokenizer,
+            unit=UNITS.get(self.tokenizer, self.tokenizer),
+            metric=metric_of(self.tokenizer),
+            **facts,
+        )
 
     def check_free(self) -> None:
         """Reject an existing store that may not be overwritten."""
@@ -86,18 +100,15 @@ class Plan:
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> Plan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
-    tokens = _find_tokens(corpus, source, options)
-    parquet = () if tokens or corpus is not corpora.OWN_TEXT else _find_parquet(source, options)
-    if options.column is not None and not parquet:
-        raise UsageError(f"`column` has no effect here; it is for files that end with {PARQUET}")
-    is_exported = tokens is not None or (bool(parquet) and all(text.is_pieces for text in parquet))
-    vocab_file, vocab = _find_vocabulary(source, options, is_exported=is_exported) or (None, None)
+    own = source if corpus is corpora.OWN_TEXT else None
+    tokens = token_files.find(own, options.dtype) if own and options.tokenizer is None else None
+    parquet = _find_parquet(own, options) if own and not tokens else ()
+    vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
+    if own and vocab is None and (tokens or (parquet and all(text.is_pieces for text in parquet))):
+        vocab_file, vocab = _exported_vocabulary(own, options)
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
-    if tokens is not None:
-        _reject_unused_with_ids(options, tokens)
-    else:
-        _reject_unused(options, corpus, tokenizer)
+    _reject_unused(options, corpus, tokenizer, tokens, is_parquet=bool(parquet))
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
     plan = Plan(
@@ -148,20 +159,9 @@ def _unknown_source(word: str) -> UsageError:
     return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 
-def _find_tokens(corpus: Corpus, source: Path | None, options: PrepareOptions) -> TokenFiles | None:
-    """Return the token files of the user's own; None if the source is read as text."""
-    tokens = None
-    if corpus is corpora.OWN_TEXT and source is not None and options.tokenizer is None:
-        tokens = token_files.find(source, options.dtype)
-    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
-        raise UsageError("`dtype` has no effect here; it is for a .bin of ids without a header, without `tokenizer`")
-    return tokens
-
-
-def _find_parquet(source: Path | None, options: PrepareOptions) -> "tuple[ParquetText, ...]":
+def _find_parquet(source: Path, options: PrepareOptions) -> "tuple[ParquetText, ...]":
     """Return the Parquet files of the user's own, in the order of their names; empty if there are none."""
-    files = [] if source is None else text_files(source) if source.is_dir() else [source]
-    files = [path for path in files if path.suffix.lower() == PARQUET]
+    files = [path for path in text_files(source) if path.suffix.lower() == PARQUET]
     if not files:
         return ()
     from txlcli.exchange import parquet_text
@@ -169,15 +169,13 @@ def _find_parquet(source: Path | None, options: PrepareOptions) -> "tuple[Parque
     return tuple(parquet_text.open_text(path, options.column) for path in files)
 
 
-def _find_vocabulary(source: Path | None, options: PrepareOptions, *, is_exported: bool) -> tuple[Path, Vocab] | None:
-    """Return the given vocabulary, or the one that txl exported with the files unless the user describes another."""
-    if options.vocab is not None:
-        return options.vocab, vocabularies.read(options.vocab)
-    if source is None or not is_exported or options.given("tokenizer", "vocab_size", "min_count", "sp_type"):
-        return None
+def _exported_vocabulary(source: Path, options: PrepareOptions) -> tuple[Path | None, Vocab | None]:
+    """Return the vocabulary that txl exported with the files, unless the user describes another."""
     file = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
+    if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
+        return None, None
     try:
-        return (file, vocabularies.read(file)) if file.is_file() else None
+        return file, vocabularies.read(file)
     except VocabularyError as error:
         raise VocabularyError(
             f"{file}: lies next to the files, but is not a vocabulary of txl; move it away, or give `vocab` or "
@@ -185,17 +183,17 @@ def _find_vocabulary(source: Path | None, options: PrepareOptions, *, is_exporte
         ) from error
 
 
-def _reject_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None:
-    if unused := options.given("min_count", "sp_type", "released_convention", "workers"):
-        raise UsageError(f"{unused[0]} has no effect here: the ids of a token file are kept; leave it out")
-    if options.split is not None and "" not in tokens.splits:
-        raise UsageError("`split` has no effect here: the names of the token files give the splits; leave it out")
-    if options.vocab_size is not None and options.vocab_size > MAX_IDS:
-        raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
-
-
-def _reject_unused(options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName) -> None:
+def _reject_unused(
+    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: TokenFiles | None, *, is_parquet: bool
+) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
+    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
+        raise UsageError("`dtype` has no effect here; it is for a .bin of ids without a header, without `tokenizer`")
+    if options.column is not None and not is_parquet:
+        raise UsageError(f"`column` has no effect here; it is for files that end with {PARQUET}")
+    if tokens is not None:
+        _reject_unused_with_ids(options, tokens)
+        return
     if tokenizer == "ids":
         raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
     own = tokenizer == corpus.unit
@@ -210,6 +208,15 @@ def _reject_unused(options: PrepareOptions, corpus: Corpus, tokenizer: Tokenizer
     if options.released_convention and not (corpus.released_conventions and own):
         known = ", ".join(name for name, other in corpora.CORPORA.items() if other.released_conventions)
         raise UsageError(f"`released_convention` has no effect here; it is for {known} with their own tokenizer")
+
+
+def _reject_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None:
+    if unused := options.given("min_count", "sp_type", "released_convention", "workers"):
+        raise UsageError(f"{unused[0]} has no effect here: the ids of a token file are kept; leave it out")
+    if options.split is not None and "" not in tokens.splits:
+        raise UsageError("`split` has no effect here: the names of the token files give the splits; leave it out")
+    if options.vocab_size is not None and options.vocab_size > MAX_IDS:
+        raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
 
 
 def _store_name(

@@ -1,7 +1,7 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,30 +15,21 @@ from txlcli.corpora.corpus import CorpusError, Slice, Text
 from txlcli.corpora.special_files import SpecialFileError
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.sentencepiece_model import train as train_sentencepiece
-from txlcli.data.token_store import SplitCounts, StoreFacts, StoreWriter, TokenStore, writing
-from txlcli.data.vocabulary import Vocab, smallest_dtype
+from txlcli.data.token_store import SplitInfo, TokenStore, writing
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
-from txlcli.paper.metrics import metric_of
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import MAX_VOCABULARY
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
-from txlcli.workflows.preparation.chunks import (
-    CHUNK,
-    ChunkEncoder,
-    EncodedChunk,
-    Job,
-    align_to_characters,
-    cut_into_chunks,
-    read_chunk,
-)
+from txlcli.workflows.preparation.chunks import CHUNK, ChunkEncoder, align_to_characters, cut_into_chunks, read_chunk
 from txlcli.workflows.preparation.planning import Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.symbol_counts import EncodedSplit, SymbolCounts
-from txlcli.workflows.preparation.token_ids import UNITS, write_store
+from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
-from txlcli.workflows.reporter import CallbackReporter, Reporter, Step
+from txlcli.workflows.reporter import CallbackReporter, Reporter
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
@@ -158,48 +149,43 @@ def _only_process(plan: Plan) -> Iterator[None]:
 
 
 class _Preparation:
-    """One preparation in progress."""
+    """One preparation of a text in progress: source -> chunks -> vocabulary -> ids -> store."""
 
     def __init__(self, plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) -> None:
         self._plan, self._work, self._reporter, self._sizes = plan, work, reporter, sizes
-        self._symbols = SymbolCounts()
         self._rule = rules.rule_of(plan)
 
     def run(self) -> TokenStore:
         """Prepare the store and open it."""
-        plan = self._plan
+        plan, rule = self._plan, self._rule
         text, notes = locate_text(plan, self._work, self._reporter)
-        splits = {split: self._slices(split, pieces) for split, pieces in text.splits.items()}
+        splits = {split: self._checked(split, pieces) for split, pieces in text.splits.items()}
         with ThreadPoolExecutor(1) as thread:  # hashing the source in parallel takes no extra time
             source = thread.submit(digest, splits)
             model, note_of_sample = self._sentencepiece_model(splits)
-            encoded = self._read_all(
-                splits, ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
-            )
-            vocab = self._make_vocabulary(text, model)
-            final, unknown = rules.final_ids(self._symbols, vocab)
-            counts = {split: self._counts(split, part, final, unknown) for split, part in encoded.items()}
-            facts = StoreFacts(
-                name=plan.store.stem,
-                corpus=plan.corpus.name,
-                tokenizer=plan.tokenizer,
-                unit=UNITS.get(plan.tokenizer, plan.tokenizer),
-                metric=metric_of(plan.tokenizer),
+            symbols, encoded = self._encode(splits, model)
+            vocab = self._vocabulary(text, symbols, model)
+            final, unknown = rules.final_ids(symbols, vocab)
+            infos = {
+                split: self._info(split, part, symbols.counts(split), final, unknown) for split, part in encoded.items()
+            }
+            facts = plan.facts(
                 conventions=rules.conventions_of(plan, text),
-                notes=(
-                    *text.notes,
-                    *notes,
-                    *rules.differences(plan, self._rule, text, vocab.size, counts),
-                    *note_of_sample,
-                ),
+                notes=(*text.notes, *notes, *rules.differences(plan, rule, text, vocab.size, infos), *note_of_sample),
                 source_digest=source.result(),
                 every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
             )
-        with writing(plan.store, facts, vocab, work=self._work) as writer:
-            self._write_all(writer, encoded, counts, final, vocab)
+        boundary = vocab.boundary if plan.corpus.sentences else None
+        total = sum(info.tokens for info in infos.values())
+        with (
+            writing(plan.store, facts, vocab, work=self._work) as writer,
+            self._reporter.progress("writing", total, "tokens") as step,
+        ):
+            for split, part in encoded.items():
+                writer.add(split, infos[split], part.blocks(final, step), boundary=boundary)
         return TokenStore.open(plan.store)
 
-    def _slices(self, split: str, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
+    def _checked(self, split: str, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
         """Return the slices of a split that end between characters; benchmarks are cut by bytes."""
         if not _size(pieces):
             where = ", ".join(str(piece.path) for piece in pieces) or "the source"
@@ -211,50 +197,49 @@ class _Preparation:
         plan = self._plan
         if plan.vocab is not None or plan.tokenizer != "sentencepiece":
             return (plan.vocab.model if plan.vocab else b""), ()
-        assert plan.vocab_size is not None
         if "train" not in splits:
             raise CorpusInputError(
                 "SentencePiece is trained on the train split, and this source has none; add one, "
                 "or choose another `tokenizer`"
             )
         size, sample = _size(splits["train"]), self._sizes.bpe_sample if plan.bpe else self._sizes.unigram_sample
+        lines = _training_lines(splits["train"], min(1.0, sample / size))
         with self._reporter.progress("training SentencePiece"):
-            model = train_sentencepiece(_training_lines(splits["train"], sample), size=plan.vocab_size, bpe=plan.bpe)
+            model = train_sentencepiece(lines, size=plan.vocab_size or 0, bpe=plan.bpe)
         note = (
             f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, since its memory "
             "grows with the text"
         )
         return model, (note,) if size > sample else ()
 
-    def _read_all(self, splits: dict[str, tuple[Slice, ...]], encoder: ChunkEncoder) -> dict[str, EncodedSplit]:
+    def _encode(
+        self, splits: dict[str, tuple[Slice, ...]], model: bytes
+    ) -> tuple[SymbolCounts, dict[str, EncodedSplit]]:
+        """Encode all chunks, in worker processes if there are many, and count their symbols."""
+        plan, sizes = self._plan, self._sizes
+        encoder = ChunkEncoder(plan.tokenizer, self._rule.boundary, self._rule.lower_case, model)
         total = sum(map(_size, splits.values()))
-        workers = (self._plan.options.workers or default_workers()) if total > self._sizes.parallel_from else 1
+        workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
+        chunk_size = sizes.word_chunk if plan.tokenizer == "word" else sizes.chunk
+        symbols, encoded = SymbolCounts(), {split: EncodedSplit() for split in splits}
         with self._reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
-            return {
-                split: self._read(split, encode(self._jobs(split, pieces)), step) for split, pieces in splits.items()
-            }
+            for split, pieces in splits.items():
+                jobs = enumerate(cut_into_chunks(pieces, chunk_size))
+                chunks = encode((chunk, self._work / f"{split}-{number}.ids") for number, chunk in jobs)
+                while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
+                    for chunk, table in zip(group, symbols.add(split, group), strict=True):
+                        encoded[split].add(chunk, table)
+                        step.advance(chunk.bytes)
+        return symbols, encoded
 
-    def _jobs(self, split: str, pieces: tuple[Slice, ...]) -> Iterator[Job]:
-        size = self._sizes.word_chunk if self._plan.tokenizer == "word" else self._sizes.chunk
-        for number, chunk in enumerate(cut_into_chunks(pieces, size)):
-            yield chunk, self._work / f"{split}-{number}.ids"
-
-    def _read(self, split: str, chunks: Iterator[EncodedChunk], step: Step) -> EncodedSplit:
-        encoded = EncodedSplit()
-        while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
-            for chunk, table in zip(group, self._symbols.add(split, group), strict=True):
-                encoded.add(chunk, table, count_line_ends=self._plan.corpus.counts_line_ends)
-                step.advance(chunk.bytes)
-        return encoded
-
-    def _make_vocabulary(self, text: Text, model: bytes) -> Vocab:
+    def _vocabulary(self, text: Text, symbols: SymbolCounts, model: bytes) -> Vocab:
         plan = self._plan
         if plan.vocab is not None:
-            rules.check_given(self._symbols, plan.vocab)
+            rules.check_given(symbols, plan.vocab)
             return plan.vocab
         if plan.tokenizer == "sentencepiece":
             return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-        vocab = rules.build(plan, self._rule, self._symbols, text.vocabulary_file)
+        vocab = rules.build(plan, self._rule, symbols, text.vocabulary_file)
         size, most = len(vocab.to_json()), self._sizes.vocabulary
         if size > most:
             raise CorpusInputError(
@@ -264,53 +249,25 @@ class _Preparation:
             )
         return vocab
 
-    def _counts(
-        self, split: str, encoded: EncodedSplit, final: NDArray[np.int64], unknown: NDArray[np.bool_]
-    ) -> SplitCounts:
-        counted = self._symbols.counts(split, final.size)[: final.size]
-        tokens = int(counted[final >= 0].sum())
-        if not tokens:
-            raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
-        return SplitCounts(
-            tokens=tokens,
-            words=encoded.words,
-            bytes=encoded.bytes,
-            unknown=int(counted[unknown].sum()),
-            types=int(np.unique(final[(final >= 0) & (counted > 0)]).size),
-        )
-
-    def _write_all(
+    def _info(
         self,
-        writer: StoreWriter,
-        encoded: dict[str, EncodedSplit],
-        counts: dict[str, SplitCounts],
+        split: str,
+        encoded: EncodedSplit,
+        counts: NDArray[np.int64],
         final: NDArray[np.int64],
-        vocab: Vocab,
-    ) -> None:
-        boundary = vocab.boundary if self._plan.corpus.sentences else None
-        with self._reporter.progress("writing", sum(count.tokens for count in counts.values()), "tokens") as step:
-            for split, part in encoded.items():
-                tokens = counts[split].tokens
-                blocks = part.blocks(final, writer.dtype, step)
-                if boundary is None:
-                    writer.add(split, counts[split], blocks)
-                    continue
-                starts: list[NDArray[Any]] = []
-                writer.add(split, counts[split], collect_starts(blocks, boundary, tokens, starts))
-                writer.add_sentence_starts(split, sum(map(len, starts)), smallest_dtype(tokens), starts)
-
-
-def collect_starts(
-    blocks: Iterable[NDArray[Any]], boundary: int, tokens: int, starts: list[NDArray[Any]]
-) -> Iterator[NDArray[Any]]:
-    """Yield the blocks of a split of `tokens` ids, and append where its sentences start: after each boundary."""
-    dtype, done = smallest_dtype(tokens), 0
-    starts.append(np.zeros(1, dtype))
-    for block in blocks:
-        after = np.flatnonzero(block == boundary) + done + 1
-        starts.append(after[after < tokens].astype(dtype))
-        done += block.size
-        yield block
+        unknown: NDArray[np.bool_],
+    ) -> SplitInfo:
+        """Return the counts of a split whose symbols get the ids `final`; negative ones are dropped."""
+        kept = (final >= 0) & (counts > 0)
+        if not kept.any():
+            raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
+        return SplitInfo(
+            tokens=int(counts[kept].sum()),
+            words=encoded.words + (encoded.lines if self._plan.corpus.counts_line_ends else 0),
+            bytes=encoded.bytes,
+            unknown=int(counts[unknown].sum()),
+            types=np.unique(final[kept]).size,
+        )
 
 
 def _size(slices: tuple[Slice, ...]) -> int:
@@ -318,9 +275,8 @@ def _size(slices: tuple[Slice, ...]) -> int:
     return sum(piece.size for piece in slices)
 
 
-def _training_lines(slices: tuple[Slice, ...], sample: int) -> Iterator[str]:
-    """Yield the lines of the train split, or of the first part of each chunk if it has more bytes than `sample`."""
-    share = min(1.0, sample / max(_size(slices), 1))
+def _training_lines(slices: tuple[Slice, ...], share: float) -> Iterator[str]:
+    """Yield the lines of the first part, of that share, of each chunk."""
     for chunk in cut_into_chunks(slices):
         text = "".join(part.text for part in read_chunk(chunk))
         yield from text[: int(len(text) * share) + 1].split("\n")

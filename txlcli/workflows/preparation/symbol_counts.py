@@ -26,71 +26,68 @@ class SymbolCounts:
         symbols: list[str] = self._symbols.to_pylist()
         return symbols
 
-    def add(self, split: str, chunks: Sequence[EncodedChunk]) -> list[NDArray[np.int64]]:
-        """Count successive chunks of one tokenizer and return, for each, the numbers of its own symbols."""
-        symbols = [chunk.symbols for chunk in chunks if chunk.symbols is not None]
-        tables = self._number(symbols) if symbols else [np.arange(chunk.counts.size) for chunk in chunks]
-        for chunk, table in zip(chunks, tables, strict=True):
-            counts = self.counts(split, max(chunk.counts.size, len(self._symbols)))
-            counts[table] += chunk.counts
-            self._counts[split] = counts
-        return tables
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have been counted."""
+        return list(self._counts)
 
-    def _number(self, arrays: list[Any]) -> list[NDArray[np.int64]]:
-        """Return, for each Arrow array, the numbers of its symbols; a new symbol gets the next number."""
+    def add(self, split: str, chunks: Sequence[EncodedChunk]) -> list[NDArray[np.int32]]:
+        """Count successive chunks and return, for each, the numbers of its own symbols."""
         import pyarrow as arrow
 
         # Arrow numbers in first-seen order, so the symbols that are known keep their numbers.
-        joined = arrow.concat_arrays([self._symbols, *(array.cast(arrow.large_string()) for array in arrays)])
-        ends = np.cumsum([len(self._symbols), *map(len, arrays)])
-        encoded = joined.dictionary_encode()
+        arrays = [self._symbols, *(chunk.symbols.cast(arrow.large_string()) for chunk in chunks)]
+        encoded = arrow.concat_arrays(arrays).dictionary_encode()
         self._symbols = encoded.dictionary
-        return np.split(encoded.indices.to_numpy().astype(np.int64), ends)[1:-1]
+        _, *tables, _ = np.split(encoded.indices.to_numpy(), np.cumsum([len(array) for array in arrays]))
+        counts = self.counts(split)
+        for chunk, table in zip(chunks, tables, strict=True):
+            counts[table] += chunk.counts
+        self._counts[split] = counts
+        return tables
 
-    def counts(self, split: str, size: int | None = None) -> NDArray[np.int64]:
-        """Return the counts of a split by symbol number; at least `size` entries, by default one per symbol."""
+    def counts(self, split: str) -> NDArray[np.int64]:
+        """Return how often each symbol occurs in a split, by number."""
         counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
-        size = len(self._symbols) if size is None else size
-        return np.pad(counts, (0, max(0, size - counts.size)))
+        return np.pad(counts, (0, len(self._symbols) - counts.size))
 
-    def by_frequency(self, splits: tuple[str, ...], least: int = 1) -> list[str]:
+    def by_frequency(self, splits: Sequence[str], least: int = 1) -> list[str]:
         """Return the symbols that occur at least `least` times in the splits, most frequent first.
 
         Ties are in first-seen order.
         """
-        names = self.symbols
-        size = len(names)
-        total = sum((self.counts(split)[:size] for split in splits), np.zeros(size, np.int64))
-        order = np.argsort(-total, kind="stable").tolist()
-        return [names[number] for number in order if total[number] >= max(least, 1)]
+        total = np.sum([self.counts(split) for split in splits], axis=0)
+        order = np.argsort(-total, kind="stable")
+        symbols: list[str] = self._symbols.take(order[total[order] >= least]).to_pylist()
+        return symbols
 
 
 class EncodedSplit:
-    """One split after reading: its words, its bytes, and its ids on disk, chunk by chunk."""
+    """Size of a split, and the files with its ids."""
 
     def __init__(self) -> None:
-        self.words = self.bytes = 0
-        self._chunks: list[tuple[Path, np.dtype[Any]]] = []
+        self.words = self.lines = self.bytes = 0
+        self._files: list[Path] = []
 
-    def add(self, chunk: EncodedChunk, table: NDArray[np.int64], *, count_line_ends: bool) -> None:
-        """Add a chunk whose own symbols have the numbers in `table`, which is kept next to its ids."""
-        chunk.path.with_suffix(".table").write_bytes(table.astype(np.uint32).data)
-        self._chunks.append((chunk.path, chunk.dtype))
-        self.words += chunk.words + (chunk.lines if count_line_ends else 0)
+    def add(self, chunk: EncodedChunk, table: NDArray[Any]) -> None:
+        """Add a chunk whose own symbols have the numbers in `table`, which is appended to its ids."""
+        with chunk.path.open("ab") as file:
+            np.save(file, table)
+        self._files.append(chunk.path)
+        self.words += chunk.words
+        self.lines += chunk.lines
         self.bytes += chunk.bytes
 
-    def blocks(self, final: NDArray[np.int64], dtype: np.dtype[Any], step: Step) -> Iterator[NDArray[Any]]:
+    def blocks(self, final: NDArray[np.int64], step: Step) -> Iterator[NDArray[np.int64]]:
         """Yield the ids of each chunk, with every symbol number replaced by `final[number]`; drop negative ones.
 
         Each file is removed after it has been read.
         """
-        for path, own_dtype in self._chunks:
-            table_path = path.with_suffix(".table")
-            table = final[np.fromfile(table_path, dtype=np.uint32)]
-            ids = np.fromfile(path, dtype=own_dtype)
-            if (table < 0).any():
-                ids = ids[table[ids] >= 0]
-            yield table.astype(dtype)[ids]
+        for path in self._files:
+            with path.open("rb") as file:
+                ids, table = np.load(file), np.load(file)
+            ids = final[table][ids]
+            ids = ids[ids >= 0]
+            yield ids
             step.advance(ids.size)
             path.unlink()
-            table_path.unlink()

@@ -2,54 +2,59 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.corpora.corpus import SPLITS
+from txlcli.corpora.corpus import SHARES, SPLITS
 from txlcli.corpora.locate import list_names, missing_note
-from txlcli.data.token_store import SplitCounts, StoreFacts, TokenStore, writing
+from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange import token_files
 from txlcli.exchange.token_files import TokenFiles, TokenPart
-from txlcli.paper.metrics import metric_of
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter, Step
 
-SHARES = (90.0, 5.0, 5.0)
-UNITS = {"sentencepiece": "piece", "ids": "id"}
-"""Unit of a token where it is not called like the tokenizer."""
 Parts = Mapping[str, tuple[TokenPart, ...]]
 
 
 def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
     """Write the store, after a first pass that finds the largest id."""
     splits = _cut(files, plan.read.shares or SHARES)
-    total = sum(token_files.total(parts) for parts in splits.values())
+    total = sum(part.count for parts in splits.values() for part in parts)
     with reporter.progress("counting ids", total, "tokens") as step:
         counted = {split: _count(parts, plan, step) for split, parts in splits.items()}
     vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(counts) for counts, _ in counted.values()))
-    facts = StoreFacts(
-        name=plan.store.stem,
-        corpus=plan.corpus.name,
-        tokenizer=vocab.tokenizer,
-        unit=UNITS.get(vocab.tokenizer, vocab.tokenizer),
-        metric=metric_of(vocab.tokenizer),
+    has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
+    facts = plan.facts(
         conventions={"ids": f"as in the token files ({files.format})"},
         notes=_notes(files, plan, vocab, splits),
         source_digest=hashlib.sha256(b"".join(digest for _, digest in counted.values())).hexdigest(),
-        every_byte_scored=vocab.tokenizer == "byte" and not vocab.dropped,
+        every_byte_scored=has_bytes,
     )
-    with (
-        writing(plan.store, facts, vocab, work=work) as writer,
-        reporter.progress("writing", total, "tokens") as step,
-    ):
-        for split, parts in splits.items():
-            writer.add(split, _split_counts(counted[split][0], vocab), _blocks(parts, step))
+    with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", total, "tokens") as step:
+        for split, (counts, _) in counted.items():
+            tokens = int(counts.sum())
+            is_known = vocab.unknown is not None and vocab.unknown < len(counts)
+            info = SplitInfo(
+                tokens=tokens,
+                words=0,  # not known
+                bytes=tokens if has_bytes else 0,
+                unknown=int(counts[vocab.unknown]) if is_known else 0,
+                types=int(np.count_nonzero(counts)),
+            )
+            writer.add(split, info, _blocks(splits[split], step))
     return TokenStore.open(plan.store)
+
+
+def _blocks(parts: tuple[TokenPart, ...], step: Step) -> Iterator[NDArray[Any]]:
+    for part in parts:
+        for block in part.blocks():
+            yield block
+            step.advance(len(block))
 
 
 def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArray[np.int64], bytes]:
@@ -76,32 +81,18 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArra
     return total, sha256.digest()
 
 
-def _split_counts(counts: NDArray[np.int64], vocab: Vocab) -> SplitCounts:
-    """Return the counts of a split; its words are not known, its bytes for a vocabulary of bytes only."""
-    tokens = int(counts.sum())
-    is_known = vocab.unknown is not None and vocab.unknown < len(counts)
-    return SplitCounts(
-        tokens=tokens,
-        words=0,
-        bytes=tokens if vocab.tokenizer == "byte" and not vocab.dropped else 0,
-        unknown=int(counts[vocab.unknown]) if is_known else 0,
-        types=int(np.count_nonzero(counts)),
-    )
-
-
-def _cut(files: TokenFiles, shares: tuple[float, float, float]) -> Parts:
+def _cut(files: TokenFiles, shares: tuple[float, ...]) -> Parts:
     """Return the splits; a single file is cut by shares of its ids."""
     if "" not in files.splits:
         return files.splits
     (part,) = files.splits[""]
-    ends = np.rint(part.count * np.cumsum((0.0, *shares)) / 100).astype(np.int64)
-    ends[-1] = part.count
+    ends = [*(round(end) for end in np.cumsum((0.0, *shares[:-1])) * part.count / 100), part.count]
     splits = {
-        split: (part.between(int(start), int(stop)),)
-        for split, start, stop, share in zip(SPLITS, ends, ends[1:], shares, strict=False)
+        split: (part.between(start, stop),)
+        for split, share, (start, stop) in zip(SPLITS, shares, pairwise(ends), strict=True)
         if share
     }
-    if not all(token_files.total(parts) for parts in splits.values()):
+    if not all(parts[0].count for parts in splits.values()):
         raise CorpusInputError(f"{part.path}: {part.count:,} ids are too few to split; give more, or another `split`")
     return splits
 
@@ -122,10 +113,3 @@ def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[
     elif plan.vocab_file is not None:
         notes.append(f"vocabulary of {plan.vocab_file}")
     return (*notes, *missing_note(splits))
-
-
-def _blocks(parts: tuple[TokenPart, ...], step: Step) -> Iterator[NDArray[Any]]:
-    for part in parts:
-        for block in part.blocks():
-            yield block
-            step.advance(len(block))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
-from txlcli.data.token_store import SplitCounts
+from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import vocabularies
@@ -65,8 +65,7 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
 
 def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_file: Path | None) -> Vocab:
     """Build a vocabulary of bytes, characters or words, or read it from the benchmark's `vocabulary_file`."""
-    existing = tuple(split for split in SPLITS if counted.counts(split, 0).size)
-    splits = tuple(split for split in rule.splits if split in existing) or existing
+    splits = [split for split in rule.splits if split in counted.splits] or counted.splits
     if plan.tokenizer == "byte":
         present = [ord(symbol) for symbol in counted.by_frequency(splits)]
         values = range(256) if rule.all_bytes else (value for value in present if value not in rule.dropped)
@@ -121,20 +120,19 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
 def final_ids(counted: SymbolCounts, vocab: Vocab) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return for each symbol number its id, -1 if the vocabulary drops it, and True if <unk> replaces it.
 
-    <unk> in the text itself is a word. The numbers of SentencePiece are its ids, with one for unknown characters.
+    <unk> in the text itself is a word. The symbols of SentencePiece are its ids, with one for unknown characters.
     """
-    other = -1 if vocab.unknown is None else vocab.unknown
     if vocab.tokenizer == "sentencepiece":
-        ids = np.arange(vocab.size)
-        return ids, ids == other
-    symbols = counted.symbols
-    ids = np.array([vocab.ids_of.get(symbol, other) for symbol in symbols], dtype=np.int64)
-    has_unknown = vocab.unknown is not None
-    return ids, np.array([has_unknown and symbol not in vocab.ids_of for symbol in symbols], dtype=bool)
+        ids = np.array(counted.symbols).astype(np.int64)
+        return ids, ids == vocab.unknown
+    ids = np.array([vocab.ids_of.get(symbol, -1) for symbol in counted.symbols], dtype=np.int64)
+    if vocab.unknown is None:
+        return ids, np.zeros(ids.size, dtype=bool)
+    return np.where(ids < 0, vocab.unknown, ids), ids < 0
 
 
 def differences(
-    plan: Plan, rule: VocabularyRule, text: Text, types: int, counts: Mapping[str, SplitCounts]
+    plan: Plan, rule: VocabularyRule, text: Text, types: int, counts: Mapping[str, SplitInfo]
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark: the origin of the vocabulary, and less text."""
     built_from = _built_from(rule, text) if plan.vocab is None else None
