@@ -19,7 +19,7 @@ class Rotation(Protocol):
     """A change of queries and keys that depends on their positions."""
 
     def apply(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys (B, H, x, D) at the x positions that this rotation was made for."""
+        """Rotate queries or keys (B, H, x, D) at the last x of the positions that this rotation was made for."""
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ def test_merged_projections_are_those_of_the_three_matrices(dtype):
     own, merged = (small_model(n_layers=1).layers[0].attention for _ in range(2))
     backends.merge_projections(merged, dtype)
     segment = draw(B, L, own.w_q.weight.shape[1]).to(dtype)
-    query, (key, value) = own.to(dtype).project(segment)
-    found, (found_key, found_value) = merged.project(segment)
+    query, key, value = own.to(dtype).project(segment)
+    found, found_key, found_value = merged.project(segment)
     # Of a segment of which only the last positions attend, queries are projected apart from keys.
     apart, apart_key_value = merged.project_queries(segment), merged.project_keys_values(segment)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-2

@@ -12,7 +12,7 @@ from tests.core.builders import V, draw_tokens, make_decoder, model_settings, re
 from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import HeadNorm
-from txlcli.core.model.layer import GrowingMemory
+from txlcli.core.model.layer import HiddenMemory
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -152,7 +152,7 @@ def test_a_gate_reads_a_positive_branch_after_dropout():
     for rate in (0.0, ALL):
         read = []
         layer.dropout.rate = rate
-        memory = GrowingMemory(layer, torch.zeros(B, 0, 14, dtype=torch.float64))
+        memory = HiddenMemory(positions=torch.zeros(B, 0, 14, dtype=torch.float64))
         layer(torch.randn(B, L, 14, dtype=torch.float64), memory, ScoreTerms(reach=L))
         assert read[0].min() == 0
         assert bool(read[0].count_nonzero()) == (rate == 0)

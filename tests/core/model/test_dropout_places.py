@@ -5,7 +5,7 @@ import torch
 
 from tests.core.builders import V, draw_tokens, model_settings, small_model
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.layer import GrowingMemory
+from txlcli.core.model.layer import HiddenMemory
 from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7
@@ -44,8 +44,8 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
         layer = model.layers[0]
         layer.dropout.rate = ALL
         expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
-        given, _ = layer(hidden, GrowingMemory(layer, hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
+        given = layer(hidden, HiddenMemory(positions=hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
+        torch.testing.assert_close(given.hidden, expected, rtol=0, atol=1e-12)
 
 
 def test_feed_forward_activations_are_dropped():
@@ -60,7 +60,8 @@ def test_attention_probabilities_are_dropped():
     model = training_model("post")
     attention = model.layers[0].attention
     segment = torch.randn(B, L, model.settings.d_model, dtype=torch.float64)
-    given = [*attention.project(segment), model.score_terms(L, max_distance=None)[0]]
+    query, *keys_values = attention.project(segment)
+    given = [query, keys_values, model.score_terms(L, max_distance=None)[0]]
     assert attention(*given).count_nonzero()
     attention.attention_dropout = ALL
     assert not attention(*given).count_nonzero()

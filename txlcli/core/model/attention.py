@@ -160,12 +160,12 @@ class Attention(nn.Module):
         self.project_all: Callable[[Tensor], tuple[Tensor, ...]] | None = None
         """Projects queries, keys and values (B, L, H * D) of (B, L, d) in one product, if set."""
 
-    def project(self, segment: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return queries (B, H, L, D), and keys and values likewise, of the segment (B, L, d)."""
-        if self.project_all is None:
-            return self.project_queries(segment), self.project_keys_values(segment)
+    def project(self, segment: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, L, D), from position `first` on, keys and values likewise, of the segment (B, L, d)."""
+        if self.project_all is None or first:
+            return self.project_queries(segment[:, first:] if first else segment), *self.project_keys_values(segment)
         query, key, value = (split_heads(projected, self.n_heads) for projected in self.project_all(segment))
-        return self.q_norm(query), (self.k_norm(key), value)
+        return self.q_norm(query), self.k_norm(key), value
 
     def project_queries(self, segment: Tensor) -> Tensor:
         """Return W_q h, (B, H, L, D), normalized if the model does so, of the segment (B, L, d)."""

@@ -9,17 +9,17 @@ x positions that leave the memory.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import CompressiveSettings
-from txlcli.config.settings import LossPart
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.base import Memory
-from txlcli.core.model.layer import GrowingMemory, Layer, update_memory
-from txlcli.core.model.losses import counted_positions
+from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, update_memory
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -43,12 +43,66 @@ class Compression(nn.Module):
         return groups.mean(dim=2) if self.method == "mean" else groups.amax(dim=2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgingMemory(HiddenMemory):
+    """A memory whose oldest positions are compressed: [compressed memory o memory] before a segment.
+
+    It keeps up to c - 1 more positions than M, until c of them leave together.
+    """
+
+    slots: Tensor
+    """The compressed memory, without gradient, (B, C, d)."""
+    compressed_len: int
+    """C to keep for the next segment."""
+    rate: int
+    """c."""
+
+    @property
+    def states(self) -> Tensor:
+        return torch.cat([self.slots, self.positions], dim=1)
+
+    @property
+    def length(self) -> int:
+        return self.slots.shape[1] + self.positions.shape[1]
+
+    def leaving(self, kept: Tensor) -> Tensor:
+        """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
+        count = leaving_count(self.positions.shape[1] + kept.shape[1], self.mem_len, self.rate) if self.mem_len else 0
+        return torch.cat([self.positions, kept], dim=1)[:, :count]
+
+    def after(self, output: LayerOutput) -> Memory:
+        made = output.kept[:, :0] if output.slots is None else output.slots
+        kept = self.positions.shape[1] + output.kept.shape[1] - made.shape[1] * self.rate if self.mem_len else 0
+        return [
+            update_memory(self.positions, output.kept, mem_len=kept),
+            update_memory(self.slots, made, mem_len=self.compressed_len),
+        ]
+
+
+def leaving_count(length: int, mem_len: int, rate: int) -> int:
+    """Return how many of the oldest positions leave a memory: whole groups of c, so that fewer than M + c stay."""
+    return max(0, length - mem_len) // rate * rate
+
+
 class CompressiveLayer(Layer):
     """A layer with the compression of its memory."""
 
     def __init__(self, settings: CompressiveSettings) -> None:
         super().__init__(settings)
         self.compression = Compression(settings)
+
+    def forward(
+        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, count: int | None = None
+    ) -> LayerOutput:
+        """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
+        output = super().forward(hidden, past, terms, count=count)
+        leaving = past.leaving(output.kept) if isinstance(past, AgingMemory) else None
+        if leaving is None or not leaving.shape[1]:
+            return output
+        slots = self.compression(leaving)
+        if self.training and self.compression.convolution is not None:
+            output = output._replace(loss=self.reconstruction_loss(output.kept, leaving, slots))
+        return output._replace(slots=slots.detach())
 
     def reconstruction_loss(self, layer_input: Tensor, leaving: Tensor, compressed: Tensor) -> Tensor:
         """Return the attention-reconstruction loss (0-d), whose gradient reaches `compressed` alone.
@@ -90,65 +144,6 @@ def _constant(module: nn.Module, inputs: Tensor) -> Tensor:
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
     result: Tensor = torch.func.functional_call(module, parameters, (inputs,))
     return result
-
-
-class CompressedMemory(GrowingMemory):
-    """Keys and values of [compressed memory o memory o segment] of one layer.
-
-    Args:
-        layer: whose memory it is.
-        memory: (B, M, d), detached.
-        compressed: (B, C, d), detached.
-        mem_len: M to keep for the next segment; up to c - 1 more stay until c of them leave together.
-        compressed_len: C to keep.
-    """
-
-    layer: CompressiveLayer
-    loss: Tensor | None = None
-    """Reconstruction loss (0-d) of what left the memory after the segment, in training; None if nothing was trained."""
-
-    def __init__(
-        self, layer: CompressiveLayer, memory: Tensor, compressed: Tensor, *, mem_len: int, compressed_len: int
-    ) -> None:
-        super().__init__(layer, memory, mem_len=mem_len)
-        self._compressed_len = compressed_len if mem_len else 0
-        self._compressed = compressed[:, max(0, compressed.shape[1] - self._compressed_len) :]
-
-    @property
-    def memory(self) -> Tensor:
-        """Slots, then positions, (B, C + M, d)."""
-        return torch.cat([self._compressed.to(self._memory.dtype), self._memory], dim=1)
-
-    @property
-    def length(self) -> int:
-        return self._compressed.shape[1] + self._memory.shape[1]
-
-    def end_segment(self, layer_input: Tensor, remembered: Tensor) -> None:
-        total = self._memory.shape[1] + remembered.shape[1]
-        count = leaving_count(total, self.mem_len, self.layer.compression.rate)
-        kept = total - count if self.mem_len else 0
-        slots = self._slots(layer_input, remembered, count) if count and self.mem_len else remembered[:, :0]
-        self._after = [
-            update_memory(self._memory, remembered, mem_len=kept),
-            update_memory(self._compressed, slots.detach(), mem_len=self._compressed_len),
-        ]
-
-    def _slots(self, layer_input: Tensor, remembered: Tensor, count: int) -> Tensor:
-        """Compress the oldest `count` positions of memory and segment, (B, count / c, d); set the loss in training."""
-        layer = self.layer
-        leaving = torch.cat([self._memory.to(remembered.dtype), remembered], dim=1)[:, :count]
-        slots: Tensor = layer.compression(leaving)
-        if layer.training and layer.compression.convolution is not None:
-            self.loss = layer.reconstruction_loss(layer_input.detach(), leaving, slots)
-        return slots
-
-    def after(self, remembered: Tensor) -> Memory:
-        return self._after
-
-
-def leaving_count(length: int, mem_len: int, rate: int) -> int:
-    """Return how many of the oldest positions leave a memory: whole groups of c, so that fewer than M + c stay."""
-    return max(0, length - mem_len) // rate * rate
 
 
 class CompressiveTransformer(TransformerXL):
@@ -196,30 +191,23 @@ class CompressiveTransformer(TransformerXL):
         compressed_len: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Read one segment, see `TransformerXL.forward`; `compressed_len` is C, by default that of the settings."""
-        pasts = self._pasts(memory, mem_len, compressed_len)
-        outputs, memories = self._read(tokens, pasts, key_limit, max_distance)
-        return self._final(outputs[-1]), self._joined(memories)
+        outputs, memory = self._read(tokens, self._pasts(memory, mem_len, compressed_len), key_limit, max_distance)
+        return self._final(outputs[-1].hidden), memory
 
-    def _pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[CompressedMemory]:
-        n_layers, kept = len(self.layers), compressed_len or self.settings.compressed_len
+    def _pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
+        n_layers, memory = len(self.layers), self._readable(memory)
+        kept = (compressed_len or self.settings.compressed_len) if mem_len else 0
         return [
-            CompressedMemory(layer, recent, compressed, mem_len=mem_len, compressed_len=kept)
-            for layer, recent, compressed in zip(self.layers, memory[:n_layers], memory[n_layers:], strict=True)
+            AgingMemory(
+                positions=positions,
+                slots=slots[:, max(0, slots.shape[1] - kept) :],
+                mem_len=mem_len,
+                compressed_len=kept,
+                rate=self.settings.compression_rate,
+            )
+            for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True)
         ]
 
     def _joined(self, memories: Sequence[Memory]) -> Memory:
         """Return the positions of all layers, then the slots of all layers."""
         return [of_layer[part] for part in range(2) for of_layer in memories]
-
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
-    ) -> tuple[Tensor, Tensor, Memory]:
-        """Return what training minimizes, the mean loss in nats of the counted positions, and the new memory.
-
-        The former adds the reconstruction losses of all layers, which train the convolutions alone.
-        """
-        pasts = self._pasts(memory, mem_len)
-        outputs, memories = self._read(tokens, pasts, None, None)
-        counted = counted_positions(tokens.shape[1], part)
-        loss = self.losses(self._final(outputs[-1])[:, counted], targets[:, counted]).mean()
-        return loss + sum(past.loss for past in pasts if past.loss is not None), loss, self._joined(memories)

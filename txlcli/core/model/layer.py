@@ -1,15 +1,18 @@
 """One layer of a Transformer-XL, and the memory of section 3.2 that it reads: the hidden states of earlier segments.
 
+A layer is a pure function of a segment, a memory and score terms; only the `Past` of a reader stores what it projects.
+
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
@@ -23,31 +26,57 @@ from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
 class Past(ABC):
-    """Keys and values of the tokens before a segment, as one layer sees them."""
+    """Keys and values before a segment that a reader keeps as they were projected, for one layer."""
 
     attend: Attend | None = None
     """Computes the attention to this past, where its keys are not simply in order; None: as the layer does."""
 
     @abstractmethod
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of past and segment; a past may also store the segment's.
+        """Store the keys and values of a segment, (B, H, L, D) each; return those of past and segment.
 
-        Args:
-            keys: (B, H, L, D).
-            values: (B, H, L, D).
         Returns:
             (B, H, K, D) each; the last L positions are the segment's.
         """
 
-    def end_segment(self, layer_input: Tensor, remembered: Tensor) -> None:  # noqa: B027 - not every past needs it
-        """Update what this past needs the weights of its layer for, which calls it at the end of its forward pass.
 
-        Nothing by default. With train.parallel = "fsdp" a layer has its weights there only.
+class LayerOutput(NamedTuple):
+    """Results of one layer for a segment."""
 
-        Args:
-            layer_input: (B, L, d).
-            remembered: what a memory keeps of the segment, (B, L, d), without gradient.
-        """
+    hidden: Tensor
+    """The output (B, L, d), or that of the last `count` positions."""
+    kept: Tensor
+    """What a memory keeps of the segment, SG(h) of section 3.2: the input, or the output; (B, L, d), no gradient."""
+    slots: Tensor | None = None
+    """Compressed positions (B, x, d) that have left the memory, without gradient."""
+    loss: Tensor | None = None
+    """A loss of the layer's own (0-d), which training adds to its objective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenMemory:
+    """The memory m of section 3.2: hidden states before a segment, which a layer projects with its current weights."""
+
+    positions: Tensor
+    """Layer inputs, or outputs, without gradient, oldest first, (B, M, d)."""
+    mem_len: int = 0
+    """Positions to keep for the next segment."""
+    rotation: Rotation | None = None
+    """Of the positions, if the encoding rotates keys."""
+
+    @property
+    def states(self) -> Tensor:
+        """Hidden states that are projected to keys and values, (B, x, d)."""
+        return self.positions
+
+    @property
+    def length(self) -> int:
+        """Number of these hidden states."""
+        return self.positions.shape[1]
+
+    def after(self, output: LayerOutput) -> Memory:
+        """Return the memory of this layer after a segment."""
+        return [update_memory(self.positions, output.kept, mem_len=self.mem_len)]
 
 
 class Layer(nn.Module):
@@ -87,35 +116,40 @@ class Layer(nn.Module):
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return cast_for_products(normed)
 
+    def project_memory(self, memory: HiddenMemory) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, M, D) of the hidden states of a memory."""
+        keys, values = self.attention.project_keys_values(self.attention_input(memory.states))
+        return keys if memory.rotation is None else memory.rotation.apply(keys), values
+
     def forward(
-        self, hidden: Tensor, past: Past, terms: ScoreTerms, *, count: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, count: int | None = None
+    ) -> LayerOutput:
         """Read one segment (B, L, d) after a past.
+
+        Everything that needs the weights of the layer happens here: with train.parallel = "fsdp" they are there only
+        during this call.
 
         Args:
             hidden: the output of the layer below.
-            past: keys and values before the segment; it may store the segment's.
+            past: a memory, which is projected, or the keys and values that a reader keeps.
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
-        Returns:
-            The output (B, count, d), and what a memory keeps, without gradient: the input (B, L, d), or the output.
         """
         layer_input = self.memory_input(hidden)
-        normed = self.attention_input(layer_input)
-        n_skipped = 0 if count is None else hidden.shape[1] - count
-        if n_skipped:
-            hidden, query = hidden[:, n_skipped:], self.attention.project_queries(normed[:, n_skipped:])
-            key, value = self.attention.project_keys_values(normed)
-        else:
-            query, (key, value) = self.attention.project(normed)
+        first = 0 if count is None else hidden.shape[1] - count
+        hidden = hidden[:, first:] if first else hidden
+        query, keys, values = self.attention.project(self.attention_input(layer_input), first=first)
         if terms.rotation is not None:
-            query, key = _rotated(query, key, terms.rotation)
-        keys_values = past.extend(key, value)
+            query, keys = terms.rotation.apply(query), terms.rotation.apply(keys)
+        if isinstance(past, Past):
+            keys, values = past.extend(keys, values)
+        elif past.length:  # equals projecting [SG(m) o h], the extended context of section 3.2
+            old_keys, old_values = self.project_memory(past)
+            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
         if query.shape[2]:
-            hidden = self._residual_block(hidden, self.attention(query, keys_values, terms, past.attend))
-        remembered = (self.memory_input(hidden) if self.remembers_output else layer_input).detach()  # SG(h) of 3.2
-        past.end_segment(layer_input, remembered)
-        return hidden, remembered
+            attend = past.attend if isinstance(past, Past) else None
+            hidden = self._residual_block(hidden, self.attention(query, (keys, values), terms, attend))
+        return LayerOutput(hidden, (self.memory_input(hidden) if self.remembers_output else layer_input).detach())
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -143,57 +177,6 @@ def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[
     return terms if rotation is None else [dataclasses.replace(added, rotation=rotation) for added in terms]
 
 
-def _rotated(query: Tensor, key: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """Apply the rotation of a segment's positions to its keys, and to the queries of its last positions."""
-    missing = key.shape[2] - query.shape[2]
-    if not missing:
-        return rotation.apply(query), rotation.apply(key)
-    return rotation.apply(F.pad(query, (0, 0, missing, 0)))[:, :, missing:], rotation.apply(key)
-
-
-class GrowingMemory(Past):
-    """Keys and values of [SG(m) o h], the extended context of section 3.2.
-
-    The memory m holds layer inputs, or outputs, without gradient. They are projected with the current weights and
-    concatenated with the keys and values of the segment, which equals projecting the concatenation.
-
-    Args:
-        layer: whose memory it is.
-        memory: (B, M, d), detached.
-        mem_len: positions to keep for the next segment.
-        rotation: of the positions of the memory, if the encoding rotates keys.
-    """
-
-    def __init__(self, layer: Layer, memory: Tensor, *, mem_len: int = 0, rotation: Rotation | None = None) -> None:
-        self.layer, self.mem_len, self.rotation = layer, mem_len, rotation
-        self._memory = memory
-
-    @property
-    def memory(self) -> Tensor:
-        """Hidden states before the segment that are projected to keys and values, oldest first, (B, x, d)."""
-        return self._memory
-
-    @property
-    def length(self) -> int:
-        """Number of these hidden states."""
-        return self._memory.shape[1]
-
-    def after(self, remembered: Tensor) -> Memory:
-        """Return the memory of this layer after the segment, of which it keeps `remembered` (B, L, d)."""
-        return [update_memory(self._memory, remembered, mem_len=self.mem_len)]
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.length:
-            return keys, values
-        # A resumed run may have another precision than the one that its memory was saved in.
-        dtype = self.layer.attention_norm.weight.dtype if self.layer.pre_norm else keys.dtype
-        normed = self.layer.attention_input(self.memory.to(dtype))
-        old_keys, old_values = self.layer.attention.project_keys_values(normed)
-        if self.rotation is not None:
-            old_keys = self.rotation.apply(old_keys)
-        return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-
-
 def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     """Return the last `mem_len` positions of [memory o hidden] (section 3.2).
 
@@ -201,9 +184,9 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
         memory: (B, M, d), M up to mem_len.
         hidden: (B, L, d), what a layer keeps of the segment that was just read, detached.
     Returns:
-        (B, min(M + L, mem_len), d), in the dtype of `hidden`.
+        (B, min(M + L, mem_len), d).
     """
     if hidden.shape[1] <= mem_len:
         forgotten = max(0, memory.shape[1] + hidden.shape[1] - mem_len)  # positions
-        return torch.cat([memory[:, forgotten:].to(hidden.dtype), hidden], dim=1)
+        return torch.cat([memory[:, forgotten:], hidden], dim=1)
     return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep the whole segment alive

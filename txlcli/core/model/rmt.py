@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import RmtSettings
 from txlcli.core.model.base import Memory
-from txlcli.core.model.layer import GrowingMemory, rotated
-from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.model.layer import HiddenMemory, rotated
+from txlcli.core.model.transformer_xl import TransformerXL, last_output
 
 
 class RecurrentMemoryTransformer(TransformerXL):
@@ -79,10 +79,8 @@ class RecurrentMemoryTransformer(TransformerXL):
         positions = torch.arange(rows, device=tokens.device)
         embedded = self.embed(tokens, positions[count : rows - count])
         state = state.to(embedded.dtype)
-        terms = self.score_terms(rows, max_distance=None)
-        nothing = embedded[:, :0].detach()
-        pasts = [GrowingMemory(layer, nothing) for layer in self.layers]
+        terms = rotated(self.score_terms(rows, max_distance=None), self.encoding.rotation(positions))
+        nothing = [HiddenMemory(positions=embedded[:, :0].detach())] * len(self.layers)
         hidden = torch.cat([state, embedded, state], dim=1)
-        for output, _ in self.run_layers(hidden, pasts, rotated(terms, self.encoding.rotation(positions)), positions):
-            hidden = output
+        hidden = last_output(self.run_layers(hidden, nothing, terms, positions))
         return self._final(hidden[:, count : rows - count]), self.final_norm(hidden[:, rows - count :])

@@ -5,6 +5,7 @@ N layers, n distances.
 """
 
 import contextlib
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,22 +16,23 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
+from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
-from txlcli.core.model.layer import GrowingMemory, Layer, Past, rotated
+from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
 
 
-def last_output(layers: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+def last_output(layers: Iterator[LayerOutput]) -> Tensor:
     """Run all layers and return the output of the last one."""
-    ((output, _),) = deque(layers, maxlen=1)  # the outputs of the layers below are freed
-    return output
+    (output,) = deque(layers, maxlen=1)  # the outputs of the layers below are freed
+    return output.hidden
 
 
 class TransformerXL(LanguageModel):
@@ -76,6 +78,12 @@ class TransformerXL(LanguageModel):
     def memory_starts_full(self) -> bool:
         return self.settings.memory_start == "zeros"
 
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """dtype of a memory: that of products, if nothing else reads it."""
+        weight = self.embedding.tables[0]
+        return autocast_dtype(weight) if self.settings.norm == "post" else weight.dtype
+
     def reset_parameters(self) -> None:
         """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0.
 
@@ -104,7 +112,7 @@ class TransformerXL(LanguageModel):
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         shape = (batch_size, self.memory_size(mem_len), self.settings.d_model)
-        return [layer.memory_input(self.softmax.biases[0].new_zeros(shape)) for layer in self.layers]
+        return [self.softmax.biases[0].new_zeros(shape, dtype=self.memory_dtype) for _ in self.layers]
 
     def recompute(self, enabled: bool) -> None:
         super().recompute(enabled)
@@ -162,12 +170,12 @@ class TransformerXL(LanguageModel):
     def run_layers(
         self,
         hidden: Tensor,
-        pasts: Iterable[Past],
+        pasts: Iterable[HiddenMemory | Past],
         terms: Sequence[ScoreTerms],
         positions: Tensor,
         *,
         count: int | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[LayerOutput]:
         """Read one segment through all layers: the loop that training, evaluation and decoding share.
 
         Args:
@@ -176,14 +184,13 @@ class TransformerXL(LanguageModel):
             terms: what the encoding adds to each layer's score.
             positions: (L,) in the segment.
             count: number of final positions to compute in the last layer, 0 included; all by default.
-        Yields:
-            For each layer its output (B, L, d), the last one (B, count, d), and what a memory keeps of the segment.
         """
         last = len(self.layers) - 1
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            hidden, remembered = layer(hidden, past, layer_terms, count=count if number == last else None)
-            yield hidden, remembered
+            output: LayerOutput = layer(hidden, past, layer_terms, count=count if number == last else None)
+            yield output
+            hidden = output.hidden
 
     def forward(
         self,
@@ -206,42 +213,45 @@ class TransformerXL(LanguageModel):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        outputs, memories = self._read(tokens, self._pasts(memory, mem_len), key_limit, max_distance)
-        return self._final(outputs[-1]), self._joined(memories)
+        outputs, memory = self._read(tokens, self._pasts(memory, mem_len), key_limit, max_distance)
+        return self._final(outputs[-1].hidden), memory
 
-    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[GrowingMemory]:
+    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
         """Return the past of each layer before a segment.
 
         Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
         it reads its own past.
         """
         kept = self.memory_size(mem_len)
-        return [GrowingMemory(layer, past, mem_len=kept) for layer, past in zip(self.layers, memory, strict=True)]
+        return [HiddenMemory(positions=past, mem_len=kept) for past in self._readable(memory)]
+
+    def _readable(self, memory: Memory) -> Memory:
+        """Cast a memory that was saved in another precision before a run was resumed."""
+        return [tensor.to(self.memory_dtype) for tensor in memory]
 
     def _joined(self, memories: Sequence[Memory]) -> Memory:
         """Join the memories of the layers to the memory of the model."""
         return [tensor for of_layer in memories for tensor in of_layer]
 
     def _read(
-        self, tokens: Tensor, pasts: Sequence[GrowingMemory], key_limit: int | None, max_distance: int | None
-    ) -> tuple[list[Tensor], list[Memory]]:
-        """Return the output (B, L, d) and the new memory of each layer."""
+        self,
+        tokens: Tensor,
+        pasts: Sequence[HiddenMemory],
+        key_limit: int | None = None,
+        max_distance: int | None = None,
+    ) -> tuple[list[LayerOutput], Memory]:
+        """Return the outputs of all layers for a segment (B, L), and the new memory."""
         n_remembered, key_len = pasts[0].length, pasts[0].length + tokens.shape[1]
         in_stream = torch.arange(key_len, device=tokens.device)  # positions of memory and segment
-        rotation, memory_rotation = (
-            self.encoding.rotation(part) for part in (in_stream[n_remembered:], in_stream[:n_remembered])
-        )
-        for past in pasts:
-            past.rotation = memory_rotation
         reach = min(key_len, key_limit or key_len, self.settings.window or key_len)
-        terms = rotated(self.score_terms(reach, max_distance=max_distance), rotation)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        outputs, memories = [], []
-        layers = self.run_layers(self.embed(tokens, positions), pasts, terms, positions)
-        for past, (hidden, remembered) in zip(pasts, layers, strict=True):
-            memories.append(past.after(remembered))
-            outputs.append(hidden)
-        return outputs, memories
+        rotation = self.encoding.rotation(in_stream[:n_remembered])
+        pasts = [dataclasses.replace(past, rotation=rotation) for past in pasts]
+        terms = rotated(
+            self.score_terms(reach, max_distance=max_distance), self.encoding.rotation(in_stream[n_remembered:])
+        )
+        positions = in_stream[: tokens.shape[1]]
+        outputs = list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
+        return outputs, self._joined([past.after(output) for past, output in zip(pasts, outputs, strict=True)])
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -251,14 +261,15 @@ class TransformerXL(LanguageModel):
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
     ) -> tuple[Tensor, Tensor, Memory]:
-        """Return the loss of the counted positions, with the auxiliary losses of every layer if the model has them."""
-        if self.auxiliary is None:
+        """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
+        if self.auxiliary is None and not self.has_layer_losses:
             return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
-        outputs, memories = self._read(tokens, self._pasts(memory, mem_len), None, None)
-        finished = [self._final(output) for output in outputs]
+        outputs, memory = self._read(tokens, self._pasts(memory, mem_len))
         counted = counted_positions(tokens.shape[1], part)
+        finished = [self._final(output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
         loss = self.losses(finished[-1][:, counted], targets[:, counted]).mean()
-        auxiliary = self.auxiliary(
-            [hidden[:, counted] for hidden in finished], targets[:, counted], self.embedding, progress
-        )
-        return loss + auxiliary, loss, self._joined(memories)
+        own = [output.loss for output in outputs if output.loss is not None]
+        if self.auxiliary is not None:
+            hidden = [output[:, counted] for output in finished]
+            own.append(self.auxiliary(hidden, targets[:, counted], self.embedding, progress))
+        return sum(own, loss), loss, memory

@@ -16,7 +16,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import Rotation
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.compressive import CompressiveLayer, CompressiveTransformer, leaving_count
-from txlcli.core.model.layer import Past, rotated
+from txlcli.core.model.layer import LayerOutput, Past, rotated
 from txlcli.core.model.transformer_xl import last_output
 from txlcli.core.reading.reader import Reader
 
@@ -149,11 +149,11 @@ class CompressiveReader(Reader):
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
-    def _kept(self, layers: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _kept(self, layers: Iterator[LayerOutput]) -> Iterator[LayerOutput]:
         """Keep the layer inputs of the segment while the layers are computed; yield what `layers` yields."""
-        for past, (hidden, layer_input) in zip(self._pasts, layers, strict=True):
-            past.segment.append(layer_input)
-            yield hidden, layer_input
+        for past, output in zip(self._pasts, layers, strict=True):
+            past.segment.append(output.kept)
+            yield output
 
     def _rotate_slots(self) -> None:
         """Place the slots before the oldest position of the memory, as the rotation of their keys sees them."""

@@ -1,7 +1,7 @@
 """Keys and values kept as they were projected, for reading with weights that do not change.
 
 `SlidingBuffer` keeps the last positions of a text; `FixedSlots` writes single tokens into the same buffer in a way that
-a CUDA graph can repeat. The memory that training carries is `core.model.layer.GrowingMemory`.
+a CUDA graph can repeat. The memory that training carries is `core.model.layer.HiddenMemory`.
 
 Axes: B batch, C capacity of the buffer, H heads, L segment, D head width, d model width, N layers.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.device import row_multiple
-from txlcli.core.model.layer import Past
+from txlcli.core.model.layer import LayerOutput, Past
 
 MOVED_AT_ONCE = 256
 """Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
@@ -102,16 +102,14 @@ class FixedSlots(Past):
         return self._buffer.keys, self._buffer.values
 
 
-def keep_outputs(
-    layers: Iterator[tuple[Tensor, Tensor]], outputs: Tensor, in_segment: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def keep_outputs(layers: Iterator[LayerOutput], outputs: Tensor, in_segment: Tensor) -> Iterator[LayerOutput]:
     """Write what memory keeps of each layer, its output, while the layers are computed; yield what `layers` yields.
 
     Args:
-        layers: for each layer its output and what memory keeps, (B, l, d).
+        layers: yields the result of each layer for l tokens.
         outputs: (N, B, L, d), of the present segment.
         in_segment: (l,) positions in the segment.
     """
-    for kept, (hidden, remembered) in zip(outputs, layers, strict=True):
-        kept.index_copy_(1, in_segment, remembered.to(kept.dtype))
-        yield hidden, remembered
+    for kept, output in zip(outputs, layers, strict=True):
+        kept.index_copy_(1, in_segment, output.kept.to(kept.dtype))
+        yield output
