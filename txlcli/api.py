@@ -37,9 +37,8 @@ from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOption
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import CallbackReporter, OnProgress
 from txlcli.workflows.training import start
-from txlcli.workflows.training.execution import TrainingResult
+from txlcli.workflows.training.execution import OnReport, TrainingResult
 from txlcli.workflows.training.request import resolve
-from txlcli.workflows.training.training_log import OnReport
 from txlcli.workflows.workspace import Workspace
 
 PathLike = str | os.PathLike[str]

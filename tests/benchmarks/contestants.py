@@ -96,7 +96,7 @@ def our_step(model, work):
     @functools.cache
     def training_in(precision):
         in_precision = dataclasses.replace(settings, precision=precision)
-        return Training(model, in_precision, segments, valid=None, directory=NOWHERE, identity={})
+        return Training(model, in_precision, segments)
 
     return lambda precision: training_in(precision).update()
 

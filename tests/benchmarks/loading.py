@@ -19,12 +19,12 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from txlcli import console
 from txlcli.config import recipe
 from txlcli.core.model.registry import make_model
-from txlcli.core.training import checkpoint, tensor_reader
+from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 
 RECIPES = ("enwik8", "wt103")
@@ -59,8 +59,10 @@ def load(path, name, vocab_size):
     """Load a checkpoint of a recipe: seconds to its tensors, to the model, and of the processor to the model."""
     settings = recipe.load(name).model
     before, started = processor_seconds(), time.perf_counter()
-    has_checksums = path.stem != "without"
-    saved = checkpoint.load(path, to_evaluate=True) if has_checksums else Checkpoint(tensor_reader.read_file(path))
+    if path.stem == "without":
+        saved = Checkpoint({name: tensor.clone() for name, tensor in load_file(path).items()})
+    else:
+        saved = checkpoint.load(path, to_evaluate=True)
     read = time.perf_counter() - started
     checkpoint.build_model(settings, vocab_size, saved, path)
     return read, time.perf_counter() - started, processor_seconds() - before

@@ -117,6 +117,7 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     import torch
 
     from txlcli.core.training.loop import Training, new_model
+    from txlcli.core.training.saving import Saver
     from txlcli.core.training.segments import TrainingSegments
 
     steps = -(-train.mem_len // train.seg_len) + 2
@@ -129,7 +130,7 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     )
     network = new_model(model, vocab_size, seed=1, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
-        training = Training(network, train, segments, None, Path(directory), {})
+        training = Training(network, train, segments, saver=Saver(Path(directory)))
         for _ in range(steps):
             training.update()
 

@@ -3,8 +3,6 @@
 Recipes are cut down to two layers; the case with an adaptive softmax has WikiText-103's vocabulary.
 """
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,7 +100,7 @@ def start(settings, model, **more):
     """A training of it on a text of ids that lie in all bands."""
     ids = np.arange(4 * 10 * settings.train.seg_len) * 257 % model.vocab_size
     segments = TrainingSegments(ids, batch_size=4, seg_len=settings.train.seg_len)
-    return Training(model, settings.train, segments, valid=None, directory=Path(), identity={}, **more)
+    return Training(model, settings.train, segments, **more)
 
 
 def read(settings, model, *, precision="fp32"):

@@ -34,7 +34,7 @@ def start(device, *changes, dtype=torch.float32):
     ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = new_model(settings.model, V, seed=5, device=pick_device(device)).to(dtype)
-    return Training(model, settings.train, segments, None, None, {})
+    return Training(model, settings.train, segments)
 
 
 def losses(device, *changes, dtype=torch.float32):

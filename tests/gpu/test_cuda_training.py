@@ -12,6 +12,7 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.timing import measure
 from txlcli.core.training import checkpoint
 from txlcli.core.training.loop import Training, new_model
+from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import TrainingError
 from txlcli.workflows.training.out_of_memory import explained
@@ -45,7 +46,7 @@ def start(directory, *changes):
     )
     model = new_model(settings.model, V, seed=train.seed, device=CUDA)
     directory.mkdir(exist_ok=True)
-    return Training(model, train, segments, None, directory, {})
+    return Training(model, train, segments, saver=Saver(directory))
 
 
 def finish(training, *, until=None):
@@ -104,7 +105,7 @@ def test_lamb_on_cuda_takes_the_steps_of_a_cpu(tmp_path):
         ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
         segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
         model = new_model(settings.model, V, seed=train.seed, device=device)
-        training = Training(model, train, segments, None, tmp_path, {})
+        training = Training(model, train, segments, saver=Saver(tmp_path))
         losses[device.type] = [float(training.update()[0]) for _ in range(8)]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)
 

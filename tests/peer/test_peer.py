@@ -140,7 +140,7 @@ def test_fifty_steps_of_adam_give_the_peers_losses(kind):
     )
     ids = np.random.default_rng(3).zipf(1.5, size=B * L * steps + 1).clip(max=V) - 1
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
-    training = Training(ours, settings, segments, valid=None, directory=Path(), identity={})
+    training = Training(ours, settings, segments)
 
     optimizer = torch.optim.Adam(theirs.parameters(), lr=lr)
     memory = None

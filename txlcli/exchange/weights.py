@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from txlcli.core.training.tensor_reader import read_file
 from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.conversion import System
@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Tensor]:
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.suffix == ".safetensors":
-            tensors = read_file(path)
+            tensors = load_file(path)
         elif path.suffix == ".npz":
             tensors = _read_npz(path)
         else:

@@ -143,7 +143,7 @@ def _started_on_a_cpu(case, settings, *, steps):
         for _ in range(steps):
             training.update()
         training.save_last()
-        return checkpoint.load(training.last_path)
+        return checkpoint.load(training.saver.last_path)
 
 
 def _resumed(case, settings, saved):

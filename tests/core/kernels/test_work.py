@@ -6,8 +6,6 @@ Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d mod
 N layers.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,7 +45,7 @@ def training(*, min_queries=L, **changed):
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = one_lane_model(min_queries=min_queries)
-    started = Training(model, settings, segments, valid=None, directory=Path(), identity={})
+    started = Training(model, settings, segments)
     for _ in range(3):
         started.update()
     return started

@@ -12,7 +12,7 @@ from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.validation import ValidSplit
+from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import DisagreementError, StoreError, TrainingError
 
 WORLD = join(CPU)
@@ -36,7 +36,7 @@ def stopped_and_resumed(directory, steps, then=None, **changed):
     first = _training(directory, **changed)
     run(first, until=steps)
     distributed.barrier()  # rank 0 has written it
-    saved = checkpoint.load(first.last_path)
+    saved = checkpoint.load(first.saver.last_path)
     second = _training(directory, weights=saved.group("model"), **changed | (then or {}))
     second.restore(saved)
     reports = run(second)
@@ -73,7 +73,7 @@ def lifetime(directory, name, parallel="ddp", world=WORLD):
     run(first, until=3)
     if world.size > 1:
         distributed.barrier()  # rank 0 has written it
-    saved = checkpoint.load(first.last_path)
+    saved = checkpoint.load(first.saver.last_path)
     second = training("stopped", saved.group("model"))
     second.restore(saved)
     return {
@@ -117,7 +117,8 @@ def failed_validation(directory, **changed):
     training.average.restore({"steps": 1000}, own)
     before, error = _flat_weights(training), ""
     try:
-        training.score_validation(split, lambda: False, None)
+        with training.average.swapped_in():
+            validate(training.parallel, split, should_stop=lambda: False, on_tokens=None)
     except StoreError as raised:
         error = str(raised)
     of_all = [None] * WORLD.size

@@ -9,7 +9,6 @@ from txlcli.core.reading.scoring import score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
 from txlcli.core.training.reports import StepReport, ValidReport
-from txlcli.core.training.saving import Saver
 from txlcli.core.training.validation import validation_settings
 from txlcli.errors import RecipeError
 
@@ -196,21 +195,20 @@ def test_validation_scores_the_average(tmp_path, changed):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, precision):
-    saver = Saver()
-    training = new_training(tmp_path, precision=precision, saver=saver, **EXPONENTIAL)
+    training = new_training(tmp_path, precision=precision, **EXPONENTIAL)
     bests = []
     for report in training.run(report_every=1, should_stop=lambda: False):
-        saver.files.wait()
+        training.saver.wait()
         if isinstance(report, ValidReport) and report.best:
             bests.append(report.step)
-            best = checkpoint.load(training.best_path)
+            best = checkpoint.load(training.saver.best_path)
             assert not best.group("average")
             mean = training.average.weights
             for name, weight in best.group("model").items():
                 assert weight.dtype == torch.float32
                 assert torch.equal(weight, mean[name]), name
     assert bests
-    last = checkpoint.load(training.last_path)
+    last = checkpoint.load(training.saver.last_path)
     own, mean = weights(training), training.average.weights
     assert last.group("model").keys() == last.group("average").keys() == own.keys()
     for name, weight in own.items():
@@ -224,10 +222,10 @@ def test_the_average_of_a_run_cannot_change(tmp_path, before, after):
     run(new_training(tmp_path, average=before), until=2)
     training = new_training(tmp_path, average=after)
     with pytest.raises(RecipeError) as caught:
-        training.restore(checkpoint.load(training.last_path))
+        training.restore(checkpoint.load(training.saver.last_path))
     assert str(caught.value) == (
-        f'{training.last_path}: trained with train.average = "{before}", which cannot become "{after}" during the '
-        "training; start a new run instead"
+        f'{training.saver.last_path}: trained with train.average = "{before}", which cannot become "{after}" during '
+        "the training; start a new run instead"
     )
 
 
@@ -235,4 +233,4 @@ def test_a_checkpoint_names_the_weights_to_evaluate(tmp_path):
     for average, group in {"none": "model", "exponential": "average", "asgd": "model"}.items():
         training = new_training(tmp_path / average, average=average)
         run(training)
-        assert checkpoint.load(training.last_path).weights_to_evaluate == group
+        assert checkpoint.load(training.saver.last_path).weights_to_evaluate == group

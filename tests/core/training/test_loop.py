@@ -77,7 +77,7 @@ def new_training(
         roll=settings.roll_lanes,
     )
     split = ValidSplit.of(draw_split(31, seed=6), None) if valid else None
-    return cls(model, settings, segments, split, directory, {"recipe": "tiny"}, world, saver=saver)
+    return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 
 
 def run(training, *, report_every=1, until=math.inf):
@@ -348,8 +348,8 @@ def test_it_validates_every_valid_every_steps_and_at_the_end(tmp_path):
 def test_without_a_valid_split_it_saves_but_does_not_validate(tmp_path):
     training = new_training(tmp_path, valid=False, valid_every=2)
     assert valids_of(run(training)) == []
-    assert checkpoint.load(training.last_path).state["step"] == 4
-    assert not training.best_path.exists()
+    assert checkpoint.load(training.saver.last_path).state["step"] == 4
+    assert not training.saver.best_path.exists()
 
 
 def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
@@ -360,10 +360,10 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     losses = [report.loss_nats for report in reports]
     assert [report.best for report in reports] == [losses[n] < min([math.inf, *losses[:n]]) for n in range(12)]
     assert {report.best for report in reports} == {True, False}
-    best = checkpoint.load(training.best_path)
+    best = checkpoint.load(training.saver.best_path)
     assert best.state["step"] == 1 + losses.index(min(losses))
     assert best.state["best_nats"] == training.best_nats == min(losses)
-    model = checkpoint.build_model(training.model.settings, V, best, training.best_path)
+    model = checkpoint.build_model(training.model.settings, V, best, training.saver.best_path)
     scores = score(
         model,
         training.valid.inputs,
@@ -377,7 +377,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
 def test_a_stop_saves_and_ends(tmp_path, steps):
     training = new_training(tmp_path)
     assert [report.step for report in run(training, until=steps)] == [1, 2][:steps]
-    saved = checkpoint.load(training.last_path)
+    saved = checkpoint.load(training.saver.last_path)
     assert saved.state["step"] == steps
     assert saved.state["place"] == {"epoch": 0, "segment": steps}
     assert saved.state["recipe"] == "tiny"
@@ -389,7 +389,7 @@ def test_it_ends_at_until_step_with_the_validation_of_that_step(tmp_path):
     training = new_training(tmp_path, valid_every=2)
     reports = list(training.run(report_every=1, should_stop=lambda: False, until_step=2))
     assert [(report.kind, report.step) for report in reports] == [("train", 1), ("train", 2), ("valid", 2)]
-    assert checkpoint.load(training.last_path).state["step"] == 2
+    assert checkpoint.load(training.saver.last_path).state["step"] == 2
     # The schedule is still that of the whole run.
     whole = steps_of(run(new_training(tmp_path / "whole", valid_every=2)))
     assert [report.lr for report in steps_of(reports)] == [report.lr for report in whole[:2]]
@@ -397,14 +397,14 @@ def test_it_ends_at_until_step_with_the_validation_of_that_step(tmp_path):
 
 def assert_ends(training, reason):
     """Assert that the training ends with this error and keeps the last checkpoint."""
-    good = training.last_path.read_bytes()
+    good = training.saver.last_path.read_bytes()
     with pytest.raises(TrainingError) as caught:
         run(training)
     assert str(caught.value) == (
-        f"{reason}; the last good checkpoint is {training.last_path}; "
+        f"{reason}; the last good checkpoint is {training.saver.last_path}; "
         "lower train.lr, or train with warm-up or norm = pre"
     )
-    assert training.last_path.read_bytes() == good
+    assert training.saver.last_path.read_bytes() == good
 
 
 def test_a_non_finite_loss_names_the_step_and_keeps_the_last_checkpoint(tmp_path):
@@ -520,7 +520,7 @@ def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
     training, again = (new_training(tmp_path, precision="fp16", valid=False) for _ in range(2))
     multiply_gradients(training, math.inf, steps=[1])
     run(training, until=2)
-    again.restore(checkpoint.load(training.last_path))
+    again.restore(checkpoint.load(training.saver.last_path))
     assert again.optimizer_step.state() == training.optimizer_step.state()
     assert again.optimizer_step.state()["scale"] == 2.0**15
 
@@ -533,7 +533,7 @@ def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
 def test_weights_after_a_finite_loss_that_give_no_finite_loss_are_not_saved(tmp_path, valid, changed, lr, are_finite):
     training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6, **changed)
     assert run(training, until=2)
-    good = training.last_path.read_bytes()
+    good = training.saver.last_path.read_bytes()
     training.settings = dataclasses.replace(training.settings, lr=lr)
     what = "loss is" if are_finite else "weights are"
     with pytest.raises(
@@ -541,23 +541,17 @@ def test_weights_after_a_finite_loss_that_give_no_finite_loss_are_not_saved(tmp_
     ):
         run(training)
     assert all(parameter.isfinite().all() for parameter in training.model.parameters()) == are_finite
-    assert training.last_path.read_bytes() == good
+    assert training.saver.last_path.read_bytes() == good
     assert training.step == 3
 
 
-class NonFiniteValidation(Training):
-    """A training whose validations return a NaN."""
-
-    def score_validation(self, *_):
-        return Total(math.nan, tokens=2, seconds=1.0)
-
-
 def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):
-    training = new_training(tmp_path, cls=NonFiniteValidation, valid_every=2, max_steps=6)
+    training = new_training(tmp_path, max_steps=6)
+    run(training, until=2)
     with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .*; resume from .*last\."):
-        run(training)
-    assert checkpoint.load(training.last_path).state["step"] == 2
-    assert not training.best_path.exists()
+        training.on_validation(Total(math.nan, tokens=2, seconds=1.0))
+    assert checkpoint.load(training.saver.last_path).state["step"] == 2
+    assert not training.saver.best_path.exists()
 
 
 def test_checking_the_loss_before_a_save_changes_nothing(tmp_path):
@@ -593,19 +587,17 @@ class TimedTraining(Training):
         self.saved_steps.append(self.step)
         super().save_last(**options)
 
-    def score_validation(self, *arguments):
+    def validate(self, tokens):
         self.now += 1000
-        return super().score_validation(*arguments)
 
 
 def test_between_rare_validations_it_saves_at_intervals(tmp_path):
-    saver = Saver()
-    training = new_training(tmp_path, saver=saver, save_minutes=ALWAYS)
+    training = new_training(tmp_path, save_minutes=ALWAYS)
     saved = []
     for report in training.run(report_every=1, should_stop=lambda: False):
-        saver.files.wait()
+        training.saver.wait()
         if isinstance(report, StepReport) and report.step > 1:
-            saved.append(checkpoint.load(training.last_path).state["step"])
+            saved.append(checkpoint.load(training.saver.last_path).state["step"])
     assert saved == [1, 2, 3]  # a report comes before the save of its step
 
 
@@ -619,6 +611,7 @@ def test_a_save_begins_a_new_interval(tmp_path):
 @pytest.mark.parametrize("valid_every", [2, 100])
 def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every):
     training = new_training(tmp_path, cls=TimedTraining, valid_every=valid_every, max_steps=6, save_minutes=ALWAYS)
-    speeds = [report.tokens_per_s for report in steps_of(run(training))]
+    reports = training.run(report_every=1, should_stop=lambda: False, on_valid_tokens=training.validate)
+    speeds = [report.tokens_per_s for report in steps_of(reports)]
     assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
     assert training.now > 100

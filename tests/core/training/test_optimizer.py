@@ -11,6 +11,7 @@ from tests.core.training.test_loop import new_training, run, weights
 from tests.extensions import registered_optimizer
 from txlcli.config import optimizers as config_optimizers
 from txlcli.config.settings import TrainSettings
+from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
 from txlcli.core.training.distributed import SINGLE_PROCESS
@@ -21,7 +22,6 @@ from txlcli.core.training.optimizer import (
     check_optimizer,
     make_optimizer,
     parameter_group,
-    state_bytes,
 )
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.state import scheduled_lr
@@ -125,11 +125,6 @@ def test_muon_rejects_a_model_without_matrices_in_its_layers():
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_check_without_the_model_accepts_what_can_be_trained(model, optimizer):
     check_optimizer(model, V, train_settings(optimizer=optimizer))
-
-
-def test_a_check_without_the_model_rejects_what_cannot_be_trained():
-    with pytest.raises(RecipeError, match=r'^\[train\] momentum must be below 1 with optimizer = "muon", not 1\.5$'):
-        check_optimizer(model_settings(), V, train_settings(optimizer="muon", momentum=1.5))
 
 
 def take_steps(model, step, count=3):
@@ -290,7 +285,8 @@ def test_the_stated_state_is_what_an_optimizer_keeps(model, changed):
     optimizer = make_optimizer(model, settings)
     take_steps(model, optimizer.step, count=1)
     kept = optimizer_tensors(model, optimizer)
-    assert state_bytes(model, settings) == sum(one.nbytes for name, one in kept.items() if not name.endswith(".step"))
+    forecast = state_bytes(model.settings, V, settings).optimizer
+    assert forecast == sum(one.nbytes for name, one in kept.items() if not name.endswith(".step"))
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -331,12 +327,13 @@ def test_an_optimizer_from_outside_trains_and_resumes(tmp_path, sign_descent):
     assert reports[3].loss_nats < reports[0].loss_nats  # the same segment in the next epoch
     run(new_training(tmp_path / "parts", max_steps=6, valid=False, **sign_descent), until=3)
     resumed = new_training(tmp_path / "parts", max_steps=6, valid=False, **sign_descent)
-    saved = checkpoint.load(resumed.last_path)
+    saved = checkpoint.load(resumed.saver.last_path)
     resumed.model.load_state_dict(saved.group("model"))
     resumed.restore(saved)
     assert [one.loss_nats for one in run(resumed)] == [one.loss_nats for one in reports[3:]]
     assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items())
-    assert state_bytes(whole.model, whole.settings) == sum(4 * one.numel() for one in whole.model.parameters())
+    forecast = state_bytes(whole.model.settings, V, whole.settings).optimizer
+    assert forecast == sum(4 * one.numel() for one in whole.model.parameters())
 
 
 def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_descent):
@@ -352,14 +349,11 @@ def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_
 
 
 FAULTY = {
-    "it has no group for weight and 1 more": lambda _: SignDescent([parameter_group("none", [torch.zeros(1)])]),
+    "it has no group for weight, bias": lambda _: SignDescent([parameter_group("none", [torch.zeros(1)])]),
     "it has no group for bias": lambda model: SignDescent([parameter_group("weight", [model.weight])]),
     "a group of it has no lr_factor, which parameter_group sets": lambda model: SignDescent(model.parameters()),
     "Muon only supports 2D parameters whereas we found a parameter with size: torch.Size([3])": lambda model: (
         torch.optim.Muon([parameter_group("all", model.parameters())])
-    ),
-    "its step needs the argument closure, and txl calls step() without arguments": lambda model: torch.optim.LBFGS(
-        [parameter_group("all", model.parameters())]
     ),
 }
 
@@ -387,10 +381,7 @@ def test_state_that_a_checkpoint_cannot_hold_is_rejected():
     optimizer.step()
     with pytest.raises(TrainingError) as refused:
         optimizer_tensors(module, optimizer)
-    assert str(refused.value) == (
-        'the optimizer keeps "count" of weight as int, and a checkpoint holds tensors only; make it a tensor, such as '
-        "torch.tensor(1)"
-    )
+    assert str(refused.value) == ('the optimizer keeps "count" of weight as int; a checkpoint holds tensors only')
 
 
 def test_both_tables_of_optimizers_have_the_same_names():

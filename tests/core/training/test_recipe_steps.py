@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ def training_of(name, precision):
     model = new_model(narrow(settings.model), V, seed=1, device=torch.device("cpu"))
     ids = np.random.default_rng(5).integers(V, size=LANES * 8 * (STEPS + 2))
     segments = TrainingSegments(ids, batch_size=LANES, seg_len=8)
-    return Training(model, train, segments, valid=None, directory=Path(), identity={})
+    return Training(model, train, segments)
 
 
 @pytest.mark.parametrize(("precision", "name"), sampled(3, ["fp32", "bf16"], recipe.packaged_names()))

@@ -105,7 +105,7 @@ def test_a_stop_at_the_validation_that_begins_an_average_loses_nothing(tmp_path)
 def test_the_file_holds_weights_optimizer_memory_and_random_generator(tmp_path):
     training = fresh(tmp_path)
     run(training, until=2)
-    saved = checkpoint.load(training.last_path)
+    saved = checkpoint.load(training.saver.last_path)
     names = {name for name, _ in training.model.named_parameters()}
     assert saved.group("model").keys() == names
     assert saved.group("optimizer").keys() == {f"{n}.{key}" for n in names for key in ("step", "exp_avg", "exp_avg_sq")}

@@ -31,7 +31,7 @@ class SlowWriter:
 
 def test_training_continues_while_a_file_is_written_and_the_file_has_the_weights_of_its_step(tmp_path):
     write = SlowWriter()
-    training = new_training(tmp_path, valid=False, valid_every=2, max_steps=3, saver=Saver(write))
+    training = new_training(tmp_path, valid=False, valid_every=2, max_steps=3, saver=Saver(tmp_path, write=write))
     at_save, reports = None, training.run(report_every=1, should_stop=lambda: False)
     for report in reports:
         if report.step == 2:
@@ -42,7 +42,7 @@ def test_training_continues_while_a_file_is_written_and_the_file_has_the_weights
     assert training.step == 3
     write.may_write.set()
     reports.close()
-    saved = checkpoint.load(training.last_path)
+    saved = checkpoint.load(training.saver.last_path)
     assert saved.state["step"] == 2
     for name, weight in saved.group("model").items():
         assert torch.equal(weight, at_save[name])
@@ -52,7 +52,7 @@ def test_training_continues_while_a_file_is_written_and_the_file_has_the_weights
 def test_each_validation_writes_each_file_once_and_the_end_writes_the_last_one(tmp_path):
     write = SlowWriter()
     write.may_write.set()
-    reports = run(new_training(tmp_path, valid_every=2, max_steps=6, saver=Saver(write)))
+    reports = run(new_training(tmp_path, valid_every=2, max_steps=6, saver=Saver(tmp_path, write=write)))
     expected = []
     for report in valids_of(reports):
         expected += [("last.safetensors", report.step)] + [("best.safetensors", report.step)] * report.best
@@ -62,13 +62,13 @@ def test_each_validation_writes_each_file_once_and_the_end_writes_the_last_one(t
 
 def test_the_state_of_a_file_is_that_of_its_step(tmp_path):
     write, losses = SlowWriter(), [1.0]
-    saver = Saver(write)
+    saver = Saver(tmp_path, write=write)
     saver.take({"model.a": torch.ones(3)}, step=1)
-    saver.write_all(tmp_path / "a.safetensors", {"step": 1, "losses": losses})
+    saver.write_last({"step": 1, "losses": losses})
     losses.append(2.0)
     write.may_write.set()
-    saver.files.wait()
-    assert checkpoint.load(tmp_path / "a.safetensors").state["losses"] == [1.0]
+    saver.wait()
+    assert checkpoint.load(saver.last_path).state["losses"] == [1.0]
 
 
 def full_disk(path, saved):
@@ -82,12 +82,12 @@ def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path)
         failed.set()
         full_disk(path, saved)
 
-    saver = Saver(write)
+    saver = Saver(tmp_path, write=write)
     training = new_training(tmp_path, valid=False, valid_every=2, max_steps=9, saver=saver)
     reports = training.run(report_every=1, should_stop=lambda: False)
     assert [next(reports).step for _ in range(3)] == [1, 2, 3]
     assert failed.wait(AT_MOST_S)
-    saver.files.settle()
+    saver.settle()
     with pytest.raises(RunError, match="No space left on device"):
         next(reports)
     assert training.step == 3
@@ -97,7 +97,7 @@ def test_a_stop_waits_for_the_files(tmp_path):
     write = SlowWriter()
     timer = threading.Timer(0.3, write.may_write.set)
     timer.start()
-    run(new_training(tmp_path, valid=False, saver=Saver(write)), until=2)
+    run(new_training(tmp_path, valid=False, saver=Saver(tmp_path, write=write)), until=2)
     assert write.written == [("last.safetensors", 2)]
 
 
@@ -106,11 +106,11 @@ def test_without_memory_for_a_copy_the_step_waits_and_the_files_are_the_same(tmp
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 1 kB\n")
     settings = {"valid_every": 2, "max_steps": 5, "average": average, "dropout": 0.3}
-    for name, saver in {"copied": Saver(), "in place": Saver(meminfo=meminfo)}.items():
-        training = new_training(tmp_path / name, saver=saver, **settings)
+    for name, options in {"copied": {}, "in place": {"meminfo": meminfo}}.items():
+        training = new_training(tmp_path / name, saver=Saver(tmp_path / name, **options), **settings)
         for report in training.run(report_every=1, should_stop=lambda: False):
             if name == "in place" and isinstance(report, ValidReport):
-                assert checkpoint.load(training.last_path).state["step"] == report.step
+                assert checkpoint.load(training.saver.last_path).state["step"] == report.step
     for file in ("last.safetensors", "best.safetensors"):
         copied, in_place = (checkpoint.load(tmp_path / name / file) for name in ("copied", "in place"))
         assert copied.state == in_place.state
@@ -122,7 +122,7 @@ def test_without_memory_for_a_copy_the_step_waits_and_the_files_are_the_same(tmp
 def test_the_forecast_of_the_snapshot_is_the_size_of_what_is_saved(tmp_path, changed):
     training = new_training(tmp_path, valid=False, **changed)
     run(training, until=3)
-    saved = checkpoint.load(training.last_path).tensors
+    saved = checkpoint.load(training.saver.last_path).tensors
     large = [tensor.nbytes for name, tensor in saved.items() if not name.startswith("rng.") and tensor.dim()]
     sizes = training.model.settings, V, training.settings
     needed = step_bytes(*sizes)

@@ -66,7 +66,7 @@ def trained(model_changes, *, steps=20, capture_graph=capture_step, **changed):
     model = AS_ON_CUDA[model_changes.get("arch", "transformer")](model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8)
     segments = TrainingSegments(ids, batch_size=LANES, seg_len=settings.seg_len)
-    training = Training(model, settings, segments, valid=None, directory=None, identity={}, capture_graph=capture_graph)
+    training = Training(model, settings, segments, capture_graph=capture_graph)
     model.embedding.gradient_of_rows = False  # as on CUDA
     numbers = [[float(number) for number in training.update()[:2]] for _ in range(steps)]
     return numbers, [*model.parameters(), *training.memories[0]]

@@ -8,7 +8,7 @@ import pytest
 from tests.commands.novel import HERE, RecordingReporter
 from txlcli.errors import Interrupted
 from txlcli.workflows.options import TrainOptions
-from txlcli.workflows.training import resume, start
+from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 EVERY_STEP = TrainOptions(log_every=1)
@@ -37,7 +37,7 @@ def interrupted(workflow, *arguments, **options):
 def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, hint):
     before = (here / "runs/byte/last.safetensors").read_bytes()
     options = TrainOptions(overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
-    error, message = interrupted(resume.resume, "byte", options, on_report=send_twice(signal.SIGINT))
+    error, message = interrupted(start.resume, "byte", options, on_report=send_twice(signal.SIGINT))
     assert message == "stopping after this step; saving"
     assert str(error) == f"stopped at once, without saving; the last checkpoint is kept; {hint}"
     assert error.exit_code == 130

@@ -21,24 +21,21 @@ def new_run(here):
 
 
 def test_trainings_that_start_together_get_different_directories(here):
-    class Rival(RecordingReporter):
-        """Creates the directory of the run before the training does; the next directory is only locked."""
-
-        def say(self, message):
-            super().say(message)
-            if message.startswith("training "):
-                (here / "runs/tiny").mkdir()
-
-    reporter = Rival()
-    with FileLock("runs/.locks/tiny-2"):
+    reporter = RecordingReporter()
+    with FileLock("runs/.locks/tiny"):
         start.train("tiny.toml", TrainOptions(max_steps=1), Workspace(**HERE, reporter=reporter))
-    assert "runs/tiny was taken by another process; this run is runs/tiny-3" in reporter.messages
-    assert card("runs/tiny-3")["recipe"] == "tiny"
-    assert list((here / "runs/tiny").iterdir()) == []
-    assert not (here / "runs/tiny-2").exists()
-    with FileLock("runs/.locks/tiny", blocking=False), FileLock("runs/.locks/tiny-3", blocking=False):
+    assert "runs/tiny was taken by another process; this run is runs/tiny-2" in reporter.messages
+    assert card("runs/tiny-2")["recipe"] == "tiny"
+    assert not (here / "runs/tiny").exists()
+    with FileLock("runs/.locks/tiny-2", blocking=False):
         pass
-    done("train", "--resume", "tiny-3")
+    done("train", "--resume", "tiny-2")
+
+
+def test_a_directory_that_appeared_meanwhile_is_not_used(here, new_run):
+    (here / "runs/tiny").mkdir()
+    with start.claim_run_directory(new_run, is_required=False, reporter=RecordingReporter()) as run:
+        assert run.directory == here / "runs/tiny-2"
 
 
 def test_the_search_for_a_directory_ends_if_every_directory_is_locked(here, new_run):

@@ -9,7 +9,7 @@ import pytest
 from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
 from txlcli.errors import UsageError
 from txlcli.workflows.options import TrainOptions
-from txlcli.workflows.training import resume, start, trackers
+from txlcli.workflows.training import start, trackers
 from txlcli.workflows.workspace import Workspace
 
 STEPS = {"train": [2, 4, 6, 7], "valid": [4, 7]}
@@ -28,7 +28,7 @@ def train_in_two_parts(name):
     for _ in range(2):  # the first of them dies before it saves
         last.write_bytes(at_step_4)
         resumed = workspace()
-        resume.resume("tiny", TrainOptions(), resumed)
+        start.resume("tiny", TrainOptions(), resumed)
         assert not [message for message in resumed.reporter.messages if "failed" in message]
     assert ids().get(name) == first_id
     return first_id
@@ -83,7 +83,7 @@ def test_a_tracker_receives_name_settings_and_metrics(here, backend):
 def test_a_resumed_run_continues_the_tracked_run(here, backend):
     recording = backend(Recording)
     start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), max_steps=4), workspace())
-    resume.resume("tiny", TrainOptions(), workspace())
+    start.resume("tiny", TrainOptions(), workspace())
     assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 4)
 
 
@@ -106,7 +106,7 @@ def test_a_missing_package_is_rejected_before_anything_is_written(here, monkeypa
     expected = f'log.to = "{name}" needs the {name} package; pip install "transformer-xl[{name}]"'
     assert refusal("train", "tiny.toml", "--set", f"log.to={name}") == expected
     with pytest.raises(UsageError, match="needs the"):
-        resume.resume("byte", TrainOptions(overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
+        start.resume("byte", TrainOptions(overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
     assert not (here / "runs/tiny").exists()
     assert card("runs/byte")["settings"]["train"]["max_steps"] == 7
 

@@ -235,7 +235,7 @@ def time_training(
     length = tokens * (filling + repeat * min_steps + 2) + 1
     ids = _random_tokens(model, (length,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
-    training = Training(model, settings, segments, valid=None, directory=Path(), identity={})
+    training = Training(model, settings, segments)
     return measure(
         training.update,
         training.device,

@@ -50,25 +50,19 @@ class Average:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Give the model the average as its weights within this block, if there is one."""
-        if not self.active:
-            yield
-            return
-        self.swap()
+        self._swap()
         try:
             yield
         finally:
-            self.swap()
+            self._swap()
 
     @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the model's weights and their average, if there is one."""
-        if not self.active:
-            return
+    def _swap(self) -> None:
         # Swap contents, not storage: cuDNN and captured CUDA graphs hold the addresses of the weights.
-        for name, parameter in self._parameters.items():
-            trained = parameter.clone()
-            parameter.copy_(self._values[name])
-            self._values[name].copy_(trained)
+        for name, value in self.weights.items():
+            trained = self._parameters[name].clone()
+            self._parameters[name].copy_(value)
+            value.copy_(trained)
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, next to `weights`."""
@@ -94,17 +88,16 @@ class AveragedSgd(Average):
         self.triggered = False
 
     def on_validation(self, loss_nats: float) -> None:
-        if self.triggered:
-            return
-        earlier = self._losses[: max(0, len(self._losses) - self._patience)]
-        self._losses.append(loss_nats)
-        if earlier and loss_nats > min(earlier):
-            self.triggered = True
-            self._begin()
+        if not self.triggered:
+            earlier = self._losses[: max(0, len(self._losses) - self._patience)]
+            self.triggered = bool(earlier) and loss_nats > min(earlier)
+            self._losses.append(loss_nats)
 
     def update(self) -> None:
         """Include the weights after a step; all steps have equal weight."""
         if self.triggered:
+            if not self.active:
+                self._begin()
             self._apply(get_swa_multi_avg_fn())
 
     def state(self) -> dict[str, Any]:
@@ -113,8 +106,6 @@ class AveragedSgd(Average):
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         super().restore(state, weights)
         self._losses, self.triggered = state["losses"], state["triggered"]
-        if self.triggered and not weights:
-            self._begin()
 
 
 class ExponentialAverage(Average):

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+import xxhash
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -24,7 +25,6 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import World
-from txlcli.core.training.tensor_reader import checksum, read_header, read_tensors
 from txlcli.errors import RunError, TrainingError, shortened
 from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
@@ -50,14 +50,14 @@ class Checkpoint:
     @property
     def weights_to_evaluate(self) -> str:
         """Group of the weights to evaluate: "average" if there is an average, else "model"."""
-        return _evaluated(self.tensors)
+        return group_to_evaluate(self.tensors)
 
     def weights_digest(self) -> str:
         """Return the SHA-256 of the weights to evaluate: equal digests mean equal functions."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.group(self.weights_to_evaluate).items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+            digest.update(_bytes_of(tensor))
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
@@ -65,8 +65,8 @@ class Checkpoint:
         return f"step {self.state.get('step')} with weights {self.weights_digest()[:16]}"
 
 
-def _evaluated(names: Iterable[str]) -> str:
-    """Return the group of the weights to evaluate."""
+def group_to_evaluate(names: Iterable[str]) -> str:
+    """Return the group of the weights to evaluate, given the names of all tensors."""
     return "average" if any(name.startswith("average.") for name in names) else "model"
 
 
@@ -79,7 +79,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint and replace an older one."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     metadata = checkpoint_header.write_header(
-        checkpoint.state, {name: checksum(name, tensor) for name, tensor in tensors.items()}
+        checkpoint.state, {name: _checksum(name, tensor) for name, tensor in tensors.items()}
     )
     try:
         with replacing(path) as new:
@@ -97,20 +97,38 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
         reason = f"{other.name} holds weights only, which cannot be resumed" if other else None
         raise RunError(f"{path}: no such checkpoint; {reason or 'the run has not saved one yet'}")
     try:
-        with path.open("rb") as file:
-            metadata, stored = read_header(file, path.stat().st_size)
-            state, checksums = _read_state(path, metadata)
-            if checksums.keys() != stored.keys():
+        path.open("rb").close()  # safetensors does not report permissions
+        with safe_open(path, "pt") as file:
+            state, checksums = _read_state(path, file.metadata())
+            names = file.keys()
+            if checksums.keys() != set(names):
                 raise ValueError("tensors are missing")
-            if to_evaluate:
-                group = _evaluated(stored)
-                stored = {name: place for name, place in stored.items() if name.startswith(f"{group}.")}
-            tensors = read_tensors(file, stored, checksums)
+            prefix = f"{group_to_evaluate(names)}." if to_evaluate else ""
+            # A copy does not change when another program writes to the file, which is mapped into memory.
+            tensors = {name: file.get_tensor(name).clone() for name in names if name.startswith(prefix)}
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged checkpoint ({error}); restore it from a copy or train again") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, str(error)) from error
+    for name, tensor in tensors.items():
+        if _checksum(name, tensor) != checksums[name]:
+            raise _damaged(path, f"{name} has a wrong checksum")
     return Checkpoint(tensors, state)
+
+
+def _damaged(path: Path, reason: str) -> RunError:
+    return RunError(f"{path}: damaged checkpoint ({reason}); restore it from a copy or train again")
+
+
+def _checksum(name: str, tensor: Tensor) -> str:
+    """Return the checksum of a tensor in host memory, with its name, dtype and shape."""
+    total = xxhash.xxh3_128(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    total.update(_bytes_of(tensor))
+    return str(total.hexdigest())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -136,8 +154,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
                 tensors[f"{name}.{key}"] = value
             elif value is not None:
                 raise TrainingError(
-                    f'the optimizer keeps "{key}" of {name} as {type(value).__name__}, and a checkpoint holds tensors '
-                    f"only; make it a tensor, such as torch.tensor({value!r})"
+                    f'the optimizer keeps "{key}" of {name} as {type(value).__name__}; a checkpoint holds tensors only'
                 )
     return tensors
 
@@ -168,53 +185,46 @@ def build_model(
     return model.requires_grad_()
 
 
-def gather_memories(world: World, memories: Sequence[Memory], parts: Sequence[range]) -> dict[str, Tensor]:
+def gather_memories(world: World, memories: Sequence[Memory]) -> dict[str, Tensor]:
     """Return the memories of all lanes on rank 0."""
     gathered = {}
     for number, memory in enumerate(memories):
-        lengths = [len(part) for part in parts[number :: len(memories)]]  # of this micro-batch, by rank
         for layer, tensor in enumerate(memory):
-            for rank, of_rank in enumerate(world.gather(tensor, lengths)):
+            for rank, of_rank in enumerate(world.gather(tensor)):
                 gathered[f"{rank * len(memories) + number}.{layer}"] = of_rank
     return gathered
 
 
 def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
     """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently."""
-    layers: dict[int, list[Tensor]] = {}
-    for name in sorted(tensors, key=lambda name: int(name.partition(".")[0])):
-        layers.setdefault(int(name.partition(".")[2]), []).append(tensors[name])
-    for layer, of_parts in layers.items():
-        of_all_lanes = torch.cat(of_parts)
+    saved = {name.partition(".")[0] for name in tensors}
+    for layer in range(len(memories[0])) if tensors else ():
+        of_all_lanes = torch.cat([tensors[f"{part}.{layer}"] for part in range(len(saved))])
         for memory, part in zip(memories, parts, strict=True):
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     """Return the states of the random generators of all processes on rank 0; all processes must call this."""
-    gathered = {}
-    for generator_device in _generator_devices(device):
-        state = generator_state(generator_device)
-        for rank, of_rank in enumerate(world.gather(state, [len(state)] * world.size)):
-            gathered[_generator_name(generator_device, rank)] = of_rank
-    return gathered
+    return {
+        _generator_name(used, rank): state
+        for used in _generator_devices(device)
+        for rank, state in enumerate(world.gather(generator_state(used)))
+    }
 
 
 def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:
     """Restore the random generators of this process; those without a saved state begin with `seed`."""
-    for generator_device in _generator_devices(device):
-        state = states.get(_generator_name(generator_device, world.rank))
+    torch.manual_seed(seed)
+    for used in _generator_devices(device):
+        state = states.get(_generator_name(used, world.rank))
         if state is not None:
-            set_generator_state(state, generator_device)
-        elif generator_device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
+            set_generator_state(state, used)
 
 
 def _generator_devices(device: torch.device) -> list[torch.device]:
     """Return the devices whose generators a training run on `device` uses: the host's always."""
-    return [torch.device("cpu")] if device.type == "cpu" else [torch.device("cpu"), device]
+    return list(dict.fromkeys((torch.device("cpu"), device)))
 
 
 def _generator_name(device: torch.device, rank: int) -> str:

@@ -7,17 +7,16 @@ Axes: B lanes.
 """
 
 import json
-import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -78,38 +77,25 @@ class World:
         if self.size > 1:
             distributed.all_reduce(tensor, group=self.steps)
 
-    def all_gather(self, tensor: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the host's tensors of all processes along the first axis, whose `lengths` are given by rank."""
-        if self.size == 1:
-            return tensor
-        parts = [torch.empty(length, *tensor.shape[1:], dtype=tensor.dtype) for length in lengths]
-        parts[self.rank] = tensor.contiguous()
-        for rank, part in enumerate(parts):
-            distributed.broadcast(part, src=rank, group=self.hosts)
-        return torch.cat(parts)
-
-    def gather(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Return the tensors of all processes by rank on rank 0, [] elsewhere; `lengths` are of the first axis."""
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes by rank on rank 0, in host memory, [] elsewhere; shapes may differ."""
         if self.size == 1:
             return [tensor]
         tensor = tensor.detach().cpu().contiguous()
+        shapes = self.gather_objects((tensor.shape, tensor.dtype))
         if not self.is_rank_zero:
-            if len(tensor):
+            if tensor.numel():
                 distributed.send(tensor, dst=0, group=self.hosts)
             return []
-        tensors = [tensor]
-        for rank in range(1, self.size):
-            tensors.append(torch.empty(lengths[rank], *tensor.shape[1:], dtype=tensor.dtype))
-            if lengths[rank]:
-                distributed.recv(tensors[rank], src=rank, group=self.hosts)
+        tensors = [tensor, *(torch.empty(shape, dtype=dtype) for shape, dtype in shapes[1:])]
+        for rank, received in enumerate(tensors):
+            if rank and received.numel():
+                distributed.recv(received, src=rank, group=self.hosts)
         return tensors
 
     def from_rank_0(self, function: Callable[[], Result]) -> Result:
         """Call a function in rank 0, while the other processes wait, and return its result in all of them."""
-        results: list[Any] = [function() if self.is_rank_zero else None]
-        if self.size > 1:
-            distributed.broadcast_object_list(results, src=0, group=self.hosts)
-        return results[0]
+        return cast(Result, self.gather_objects(function() if self.is_rank_zero else None)[0])
 
     def gather_objects(self, value: Result) -> list[Result]:
         """Return the values of all processes by rank."""
@@ -124,17 +110,20 @@ class World:
         first = of_all[0][1]
         for rank, (host, own) in enumerate(of_all):
             for name in first | own:
-                values = [facts.get(name, "absent") for facts in (first, own)]
-                if values[0] != values[1]:
+                expected, value = first.get(name, "absent"), own.get(name, "absent")
+                if value != expected:
                     raise DisagreementError(
-                        f"{name} is {values[0]} on rank 0 and {values[1]} on rank {rank} ({host}); start all processes "
+                        f"{name} is {expected} on rank 0 and {value} on rank {rank} ({host}); start all processes "
                         "with the same settings, releases and files",
                         UsageError.exit_code,
                     )
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """End all processes if one of them fails in this block, with one line of rank 0 that gives the reason."""
+        """End all processes if one of them fails in this block, with one line of rank 0 that gives the reason.
+
+        A process that fails leaves a note. Its end breaks the exchanges of the others, and rank 0 reads the note.
+        """
         try:
             yield
         except (TxlError, MemoryError, RuntimeError) as error:
@@ -144,13 +133,10 @@ class World:
             raise explained from error
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what this process raises after an error: the reason on rank 0, a ReportedError on the other ranks.
-
-        A process that fails leaves a note. Its end breaks the exchanges of the others, and rank 0 reads the note.
-        """
+        """Return what this process raises after an error: the reason on rank 0, a ReportedError on the other ranks."""
         if self.size == 1 or isinstance(error, ReportedError):
             return error
-        if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
+        if is_out_of_memory(error):
             error = TrainingError(f"out of memory{requested_size(error)}; {LESS}")
         if isinstance(error, TxlError):
             self._exchange_notes((error.exit_code, f"rank {self.rank} on {socket.gethostname()}: {error}"), 0.0)
@@ -163,10 +149,9 @@ class World:
         signals.ignore()  # the launcher ends this process, which is about to end by itself
         seen_by_launcher = launcher.is_own() and not any(word in str(error) for word in TIMED_OUT)
         notes = self._exchange_notes((0, ""), 0.0 if seen_by_launcher else SECONDS_TO_EXPLAIN)
-        failed = [(code, reason) for code, reason in notes.values() if code]
-        if failed:
-            code, reason = failed[0]
-            return (DisagreementError if self.is_rank_zero else ReportedError)(reason, code)
+        for code, reason in notes.values():
+            if code:
+                return (DisagreementError if self.is_rank_zero else ReportedError)(reason, code)
         silent = sorted(set(range(self.size)) - notes.keys()) if 0 in notes else [0]
         names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
         message = f"{names} has ended or does not answer; {self.next_step}"
@@ -187,19 +172,15 @@ class World:
                 while True:
                     for rank in set(range(self.size)) - notes.keys():
                         if store.check([f"note/{rank}"]):
-                            code, reason = json.loads(store.get(f"note/{rank}"))
-                            notes[rank] = code, reason
+                            notes[rank] = tuple(json.loads(store.get(f"note/{rank}")))
                     is_explained = len(notes) == self.size or any(code for code, _ in notes.values())
                     if is_explained or time.monotonic() >= until:
                         return
                     time.sleep(0.05)
 
         thread = threading.Thread(target=exchange, daemon=True)  # the store of a hanging rank 0 does not answer
-        try:
-            thread.start()
-            thread.join(seconds + SECONDS_TO_EXPLAIN)
-        except RuntimeError:  # no memory for a thread
-            exchange()
+        thread.start()
+        thread.join(seconds + SECONDS_TO_EXPLAIN)
         return dict(notes)
 
 
@@ -230,15 +211,11 @@ def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str 
             backend, longer = ("nccl", NCCL_MARGIN) if device.type == "cuda" else ("gloo", timedelta())
             steps = distributed.new_group(backend=backend, timeout=timeout + longer)
         except (RuntimeError, ValueError, OSError) as error:
-            place = url.removeprefix("tcp://")
-            if url == "env://":
-                place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise TrainingError(
-                f"{size} processes do not meet at {place} ({str(error).splitlines()[0]}); check that all of them were "
-                "started, MASTER_ADDR and MASTER_PORT"
+                f"{size} processes do not meet ({str(error).splitlines()[0]}); check that all of them were started, "
+                "MASTER_ADDR and MASTER_PORT"
             ) from error
-    notes = distributed.PrefixStore("txl", store)
-    return World(rank, size, distributed.group.WORLD, steps, notes, next_step)
+    return World(rank, size, distributed.group.WORLD, steps, store, next_step)
 
 
 def micro_batches(settings: TrainSettings, processes: int) -> list[range]:

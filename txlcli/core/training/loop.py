@@ -7,8 +7,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.state import TrainingState, by_full_name
+from txlcli.core.training.state import TrainingState
 from txlcli.core.training.step import CaptureGraph, ForwardBackward, capture_step
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import TrainingError
@@ -41,23 +39,20 @@ class Training(TrainingState):
         model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
-        valid: ValidSplit | None,
-        directory: Path,
-        identity: dict[str, Any],
+        valid: ValidSplit | None = None,
+        saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,
-        device: torch.device | None = None,
         capture_graph: CaptureGraph = capture_step,
-        saver: Saver | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(model, settings, segments, directory, identity, world, device=device)
+        super().__init__(model, settings, segments, saver or Saver(), world)
         self.valid = valid
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
         self._forward_backward = ForwardBackward(self.parallel, self.optimizer_step, capture_graph=capture_graph)
-        self._clock, self._saver = clock, saver or Saver()
+        self._clock = clock
         self._mark_saved()
         if not world.is_rank_zero:
             torch.manual_seed(self.seed_of_step())
@@ -76,11 +71,11 @@ class Training(TrainingState):
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
         """
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
-        with self._saver.running():
+        with self.saver.running():
             self._mark_saved()
             while True:
-                self._saver.files.raise_error()
-                stop, save_is_due = self.world.max_of(should_stop(), self._save_is_due)
+                self.saver.raise_error()
+                stop, save_is_due = self.world.max_of(should_stop(), self._clock() > self._next_save)
                 validation_is_due = self.validation_is_due()
                 if self.step > self._saved_step and (validation_is_due or save_is_due):
                     yield from self._report_steps()  # checks that the loss is finite
@@ -197,30 +192,24 @@ class Training(TrainingState):
             raise self._not_finite(f"the gradient is not finite {when} {self.step}")
 
     def _validate(
-        self, should_stop: Callable[[], bool], on_valid_tokens: Callable[[int], None] | None
+        self, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
     ) -> Iterator[ValidReport]:
-        """Validate and report; do nothing if a stop interrupts the validation."""
+        """Validate the average, or the weights, and report; do nothing if a stop interrupts the validation."""
         if self.valid is None:
             self.validated = self.step
             return
-        total = self.score_validation(self.valid, should_stop, on_valid_tokens)
-        if total is not None:
-            yield self._on_validation(total)
-
-    def score_validation(
-        self, split: ValidSplit, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
-    ) -> Total | None:
-        """Score the validation split with the average, if there is one; None if a stop interrupts it."""
         with self.average.swapped_in():
-            return validate(self.parallel, split, should_stop=should_stop, on_tokens=on_tokens)
+            total = validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
+        if total is not None:
+            yield self.on_validation(total)
 
-    def _on_validation(self, total: Total) -> ValidReport:
+    def on_validation(self, total: Total) -> ValidReport:
         """Save the weights if they are the best so far, and update learning rate and average."""
         loss_nats = total.nats / total.tokens
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
-                f"{self.last_path} in another `precision`, or start a new run with a lower train.lr"
+                f"{self.saver.last_path} in another `precision`, or start a new run with a lower train.lr"
             )
         self.validated = self.step
         is_best = loss_nats < self.best_nats
@@ -228,10 +217,10 @@ class Training(TrainingState):
         averaged = self.average.active
         if is_best:
             self.best_nats = loss_nats
-            if self._saver.step != self.step:  # nothing was saved before the validation
+            if self.saver.step != self.step:  # nothing was saved before the validation
                 self._take_snapshot(self.gather_weights())
             if self.world.is_rank_zero:
-                self._saver.write_weights(self.best_path, self.state())
+                self.saver.write_best(self.state())
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
 
@@ -239,17 +228,13 @@ class Training(TrainingState):
         return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
 
     def _failed(self, what: str, next_step: str) -> TrainingError:
-        self._saver.files.settle()
-        kept = f"; the last good checkpoint is {self.last_path}" if self.last_path.exists() else ""
-        return TrainingError(f"{what}{kept}; {next_step}")
-
-    @property
-    def _save_is_due(self) -> bool:
-        return self._clock() - self._saved_at > 60 * self.settings.save_minutes
+        self.saver.settle()
+        path = self.saver.last_path
+        return TrainingError(f"{what}{f'; the last good checkpoint is {path}' if path.exists() else ''}; {next_step}")
 
     def _mark_saved(self) -> None:
         """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
-        self._saved_at, self._saved_step = self._clock(), self.step
+        self._next_save, self._saved_step = self._clock() + 60 * self.settings.save_minutes, self.step
         self._interval = Interval(self.device, self._clock)
 
     def save_last(self, *, wait: bool = True) -> None:
@@ -259,20 +244,20 @@ class Training(TrainingState):
         loss that they give are not finite.
         """
         if self.parallel.weights_are_divided:
-            self._saver.forget()  # rank 0 has no memory for two whole models
-        groups = self.gather()
-        of_step = [*groups["model"].values(), *groups["memory"].values()]
+            self.saver.forget()  # rank 0 has no memory for two whole models
+        tensors = self.gather()
+        of_step = (tensor for name, tensor in tensors.items() if name.startswith(("model.", "memory.")))
         if self.world.any_of(not all(map(_is_finite, of_step))):
             raise self._not_finite(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
             raise self._not_finite(f"the loss is not finite after step {self.step}")
-        self._take_snapshot(groups)
+        self._take_snapshot(tensors)
         if self.world.is_rank_zero:
-            self._saver.write_all(self.last_path, self.state())
+            self.saver.write_last(self.state())
         self._mark_saved()
         if wait:
-            self._saver.files.wait()
+            self.saver.wait()
 
     def _next_loss_is_finite(self) -> bool:
         """Return True if the weights give a finite loss in the next segment that is not skipped.
@@ -290,9 +275,9 @@ class Training(TrainingState):
             position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
         return False
 
-    def _take_snapshot(self, groups: dict[str, dict[str, Tensor]]) -> None:
+    def _take_snapshot(self, tensors: dict[str, Tensor]) -> None:
         """Copy the tensors of a checkpoint on rank 0; what was gathered from parts is a copy already."""
-        self._saver.take(by_full_name(groups), step=self.step, copied=self.parallel.weights_are_divided)
+        self.saver.take(tensors, step=self.step, copied=self.parallel.weights_are_divided)
 
 
 def _is_finite(tensor: Tensor) -> bool:

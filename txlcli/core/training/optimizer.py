@@ -4,7 +4,6 @@ A factory divides the parameters into named groups. The learning rate of a group
 factor. To add an optimizer, call `register_optimizer`.
 """
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.model.registry import make_model
-from txlcli.errors import RecipeError
+from txlcli.errors import RecipeError, shortened
 
 MUON_MOMENTUM = 0.95
 """Momentum of Muon where train.momentum is 0."""
@@ -67,7 +66,6 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
         _check_groups(optimizer, model)
-        _check_step(optimizer)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecipeError(
@@ -83,17 +81,7 @@ def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"it has no group for {missing[0]}{more}")
-
-
-def _check_step(optimizer: Optimizer) -> None:
-    """Reject a step that needs an argument, such as the closure of torch.optim.LBFGS, with a ValueError."""
-    parameters = inspect.signature(optimizer.step).parameters.values()
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in parameters if one.default is inspect.Parameter.empty and one.kind not in optional]
-    if needed:
-        raise ValueError(f"its step needs the argument {needed[0]}, and txl calls step() without arguments")
+        raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
@@ -106,12 +94,6 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Give every group its factor of the scheduled learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-
-
-def state_bytes(model: nn.Module, settings: TrainSettings) -> int:
-    """Return the bytes of optimizer state that a model needs, without making it; step counters are not included."""
-    count = OPTIMIZERS[settings.optimizer].state_tensors
-    return sum(one.nbytes * count(name, one.shape, settings) for name, one in model.named_parameters())
 
 
 class CombinedOptimizer(Optimizer):
@@ -146,9 +128,7 @@ class Lamb(Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        _allocate(self, "exp_avg", "exp_avg_sq")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -179,49 +159,45 @@ def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    parameters = list(model.parameters())
     sgd = torch.optim.SGD(
-        [parameter_group("all", parameters)],
+        [parameter_group("all", model.parameters())],
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         fused=True,
     )
     if settings.momentum:  # the fused kernel fails where a weight has its first gradient after the first step
-        for parameter in parameters:
-            sgd.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        _allocate(sgd, "momentum_buffer")
     return sgd
 
 
 def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Adam with betas 0.9 and 0.999; weight decay is an L2 penalty in the gradient."""
-    groups = [parameter_group("all", model.parameters())]
-    return _allocated(torch.optim.Adam(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True))
+    return _adam(torch.optim.Adam, parameter_group("all", model.parameters()), settings)
 
 
 def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """AdamW with betas 0.9 and 0.999; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
-    return _adamw([parameter_group("all", model.parameters())], settings)
+    return _adam(torch.optim.AdamW, parameter_group("all", model.parameters()), settings)
 
 
-def _adamw(groups: list[dict[str, Any]], settings: TrainSettings) -> Optimizer:
-    return _allocated(torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True))
+def _adam(cls: type[torch.optim.Adam], group: dict[str, Any], settings: TrainSettings) -> Optimizer:
+    adam = cls([group], lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    _allocate(adam, "exp_avg", "exp_avg_sq")
+    for parameter, state in adam.state.items():
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return adam
 
 
-def _allocated(adam: Optimizer) -> Optimizer:
-    """Allocate Adam's state before the first step.
+def _allocate(optimizer: Optimizer, *names: str) -> None:
+    """Allocate zeros of the shape of each parameter before the first step.
 
-    The first step would allocate it in the gaps that a backward pass leaves in memory. This way it leaves none, and a
+    The first step would allocate them in the gaps that a backward pass leaves in memory. This way it leaves none, and a
     model that is too large fails before it reads a text.
     """
-    for group in adam.param_groups:
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            adam.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    return adam
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
 
 
 def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
@@ -230,11 +206,9 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     Both have the same learning rate and decoupled weight decay: the update of a matrix is scaled to the root mean
     square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
     """
-    if settings.momentum >= 1:
-        raise RecipeError(f'[train] momentum must be below 1 with optimizer = "muon", not {settings.momentum:g}')
-    named = list(model.named_parameters())
-    matrices = [parameter for name, parameter in named if _is_layer_matrix(name, parameter.shape)]
-    others = [parameter for name, parameter in named if not _is_layer_matrix(name, parameter.shape)]
+    matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+    for name, parameter in model.named_parameters():
+        (matrices if _is_layer_matrix(name, parameter.shape) else others).append(parameter)
     if not matrices and not isinstance(model, ModelPart):
         raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
     muon = torch.optim.Muon(
@@ -244,9 +218,8 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         weight_decay=settings.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    for parameter in matrices:
-        muon.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-    return CombinedOptimizer(muon, _adamw([parameter_group("other parameters", others)], settings))
+    _allocate(muon, "momentum_buffer")
+    return CombinedOptimizer(muon, _adam(torch.optim.AdamW, parameter_group("other parameters", others), settings))
 
 
 def _is_layer_matrix(name: str, shape: torch.Size) -> bool:

@@ -3,6 +3,7 @@
 `DataParallel` is the mode "ddp", the interface of the other modes, and the training of a single process.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings, LossPart, TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
@@ -32,30 +33,25 @@ class DataParallel:
 
     def __init__(self, model: LanguageModel, settings: TrainSettings, world: World) -> None:
         self.model, self.settings, self.world = model, settings, world
-        self._wrap(model.device)
+        self._module = self._wrapped()
 
-    def _wrap(self, device: torch.device) -> None:
+    def _wrapped(self) -> nn.Module:
         """Give all processes the weights of rank 0, and let backward passes average their gradients."""
-        self._module: nn.Module | None = None
         if self.world.size > 1:
-            self._module = DistributedDataParallel(
+            return DistributedDataParallel(
                 CalledModule(self.model),
                 process_group=self.world.steps,
                 gradient_as_bucket_view=True,  # averaged gradients need no copy out of the buckets
                 find_unused_parameters=self.model.has_idle_weights,
             )
+        return CalledModule(self.model)
 
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
-    ) -> Objective:
+    def objective(self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Objective:
         """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
-
-        def call() -> Objective:
-            return self.model.objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
-
-        if self._module is None:
-            return call()
-        result: Objective = self._module(call)
+        call = functools.partial(
+            self.model.objective, mem_len=self.settings.mem_len, part=self.settings.loss_part, progress=progress
+        )
+        result: Objective = self._module(lambda: call(tokens, targets, memory))
         return result
 
     def no_sync(self) -> AbstractContextManager[object]:
@@ -80,9 +76,9 @@ class DataParallel:
         """Return the norm of all gradients together (0-d), once they are averaged."""
         return nn.utils.get_total_norm(gradients)
 
-    def first_memory(self, batch_size: int) -> Memory:
-        """Return the memory of a micro-batch before the first token."""
-        return self.model.first_memory(batch_size, self.settings.mem_len)
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the memory before the first token."""
+        return self.model.first_memory(batch_size, mem_len)
 
     def own_weights(self) -> dict[str, Tensor]:
         """Return what this process holds of each weight, by name; changes in place change the weight."""
@@ -115,8 +111,3 @@ class CalledModule(nn.Module):
     def forward(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call the function."""
         return call()
-
-
-def device_of_new_weights(settings: TrainSettings, device: torch.device) -> torch.device:
-    """Return the device on which the weights are made: the host, if a device is to hold only a part of them."""
-    return torch.device("cpu") if settings.parallel == "fsdp" else device

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from txlcli.config.settings import EvalSettings, LossPart, TrainSettings
+from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.distributed import World
 from txlcli.core.training.parallel import CalledModule, DataParallel, Objective
 
 
@@ -34,38 +33,34 @@ class FullyShardedParallel(DataParallel):
 
     weights_are_divided: ClassVar[bool] = True
 
-    def __init__(self, model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> None:
-        self._device = device
-        super().__init__(model, settings, world)
-
-    def _wrap(self, device: torch.device) -> None:
+    def _wrapped(self) -> nn.Module:
         assert self.world.steps is not None
         for parameter in self.model.parameters():
             distributed.broadcast(parameter.data, src=0, group=self.world.hosts)
-        mesh = DeviceMesh.from_group(self.world.steps, self._device.type)
+        device_type = "cuda" if distributed.get_backend(self.world.steps) == "nccl" else "cpu"
+        self._mesh = DeviceMesh.from_group(self.world.steps, device_type)
         for layer in getattr(self.model, "layers", ()):
             _shard_layer(
-                layer, mesh, bf16=self.settings.precision == "bf16", keeps_gathered=self.model.has_layer_losses
+                layer, self._mesh, bf16=self.settings.precision == "bf16", keeps_gathered=self.model.has_layer_losses
             )
-        self._root = self._module = CalledModule(self.model)
-        fully_shard(self._root, mesh=mesh)
+        module = CalledModule(self.model)
+        fully_shard(module, mesh=self._mesh)
+        return module
 
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
-    ) -> Objective:
+    def objective(self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Objective:
         self._drop_gathered()
-        return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
+        return super().objective(tokens, targets, memory, progress=progress)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Call the model in all processes, each with its own tokens of the same number."""
         self._drop_gathered()
-        result: tuple[Tensor, Memory] = self._root(lambda: self.model(tokens, memory, mem_len=mem_len))
+        result: tuple[Tensor, Memory] = self._module(lambda: self.model(tokens, memory, mem_len=mem_len))
         return result
 
     def _drop_gathered(self) -> None:
         """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""
-        for module in self._root.modules():
+        for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -84,8 +79,10 @@ class FullyShardedParallel(DataParallel):
         norm = super().total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def first_memory(self, batch_size: int) -> Memory:
-        return _first_memory(self.model, batch_size, self.settings.mem_len)
+    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
+        """Return the memory before the first token, whole: tensors that a model makes like its weights are divided."""
+        memory = super().first_memory(batch_size, mem_len)
+        return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in memory]
 
     def own_weights(self) -> dict[str, Tensor]:
         return {name: _local(weight) for name, weight in self._weights().items()}
@@ -96,52 +93,33 @@ class FullyShardedParallel(DataParallel):
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
-        parts = whole.chunk(self.world.size)  # may be fewer than processes
-        part = parts[self.world.rank] if self.world.rank < len(parts) else whole[:0]
-        return part.to(self.model.device, copy=True)
+        return _local(self._divided(whole))
+
+    def _divided(self, whole: Tensor) -> Tensor:
+        """Return a tensor of which every process has the whole, divided as the weights are."""
+        divided = distribute_tensor(whole, self._mesh, [Shard(0)], src_data_rank=None)
+        return divided.clone()  # the part alone, which was a view of the whole
 
     def gather_weights(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return whole tensors from the parts of all processes, on rank 0, in host memory; one is sent at a time."""
-        weights = self._weights()
-        gathered = {name: self._gather(part, weights[name].shape) for name, part in own.items()}
-        return {name: tensor for name, tensor in gathered.items() if tensor is not None}
-
-    def _gather(self, part: Tensor, shape: torch.Size) -> Tensor | None:
-        lengths = [len(chunk) for chunk in torch.empty(shape, device="meta").chunk(self.world.size)]
-        lengths += [0] * (self.world.size - len(lengths))
-        parts = self.world.gather(part, lengths)
-        return torch.cat(parts) if parts else None
+        gathered = {name: self.world.gather(part) for name, part in own.items()}
+        return {name: torch.cat(parts) for name, parts in gathered.items() if parts}
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        gathered = {}
         self._drop_gathered()
-        for name, tensor in checkpoint.optimizer_tensors(self.model, optimizer).items():
-            whole = self._gather(_local(tensor), tensor.shape) if isinstance(tensor, DTensor) else tensor.clone()
-            if whole is not None and self.world.is_rank_zero:
-                gathered[name] = whole
-        return gathered
+        tensors = checkpoint.optimizer_tensors(self.model, optimizer)
+        whole = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+        own = {name: _local(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        return self.gather_weights(own) | (whole if self.world.is_rank_zero else {})
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         """Restore the part of the state that this process holds."""
         weights = self._weights()
-        own = {}
-        for name, tensor in tensors.items():
-            weight = weights[name.rpartition(".")[0]]
-            own[name] = self._like(weight, tensor) if tensor.shape == weight.shape else tensor
+        own = {
+            name: self._divided(tensor) if tensor.shape == weights[name.rpartition(".")[0]].shape else tensor
+            for name, tensor in tensors.items()
+        }
         checkpoint.restore_optimizer(self.model, optimizer, own)
-
-    def _like(self, weight: Tensor, whole: Tensor) -> Tensor:
-        """Return a tensor with the shape of a weight, divided as the weight is."""
-        assert isinstance(weight, DTensor)
-        return DTensor.from_local(
-            self.own_part(whole),
-            weight.device_mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=weight.shape,
-            stride=weight.stride(),
-        )
 
 
 class _ShardedReader(StateReader):
@@ -155,18 +133,12 @@ class _ShardedReader(StateReader):
         return model.eval()
 
     def _first_memory(self) -> Memory:
-        return _first_memory(self.model, self._batch_size, self.mem_len)
+        return self._parallel.first_memory(self._batch_size, self.mem_len)
 
     def read(self, tokens: Tensor) -> Tensor:
         with self._autocast:
             hidden, self.state = self._parallel.read(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
         return hidden
-
-
-def _first_memory(model: LanguageModel, batch_size: int, mem_len: int) -> Memory:
-    """Return the memory before the first token, whole: new tensors that a model makes like its weights are divided."""
-    memory = model.first_memory(batch_size, mem_len)
-    return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in memory]
 
 
 def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool, keeps_gathered: bool) -> None:

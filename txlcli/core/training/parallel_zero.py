@@ -52,14 +52,11 @@ class ZeroParallel(DataParallel):
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
         own = checkpoint.optimizer_tensors(self.model, self._local(optimizer))
-        of_ranks = self.world.gather_objects({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
         gathered = {}
-        for rank, forms in enumerate(of_ranks):
-            for name, (shape, dtype) in forms.items():
-                lengths = [shape.numel() if other == rank else 0 for other in range(self.world.size)]
-                parts = self.world.gather(own[name].flatten() if name in own else torch.empty(0, dtype=dtype), lengths)
-                if parts:
-                    gathered[name] = parts[rank].view(shape)
+        for rank, names in enumerate(self.world.gather_objects(list(own))):
+            for name in names:
+                if tensors := self.world.gather(own.get(name, torch.empty(0))):
+                    gathered[name] = tensors[rank]
         return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -22,43 +22,32 @@ WriteCheckpoint = Callable[[Path, Checkpoint], None]
 """Writes one file, as `checkpoint.save` does."""
 
 
-class BackgroundWriter:
-    """Functions that run one after another in a thread; only a kill ends the process before them."""
-
-    def __init__(self) -> None:
-        self._thread, self._started = ThreadPoolExecutor(1, "txl-writer"), list[Future[None]]()
-
-    def start(self, function: Callable[[], None]) -> None:
-        """Call a function in the background, after those that were started before."""
-        self._started.append(self._thread.submit(function))
-
-    def settle(self) -> None:
-        """Wait until all functions have ended, and leave an error to the next call that raises it."""
-        wait(self._started)
-
-    def wait(self) -> None:
-        """Wait until all functions have ended, and raise the error of the first one that failed."""
-        self.settle()
-        self.raise_error()
-
-    def raise_error(self) -> None:
-        """Raise the error of a function that has failed, if there is one, without waiting."""
-        ended = [function for function in self._started if function.done()]
-        self._started = [function for function in self._started if function not in ended]
-        for function in ended:
-            function.result()
-
-
 class Saver:
-    """Writes the checkpoints of a training run.
+    """Writes the checkpoints of a training run, one after another in a thread; only a kill ends the process before.
 
     Without enough free memory for a copy, files are written from the tensors themselves, and the step waits for them.
+
+    Args:
+        directory: of the run.
+        identity: part of the state in every file.
+        write: writes a file.
+        meminfo: Linux's report of free memory.
     """
 
-    def __init__(self, write: WriteCheckpoint = checkpoint.save, *, meminfo: Path = MEMINFO) -> None:
-        self._write, self._meminfo = write, meminfo
-        self.files = BackgroundWriter()
-        """The files that are being written."""
+    def __init__(
+        self,
+        directory: Path = Path(),
+        identity: Mapping[str, Any] | None = None,
+        *,
+        write: WriteCheckpoint = checkpoint.save,
+        meminfo: Path = MEMINFO,
+    ) -> None:
+        self._identity, self._write, self._meminfo = identity or {}, write, meminfo
+        self.last_path = directory / "last.safetensors"
+        """Checkpoint that a run resumes from."""
+        self.best_path = directory / "best.safetensors"
+        """Checkpoint with the weights of the lowest validation loss."""
+        self._thread, self._files = ThreadPoolExecutor(1, "txl-writer"), list[Future[None]]()
         self._snapshot: dict[str, Tensor] = {}
         self._is_copy = False
         self.step: int | None = None
@@ -69,50 +58,59 @@ class Saver:
         """Wait at the end of the block until all files are written, and free the memory of the snapshot."""
         try:
             yield
-            self.files.wait()
+            self.wait()
         finally:
-            self.files.settle()
-            self._drop()
+            self.settle()
+            self.step, self._snapshot = None, {}
+
+    def settle(self) -> None:
+        """Wait until all files are written, and leave an error to the next call that raises it."""
+        wait(self._files)
+
+    def wait(self) -> None:
+        """Wait until all files are written, and raise the error of the first one that failed."""
+        self.settle()
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error of a file that could not be written, if there is one, without waiting."""
+        while self._files and self._files[0].done():
+            self._files.pop(0).result()
 
     def forget(self) -> None:
         """Free the memory of the snapshot, once its files are written."""
-        self.files.wait()
-        self._drop()
-
-    def _drop(self) -> None:
+        self.wait()
         self.step, self._snapshot = None, {}
 
     def take(self, tensors: Mapping[str, Tensor], *, step: int, copied: bool = False) -> None:
         """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written."""
-        self.files.wait()
-        self._drop()
+        self.forget()
         self.step, self._snapshot = step, {name: tensor.detach() for name, tensor in tensors.items()}
-        self._is_copy = copied or self._has_room(tensors)
+        self._is_copy = copied or self._has_room()
         if self._is_copy and not copied:
             self._snapshot = {name: tensor.to("cpu", copy=True) for name, tensor in self._snapshot.items()}
 
-    def write_all(self, path: Path, state: dict[str, Any]) -> None:
-        """Write all tensors of the snapshot, and the present state, to a file."""
-        self._start(path, self._snapshot, state)
+    def write_last(self, state: dict[str, Any]) -> None:
+        """Write all tensors of the snapshot, and the present state."""
+        self._start(self.last_path, self._snapshot, state)
 
-    def write_weights(self, path: Path, state: dict[str, Any]) -> None:
-        """Write the weights to evaluate, the average if there is one, and the present state to a file."""
+    def write_best(self, state: dict[str, Any]) -> None:
+        """Write the weights to evaluate, the average if there is one, and the present state."""
         snapshot = Checkpoint(self._snapshot)
         weights = snapshot.group(snapshot.weights_to_evaluate)
-        self._start(path, checkpoint.grouped("model", weights), state)
+        self._start(self.best_path, checkpoint.grouped("model", weights), state)
 
     def _start(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        saved = Checkpoint(dict(tensors), copy.deepcopy(state))
-        self.files.start(lambda: self._write(path, saved))
+        saved = Checkpoint(dict(tensors), {**self._identity, **copy.deepcopy(state)})
+        self._files.append(self._thread.submit(self._write, path, saved))
         if not self._is_copy:
-            self.files.wait()
+            self.wait()
 
-    def _has_room(self, tensors: Mapping[str, Tensor]) -> bool:
+    def _has_room(self) -> bool:
         """Return True if the host has memory for a copy."""
+        needed = sum(tensor.nbytes for tensor in self._snapshot.values())
         try:
-            check_free_memory(
-                sum(tensor.nbytes for tensor in tensors.values()), torch.device("cpu"), meminfo=self._meminfo
-            )
+            check_free_memory(needed, torch.device("cpu"), meminfo=self._meminfo)
         except MemoryError:
             return False
         return True

@@ -5,20 +5,19 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import make_average
-from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
+from txlcli.core.training.checkpoint import Checkpoint, grouped
+from txlcli.core.training.distributed import World, micro_batches
 from txlcli.core.training.parallel import DataParallel
+from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import OptimizerStep
 from txlcli.errors import RecipeError, RunError
@@ -51,21 +50,19 @@ class Plateau:
     """
 
     def __init__(self, settings: TrainSettings) -> None:
-        self._active = settings.schedule == "plateau"
-        self._factor, self._patience = settings.plateau_factor, settings.plateau_patience
-        self._floor = settings.min_lr_ratio
+        self._settings = settings
         self.scale = 1.0
         """Factor of the scheduled learning rate."""
         self._waited = 0
 
     def on_validation(self, *, improved: bool) -> None:
         """Reduce the learning rate if more than `plateau_patience` validations have not improved."""
-        if not self._active:
-            return
-        self._waited = 0 if improved else self._waited + 1
-        if self._waited > self._patience:
-            self.scale = max(self.scale * self._factor, self._floor)
-            self._waited = 0
+        settings = self._settings
+        if settings.schedule == "plateau":
+            self._waited = 0 if improved else self._waited + 1
+            if self._waited > settings.plateau_patience:
+                self.scale = max(self.scale * settings.plateau_factor, settings.min_lr_ratio)
+                self._waited = 0
 
     def state(self) -> dict[str, float]:
         """Return plain data for a checkpoint."""
@@ -73,7 +70,7 @@ class Plateau:
 
     def restore(self, state: dict[str, float]) -> None:
         """Restore the state from a checkpoint; another schedule keeps its own rate."""
-        if self._active:
+        if self._settings.schedule == "plateau":
             self.scale, self._waited = state["scale"], int(state["waited"])
 
 
@@ -81,23 +78,13 @@ class TrainingState:
     """A model, its optimizer, average and memory, and the position in the text."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        settings: TrainSettings,
-        segments: TrainingSegments,
-        directory: Path,
-        identity: dict[str, Any],
-        world: World = SINGLE_PROCESS,
-        *,
-        device: torch.device | None = None,
+        self, model: LanguageModel, settings: TrainSettings, segments: TrainingSegments, saver: Saver, world: World
     ) -> None:
-        self.model, self.settings, self.segments = model, settings, segments
-        self.directory, self.identity, self.world = directory, identity, world
-        self._all_parts = micro_batches(settings, world.size)
-        self.parallel = make_parallel(model, settings, world, device or model.device)
-        self.device = model.device
+        self.model, self.settings, self.segments, self.saver, self.world = model, settings, segments, saver, world
         first = world.rank * settings.accumulate
-        self._parts = self._all_parts[first : first + settings.accumulate]
+        self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
+        self.parallel = make_parallel(model, settings, world)
+        self.device = model.device
         self._prepare_model()
         self.optimizer_step = OptimizerStep(self.parallel)
         self.average = make_average(self.parallel.own_weights(), settings)
@@ -119,16 +106,6 @@ class TrainingState:
             model.compile_layers()
 
     @property
-    def last_path(self) -> Path:
-        """Checkpoint that a run resumes from."""
-        return self.directory / "last.safetensors"
-
-    @property
-    def best_path(self) -> Path:
-        """Checkpoint with the weights of the lowest validation loss."""
-        return self.directory / "best.safetensors"
-
-    @property
     def epoch(self) -> float:
         """Epochs read so far."""
         return self.position.epoch + self.position.segment / self.segments.per_epoch
@@ -139,25 +116,25 @@ class TrainingState:
 
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""
-        return [self.parallel.first_memory(len(part)) for part in self._parts]
+        return [self.parallel.first_memory(len(part), self.settings.mem_len) for part in self._parts]
 
-    def gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors of a checkpoint on rank 0, by group and name; all processes must call this."""
-        return self.gather_weights() | {
-            "memory": checkpoint.gather_memories(self.world, self.memories, self._all_parts),
-            "rng": checkpoint.gather_generators(self.world, self.device),
-            "optimizer": self.parallel.gather_optimizer(self.optimizer_step.optimizer),
+    def gather(self) -> dict[str, Tensor]:
+        """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
+        return {
+            **self.gather_weights(),
+            **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
+            **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
+            **grouped("optimizer", self.parallel.gather_optimizer(self.optimizer_step.optimizer)),
         }
 
-    def gather_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return the weights and their average on rank 0, by group and name; all processes must call this."""
-        own = {"model": self.parallel.own_weights(), "average": self.average.weights}
-        return {group: self.parallel.gather_weights(tensors) for group, tensors in own.items()}
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Return the weights and their average by full name on rank 0; all processes must call this."""
+        model, average = map(self.parallel.gather_weights, (self.parallel.own_weights(), self.average.weights))
+        return grouped("model", model) | grouped("average", average)
 
     def state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
         return {
-            **self.identity,
             "step": self.step,
             "place": asdict(self.position),
             "validated": self.validated,
@@ -170,34 +147,29 @@ class TrainingState:
     def restore(self, saved: Checkpoint) -> None:
         """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
-            raise RunError(f"{self.last_path}: holds weights only, as a best checkpoint does; restore it from a copy")
+            raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
         try:
             self._restore(saved)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(f"{self.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
+            raise RunError(f"{self.saver.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
 
     def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
+        if (kind := state["average"]["kind"]) != self.settings.average:
+            raise RecipeError(
+                f'{self.saver.last_path}: trained with train.average = "{kind}", which cannot become '
+                f'"{self.settings.average}" during the training; start a new run instead'
+            )
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
         self.optimizer_step.restore(state["scaler"])
-        self._restore_average(saved)
+        averages = saved.group("average").items()
+        self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
         self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
         checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
-
-    def _restore_average(self, saved: Checkpoint) -> None:
-        state = saved.state["average"]
-        if state["kind"] != self.settings.average:
-            raise RecipeError(
-                f'{self.last_path}: trained with train.average = "{state["kind"]}", which cannot become '
-                f'"{self.settings.average}" during the training; start a new run instead'
-            )
-        if state["kind"] != "none":
-            weights = {name: self.parallel.own_part(one) for name, one in saved.group("average").items()}
-            self.average.restore(state, weights)
 
     def seed_of_step(self) -> int:
         """Return a seed for the random numbers of this process after this step."""
@@ -205,12 +177,7 @@ class TrainingState:
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
 
 
-def by_full_name(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of all groups by full name."""
-    return {f"{group}.{name}": tensor for group, of_group in groups.items() for name, tensor in of_group.items()}
-
-
-def make_parallel(model: LanguageModel, settings: TrainSettings, world: World, device: torch.device) -> DataParallel:
+def make_parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:
     """Return the mode that train.parallel names; a single process holds everything."""
     if world.size > 1 and settings.parallel == "zero":  # the imports take a second
         from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
@@ -219,5 +186,5 @@ def make_parallel(model: LanguageModel, settings: TrainSettings, world: World, d
     if world.size > 1 and settings.parallel == "fsdp":
         from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
 
-        return FullyShardedParallel(model, settings, world, device)
+        return FullyShardedParallel(model, settings, world)
     return DataParallel(model, settings, world)

@@ -117,9 +117,7 @@ class ForwardBackward:
     def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         settings = self._settings
         with autocast(self._model.device, settings.precision), self._eager_while_memory_grows(memory):
-            objective, loss, memory[:] = self._parallel.objective(
-                inputs, targets, memory, mem_len=settings.mem_len, part=settings.loss_part, progress=progress
-            )
+            objective, loss, memory[:] = self._parallel.objective(inputs, targets, memory, progress=progress)
         fraction = len(inputs) / settings.batch_size
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):

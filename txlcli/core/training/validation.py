@@ -13,7 +13,6 @@ import torch
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.scoring import Lanes, Scores, Tokens, Total, score_lanes, score_total
-from txlcli.core.reading.windows import score_windows
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -121,35 +120,11 @@ def score_in_processes(
     own, seconds = score_lanes(
         model, inputs, targets, settings, parts[world.rank], precision=precision, on_tokens=on_tokens
     )
-    losses = world.all_gather(own, [len(part) for part in parts])
+    losses = torch.cat(world.gather_objects(own))
     return Scores(lanes.join(losses).numpy(), max(world.gather_objects(seconds)), lanes.number)
 
 
-def score_windows_in_processes(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    *,
-    world: World,
-    attn_len: int,
-    stride: int,
-    windows: int | None,
-    max_distance: int | None,
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-) -> Scores:
-    """Score every target once, as `windows.score_windows` does, with the windows divided over the processes."""
-    own = score_windows(
-        model,
-        inputs,
-        targets,
-        attn_len=attn_len,
-        stride=stride,
-        windows=windows,
-        max_distance=max_distance,
-        precision=precision,
-        on_tokens=on_tokens,
-        share=(world.rank, world.size),
-    )
-    of_ranks = world.all_gather(torch.from_numpy(own.losses_nats)[None], [1] * world.size)  # (ranks, T)
-    return Scores(of_ranks.sum(dim=0).numpy(), max(world.gather_objects(own.seconds)), own.lanes)
+def add_shares(own: Scores, world: World) -> Scores:
+    """Return the scores of all windows, of which each process has scored its share; all other losses are 0."""
+    losses = np.sum(world.gather_objects(own.losses_nats), axis=0)
+    return Scores(losses, max(world.gather_objects(own.seconds)), own.lanes)

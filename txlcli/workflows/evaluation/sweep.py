@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in
-from txlcli.core.reading.windows import windows_at_once
-from txlcli.core.training.validation import score_in_processes, score_windows_in_processes
+from txlcli.core.reading.windows import score_windows, windows_at_once
+from txlcli.core.training.validation import add_shares, score_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.workflows.evaluation import texts
@@ -104,14 +104,14 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     """
     model, tokens = scoring.opened.model, len(scoring.text.targets)
     scored = partial(
-        score_windows_in_processes,
-        world=scoring.world,
+        score_windows,
         attn_len=length,
         stride=stride,
         windows=batch_size or windows_at_once(model.device, min(length, tokens)),
         max_distance=scoring.settings.max_distance,
+        share=(scoring.world.rank, scoring.world.size),
     )
-    scores = scoring.score(scored, f"N = {length}")
+    scores = add_shares(scoring.score(scored, f"N = {length}"), scoring.world)
     # A window longer than the text predicts all of it at once.
     fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
     window = model.settings.attention_window or most

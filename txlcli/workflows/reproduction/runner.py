@@ -22,7 +22,7 @@ from txlcli.workflows.reproduction import evaluations
 from txlcli.workflows.reproduction.evaluations import Evaluation
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, Section
-from txlcli.workflows.training import resume, start
+from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
@@ -94,7 +94,7 @@ class Runner:
         if run.settings != recipe.load(model.recipe, changes):
             raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
         if history.read(run).state != "finished":
-            resume.resume(str(directory), TRAINING, self.workspace)
+            start.resume(str(directory), TRAINING, self.workspace)
         return run
 
     def evaluate(self, run: Run, options: EvalOptions) -> Evaluation:

@@ -1,11 +1,13 @@
 """Trains a run until its end, a limit or a signal, and saves its state in every case. All processes do the same."""
 
+import dataclasses
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -13,23 +15,21 @@ from txlcli import __version__
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
-from txlcli.core.model.base import LanguageModel
-from txlcli.core.training import distributed
-from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training
-from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import ValidSplit
-from txlcli.data.token_store import TokenStore
+from txlcli.core.training.reports import Report
 from txlcli.errors import Interrupted, TxlError
+from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import TrainOptions
-from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import out_of_memory, training_log
-from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.training import out_of_memory, trackers
 from txlcli.workflows.workspace import Workspace
+
+Line = dict[str, Any]
+OnReport = Callable[[Line], None]
 
 
 @dataclass(frozen=True)
@@ -43,40 +43,6 @@ class TrainingResult:
     """Lowest validation loss; infinite before the first validation."""
     next_command: str
     """Command that evaluates a finished run, or resumes an unfinished one."""
-
-
-def join(settings: Settings, device: torch.device) -> World:
-    """Join the processes that train together."""
-    return distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
-
-
-def build_training(
-    model: LanguageModel,
-    run: Run,
-    store: TokenStore,
-    splits: tuple[TrainingSegments, ValidSplit | None],
-    world: World,
-    *,
-    device: torch.device,
-) -> Training:
-    """Build the training of a run."""
-    identity = {
-        "recipe": run.recipe_name,
-        "model": recipe.function_keys(run.settings.model),
-        "vocab_fingerprint": run.vocab_fingerprint,
-        "train_sha256": store.digest("train"),
-        "valid_sha256": store.digest("valid"),
-    }
-    return Training(model, run.settings.train, *splits, run.directory, identity, world, device=device)
-
-
-def common_facts(settings: Settings, store: TokenStore, resumed_from: str = "") -> dict[str, str]:
-    """Return what must be the same in all processes of a training run, by name."""
-    facts = settings_facts(settings)
-    facts["the checkpoint"] = resumed_from or "none"
-    for split in ("train", "valid"):
-        facts[f"the {split} split (SHA-256)"] = store.info(split).sha256 if split in store.splits else "absent"
-    return facts
 
 
 def settings_facts(settings: Settings) -> dict[str, str]:
@@ -96,18 +62,17 @@ def execute(
     """
     reporter, data_dir, world = workspace.reporter, workspace.data_dir, training.world
     processes = ["--processes", str(world.size)] if world.size > 1 else []
-    next_command = command_line("train", "--resume", str(training.directory), *processes, data_dir=data_dir)
+    next_command = command_line("train", "--resume", str(run.directory), *processes, data_dir=data_dir)
     resume_hint = options.resume_hint or f'resume with "{next_command}"'
     with (
-        _collect_signals(reporter) as caught,
-        _explain_second_interrupt(training, caught, resume_hint),
+        _collect_signals(reporter, training, resume_hint) as caught,
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         _take_steps(run, training, options, caught, reporter, on_report)
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
-    saved = f"saved {training.last_path} at step {training.step:,}"
+    saved = f"saved {training.saver.last_path} at step {training.step:,}"
     if world.is_rank_zero and replaced_without_progress(run, training):
         code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
@@ -143,8 +108,8 @@ def _take_steps(
             caught.append(signal.SIGTERM)
         return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
 
-    opened = training_log.opened(run, after=training.step, reporter=reporter, on_report=on_report)
-    with opened if training.world.is_rank_zero else nullcontext() as log:
+    with ExitStack() as stack:
+        log = TrainingLog(run, training.step, reporter, on_report, stack) if training.world.is_rank_zero else None
         try:
             for report in training.run(
                 report_every=run.settings.log.every,
@@ -165,20 +130,8 @@ def _take_steps(
 
 
 @contextmanager
-def _explain_second_interrupt(training: Training, caught: list[int], resume_hint: str) -> Iterator[None]:
-    """Turn the KeyboardInterrupt of a second signal into a message: the save that the first one began is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = (
-            f"the last checkpoint is kept; {resume_hint}" if training.last_path.exists() else "there is no checkpoint"
-        )
-        raise Interrupted(f"stopped at once, without saving; {kept}", 128 + caught[0]) from None
-
-
-@contextmanager
-def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP while the block runs; a second one raises KeyboardInterrupt."""
+def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -> Iterator[list[int]]:
+    """Collect Ctrl-C, SIGTERM and SIGHUP while the block runs; after a second one, the save that began is lost."""
     caught: list[int] = []
 
     def catch(number: int, _: FrameType | None) -> None:
@@ -187,5 +140,63 @@ def _collect_signals(reporter: Reporter) -> Iterator[list[int]]:
         caught.append(number)
         reporter.say("stopping after this step; saving")
 
-    with signals.handling(catch):
-        yield caught
+    try:
+        with signals.handling(catch):
+            yield caught
+    except KeyboardInterrupt:
+        is_saved = training.saver.last_path.exists()
+        kept = f"the last checkpoint is kept; {resume_hint}" if is_saved else "there is no checkpoint"
+        raise Interrupted(f"stopped at once, without saving; {kept}", 128 + caught[0]) from None
+
+
+class TrainingLog:
+    """Writes the reports of a training run to metrics.jsonl and to experiment trackers, and shows its progress."""
+
+    def __init__(self, run: Run, step: int, reporter: Reporter, on_report: OnReport | None, stack: ExitStack) -> None:
+        self._run, self._reporter, self._step = run, reporter, step
+        self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.say))]
+        self._receivers += [on_report] if on_report else []
+        steps = run.settings.train.max_steps
+        self._progress: Step = stack.enter_context(reporter.progress("training", steps, "steps", start=step))
+        self._detail = self._valid = ""
+
+    def record(self, report: Report) -> None:
+        """Write a report to metrics.jsonl, pass it on, and show it."""
+        line = as_line(report, self._run.metric)
+        self._run.append_metrics(line)
+        for receive in self._receivers:
+            receive(line)
+        self._step = report.step
+        self._show(report, line)
+
+    def show_validation(self, tokens: int) -> None:
+        """Show how many tokens a validation has scored so far."""
+        self._progress.reach(self._step, f"validating, {tokens:,} tokens")
+
+    def _show(self, report: Report, line: Line) -> None:
+        metric = self._run.metric
+        value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
+        if report.kind == "train":
+            if skipped := line.get("skipped_steps"):
+                steps = "step was" if skipped == 1 else "steps were"
+                self._reporter.say(f"{skipped} {steps} skipped up to step {report.step:,}: loss or gradient not finite")
+            rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
+            self._detail = f"train {value} {metric}{self._valid}, {rate}"
+        else:
+            self._valid = f", valid {value}"
+            best = " (best so far)" if line["best"] else ""
+            averaged = " with averaged weights" if line["averaged"] else ""
+            self._reporter.say(
+                f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}"
+            )
+        self._progress.reach(report.step, self._detail)
+
+
+def as_line(report: Report, metric: str) -> Line:
+    """Return a report as one flat JSON object with units in its keys, and the corpus's metric next to the nats."""
+    line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
+    if not line.get("skipped_steps"):
+        line.pop("skipped_steps", None)
+    line[metric] = metrics.in_metric(report.loss_nats, metric)
+    # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
+    return dict(metrics.without_infinities(line))

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe, pick_device
-from txlcli.core.model import registry
 from txlcli.core.training.segments import lane_length, segments_per_epoch
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import RecipeError, UsageError
+from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
 
 
@@ -83,14 +82,6 @@ def describe_devices(device: "torch.device", processes: int) -> str:
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
-def count_parameters(settings: Settings, vocab_size: int, source: str) -> int:
-    """Return the number of parameters of a model."""
-    try:
-        return registry.count_parameters(settings.model, vocab_size)
-    except RecipeError as error:
-        raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
-
-
 def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":
     """Return the device by its name, after checking that it supports the settings."""
     torch_device = pick_device(device)
@@ -108,15 +99,10 @@ def check_device(settings: Settings, device: "torch.device", *, processes: int) 
         raise UsageError(
             "train.cuda_graph needs a CUDA device; leave it out, or `overrides` train.cuda_graph=false for a run"
         )
-    check_parallel(settings.train, processes)
+    if settings.train.parallel != "ddp" and processes == 1:
+        raise UsageError(
+            f'train.parallel = "{settings.train.parallel}" needs at least two processes; start with `processes` N or '
+            "torchrun, or add `overrides` train.parallel=ddp"
+        )
     if settings.train.cuda_graph and processes > 1:
         raise UsageError("train.cuda_graph needs a single process; leave it out, or train without `processes`")
-
-
-def check_parallel(train: TrainSettings, processes: int) -> None:
-    """Reject to divide the state of a training run over a single process."""
-    if train.parallel != "ddp" and processes == 1:
-        raise UsageError(
-            f'train.parallel = "{train.parallel}" needs at least two processes; start with `processes` N or torchrun, '
-            "or add `overrides` train.parallel=ddp"
-        )

@@ -1,8 +1,8 @@
-"""Trains a recipe into a new run, in one or several processes."""
+"""Starts the training of a new run, or resumes a run from its last checkpoint, in one or several processes."""
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
 
@@ -10,23 +10,32 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import Settings
+from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.model import registry
+from txlcli.core.training import checkpoint, distributed
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
-from txlcli.core.training.parallel import device_of_new_weights
+from txlcli.core.training.saving import Saver
+from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import BusyError, RecipeError, UsageError
+from txlcli.errors import BusyError, RecipeError, RunError, StoreError, UsageError
 from txlcli.runs import run_directory
+from txlcli.runs.loading import check_checkpoint, check_vocabulary
+from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, out_of_memory, plan, resume, text, trackers
-from txlcli.workflows.training.execution import TrainingResult
-from txlcli.workflows.training.training_log import OnReport
+from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
+from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.workspace import Workspace
 
+Splits = tuple[TrainingSegments, ValidSplit | None]
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
+FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "roll_lanes", "optimizer", "momentum", "average", "seed")
+VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
 
 
 def run(
@@ -34,7 +43,7 @@ def run(
 ) -> TrainingResult:
     """Train a recipe into a new run, or resume the run that the options name; `on_report` receives every metric."""
     if options.resume is not None:
-        return resume.resume(options.resume, options, workspace, on_report=on_report)
+        return resume(options.resume, options, workspace, on_report=on_report)
     if recipe_source is None:
         raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume`")
     return train(recipe_source, options, workspace, on_report=on_report)
@@ -48,39 +57,87 @@ def train(
     if launcher.is_main():
         directory = new_directory(recipe_source, options, workspace.runs_dir)
         store = text.open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
-    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
-    world = execution.join(settings, device)
-    with world.failing_together():
-        store = store or workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
-        world.agree(execution.common_facts(settings, store))
+    with _joined(settings, workspace) as (world, device):
+        store = store or _open_store(settings, workspace)
+        _agree(world, settings, store)
         run = new_run(recipe_source, settings, directory, store)
-        training = _new_training(run, store, options, workspace.reporter, world, device)
-        if not world.is_rank_zero:
-            return execution.execute(run, training, workspace, options, on_report)
-        with claim_run_directory(
-            run, is_required=options.name is not None or options.force, reporter=workspace.reporter
-        ) as run:
-            training.directory = run.directory
-            run_directory.create(run, store.vocab.to_json(), force=options.force)
-            with _discard_run_without_checkpoint(run, training):
+        splits = text.read_splits(settings, store, workspace.reporter)
+        is_named = options.name is not None or options.force
+        claimed = claim_run_directory(run, is_required=is_named, reporter=workspace.reporter)
+        with claimed if world.is_rank_zero else nullcontext(run) as run:
+            devices = plan.describe_devices(device, world.size)
+            planned = plan.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=world.size)
+            workspace.reporter.say(f"training {planned}")
+            _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
+            training = _build(run, store, splits, world, device)
+            created = _created(run, training, store, force=options.force)
+            with created if world.is_rank_zero else nullcontext():
                 return execution.execute(run, training, workspace, options, on_report)
+
+
+def resume(
+    run_name: str, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
+) -> TrainingResult:
+    """Train a run that was stopped from exactly where it stopped, until its end or a limit."""
+    before = run_directory.find(run_name, workspace.runs_dir)
+    with run_directory.locked(before.directory) if launcher.is_main() else nullcontext():
+        run = _change_settings(before, options.changes)
+        _check_options(run.settings, options)
+        with _joined(run.settings, workspace) as (world, device):
+            store = _open_store(run.settings, workspace)
+            saved = _load_checkpoint(run, store)
+            _agree(world, run.settings, store, saved)
+            splits = text.read_splits(run.settings, store, workspace.reporter)
+            training = _build(run, store, splits, world, device, saved)
+            _check_resumed(run, before, training, options.max_steps)
+            run = _record_changes(run, before, training.step, workspace.reporter)
+            if world.is_rank_zero:
+                run.drop_metrics_after(training.step, validated=training.validated)
+                run_directory.update(run)
+                run_directory.delete_replaced(run)  # left where locks do not work
+                remove_drafts(run.directory)
+            workspace.reporter.say(
+                f"resuming {run.directory} at step {training.step:,} of {run.settings.train.max_steps:,}, "
+                f"{plan.describe_devices(device, world.size)}"
+            )
+            return execution.execute(run, training, workspace, options, on_report)
+
+
+@contextmanager
+def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, torch.device]]:
+    """Check the device, and join the processes that train together and fail together."""
+    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
+    world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
+    with world.failing_together():
+        yield world, device
+
+
+def _open_store(settings: Settings, workspace: Workspace) -> TokenStore:
+    return workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
+
+
+def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoint | None = None) -> None:
+    """Compare settings, texts and checkpoint of all processes."""
+    if world.size > 1:
+        facts = settings_facts(settings) | {"the checkpoint": saved.fingerprint() if saved else "none"}
+        facts |= {f"the {split} split (SHA-256)": store.digest(split) or "absent" for split in ("train", "valid")}
+        world.agree(facts)
 
 
 def load_settings(recipe_source: str, options: TrainOptions) -> Settings:
     """Load a recipe with changes, and check that it can be trained here up to the last step asked for."""
     settings = recipe.load(recipe_source, options.changes)
-    _check_vanilla(settings, recipe_source)
-    trackers.check_packages(settings.log)
-    options.check_steps(settings.train.max_steps)
-    return settings
-
-
-def _check_vanilla(settings: Settings, recipe_source: str) -> None:
-    """Reject memory for a new vanilla model."""
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
         raise RecipeError(f"{recipe_source}: {reason}; `overrides` train.mem_len=0")
+    _check_options(settings, options)
+    return settings
+
+
+def _check_options(settings: Settings, options: TrainOptions) -> None:
+    trackers.check_packages(settings.log)
+    options.check_steps(settings.train.max_steps)
 
 
 def new_directory(recipe_source: str, options: TrainOptions, runs_dir: Path) -> Path:
@@ -122,11 +179,12 @@ def claim_run_directory(
 
 
 @contextmanager
-def _discard_run_without_checkpoint(run: Run, training: Training) -> Iterator[None]:
-    """Restore the runs directory if a new run ends before its first checkpoint.
+def _created(run: Run, training: Training, store: TokenStore, *, force: bool) -> Iterator[None]:
+    """Create the directory of a new run; restore the one before if the run ends before its first checkpoint.
 
     A run that replaces another one must also have taken a step.
     """
+    run_directory.create(run, store.vocab.to_json(), force=force)
     try:
         yield
     finally:
@@ -142,34 +200,111 @@ def new_run(recipe_source: str, settings: Settings, directory: Path, store: Toke
     Without a store it has the vocabulary size of [published], and no vocabulary.
     """
     vocab_size = store.vocab.size if store else settings.published.vocab_size
-    source = f"the store {store.path}" if store else "published.vocab_size"
     assert vocab_size is not None
+    try:
+        parameters = registry.count_parameters(settings.model, vocab_size)
+    except RecipeError as error:
+        source = f"the store {store.path}" if store else "published.vocab_size"
+        raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
     return Run(
         directory=directory,
         recipe_name=recipe.read_text(recipe_source)[0],
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
         vocab_size=vocab_size,
-        parameters=plan.count_parameters(settings, vocab_size, source),
+        parameters=parameters,
         metric=store.metric if store else "",
     )
 
 
-def _new_training(
-    run: Run, store: TokenStore, options: TrainOptions, reporter: Reporter, world: World, device: torch.device
-) -> Training:
-    """Build the training of a new run; whatever can fail does so before the run's directory is created."""
-    train = run.settings.train
-    splits = text.read_splits(run.settings, store, reporter)
-    described = plan.describe_devices(device, world.size)
-    planned = plan.plan(run, until_step=options.max_steps, store=store, devices=described, processes=world.size)
-    reporter.say(f"training {planned}")
-    if splits[0].lane_len <= train.seg_len:
+def _warn_of_short_lanes(lane_len: int, train: TrainSettings, reporter: Reporter) -> None:
+    if lane_len <= train.seg_len:
         reporter.say(
-            f"each of the {train.batch_size} parallel parts of the text has {splits[0].lane_len:,} tokens, no more "
-            "than a segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
+            f"each of the {train.batch_size} parallel parts of the text has {lane_len:,} tokens, no more than a "
+            "segment: every step is an epoch and no memory is used; lower train.batch_size or train.seg_len"
         )
-    with out_of_memory.explained(run.settings, run.vocab_size, device, world.size):
-        of_weights = device_of_new_weights(train, device)
-        model = new_model(run.settings.model, run.vocab_size, seed=train.seed, device=of_weights)
-        return execution.build_training(model, run, store, splits, world, device=device)
+
+
+def _build(
+    run: Run, store: TokenStore, splits: Splits, world: World, device: torch.device, saved: Checkpoint | None = None
+) -> Training:
+    """Build the training of a run, with new weights or the state of a checkpoint; nothing is written."""
+    settings, vocab_size, train = run.settings.model, run.vocab_size, run.settings.train
+    identity = {
+        "recipe": run.recipe_name,
+        "model": recipe.function_keys(settings),
+        "vocab_fingerprint": run.vocab_fingerprint,
+        "train_sha256": store.digest("train"),
+        "valid_sha256": store.digest("valid"),
+    }
+    saver = Saver(run.directory, identity)
+    first_device = torch.device("cpu") if train.parallel == "fsdp" else device  # which is to hold a part of the weights
+    with out_of_memory.explained(run.settings, vocab_size, device, world.size):
+        if saved is None:
+            model = new_model(settings, vocab_size, seed=train.seed, device=first_device)
+        else:
+            model = checkpoint.build_model(settings, vocab_size, saved, saver.last_path).to(first_device)
+        training = Training(model, train, *splits, saver, world)
+        if saved is not None:
+            training.restore(saved)
+    return training
+
+
+def _change_settings(run: Run, changes: list[str]) -> Run:
+    """Return the run with changed settings; weights, memory and position in the text depend on none of them."""
+    for change in changes:
+        section, _, key = change.partition("=")[0].strip().partition(".")
+        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
+            raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
+    table = recipe.override(recipe.to_table(run.settings), changes)
+    settings = recipe.resolve(table, where=recipe.with_changes(str(run.directory), changes))
+    return dataclasses.replace(run, settings=settings)
+
+
+def _load_checkpoint(run: Run, store: TokenStore) -> Checkpoint:
+    """Read the last checkpoint; reject a store of another text than its position, losses and memory belong to."""
+    path = run.directory / run_directory.LAST
+    check_vocabulary(run, store)
+    saved = checkpoint.load(path)
+    check_checkpoint(run, saved, path)
+    splits = ["train"] if saved.state.get("best_nats") is None else ["train", "valid"]
+    for split in splits:
+        digest = store.digest(split)
+        if saved.state.get(f"{split}_sha256", digest) != digest:
+            raise StoreError(
+                f"{store.path} holds another {split} split than the one of {run.directory}; prepare that text again, "
+                "or start a new run"
+            )
+    return saved
+
+
+def _check_resumed(run: Run, before: Run, training: Training, until_step: int | None) -> None:
+    """Reject a resume if nothing is left to do, or if validations would not be comparable.
+
+    A validation that was interrupted is left to do.
+    """
+    last, due, step = run.settings.train.max_steps, training.validation_is_due(), training.step
+    if step > last:
+        raise RecipeError(f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last:,}")
+    if step == last and not due:
+        raise RunError(
+            f"{run.directory} has finished its {last:,} steps; to train it longer add `overrides` train.max_steps=N"
+        )
+    if until_step is not None and (step > until_step or (step == until_step and not due)):
+        raise UsageError(f"`max_steps` {until_step}: {run.directory} is already at step {step:,}; give a later step")
+    batch_size = run.settings.train.valid_batch_size
+    if training.validated and batch_size != before.settings.train.valid_batch_size:
+        raise RecipeError(
+            f"`overrides` train.valid_batch_size={batch_size}: the run was validated with another one, and losses "
+            "are not comparable, since each part of a batch begins without context; start a new run instead"
+        )
+
+
+def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run:
+    """Return the run with the changes of its settings after `step`, and report them."""
+    new = recipe.differences([recipe.to_table(version.settings) for version in (before, run)])
+    if not new:
+        return run
+    for name, (old, value) in new.items():
+        reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
+    return dataclasses.replace(run, changes=(*run.changes, run_directory.Change(step, new)))

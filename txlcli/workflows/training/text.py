@@ -2,12 +2,10 @@
 
 from txlcli import corpora
 from txlcli.config.settings import Settings
-from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import RecipeError, StoreError, TrainingError
-from txlcli.runs.run_directory import Run
+from txlcli.errors import RecipeError, TrainingError
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
@@ -29,7 +27,7 @@ def read_splits(
     settings: Settings, store: TokenStore, reporter: Reporter
 ) -> tuple[TrainingSegments, ValidSplit | None]:
     """Read the segments of the train split, and the valid split; None for a store without one."""
-    segments = read_segments(settings, store)
+    segments = _read_segments(settings, store)
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
             if getattr(settings.train, key) == value:
@@ -39,21 +37,14 @@ def read_splits(
                 )
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    valid = read_valid(settings, store)
-    if valid is not None and not len(valid.targets):
+    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    if not len(valid.targets):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
     return segments, valid
 
 
-def read_valid(settings: Settings, store: TokenStore) -> ValidSplit | None:
-    """Read the valid split; None for a store without one."""
-    if "valid" not in store.splits:
-        return None
-    return ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
-
-
-def read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
-    """Read the segments of the train split; see `read_splits`."""
+def _read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
+    """Read the segments of the train split."""
     starts = None
     if settings.corpus.shuffle_sentences:
         starts = store.sentence_starts("train")
@@ -69,19 +60,3 @@ def read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
         roll=settings.train.roll_lanes,
         seed=settings.train.seed,
     )
-
-
-def check_same_text(run: Run, saved: Checkpoint, store: TokenStore) -> None:
-    """Reject another text than the one that the checkpoint's position, losses and memory belong to."""
-    train, valid = store.digest("train"), store.digest("valid")
-    if saved.state.get("train_sha256", train) != train:
-        raise StoreError(
-            f"{store.path} holds another train split than the one {run.directory} was trained on; prepare that text "
-            "again, or start a new run"
-        )
-    was_validated = saved.state.get("best_nats") is not None
-    if was_validated and saved.state.get("valid_sha256", valid) != valid:
-        raise StoreError(
-            f"{store.path} holds another valid split than the one {run.directory} was validated on, and the losses are "
-            "not comparable; prepare that text again, or start a new run"
-        )
