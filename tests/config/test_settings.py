@@ -57,7 +57,7 @@ LIMITS = [  # section, keys, values, what each must be
     ("train", ("min_lr_ratio",), (1.1,), "at most 1"),
     ("train", ("plateau_factor",), (0.0, 1.0), "between 0 and 1"),
     ("train", ("accumulate",), (4,), "a divisor of batch_size (6)"),
-    ("train", ("momentum",), (0.9,), '0 unless optimizer = "muon" or "sgd"'),
+    ("train", ("momentum",), (0.9,), 'left out unless optimizer = "muon" or "sgd"'),
     ("train", ("valid_seg_len",), (13,), "at most seg_len + mem_len (12)"),
     ("eval", ("seg_len", "batch_size", "max_distance"), (0, -1), POSITIVE),
     ("eval", ("mem_len",), (-1,), NOT_NEGATIVE),
@@ -74,14 +74,14 @@ SUGGESTED = [  # section, key, a wrong word, all words, the one that was meant
     ("train", "average", "ema", "none, asgd, exponential", "exponential"),
 ]
 UNUSED = [  # a choice of [train], and a key with a value that it would ignore, the default, choices that use the key
-    ("schedule", "constant", "min_lr_ratio", 0.1, 0, '"cosine" or "inverse_sqrt" or "plateau"'),
-    ("schedule", "constant", "cosine_from", "warmup", '"start"', '"cosine"'),
-    ("schedule", "cosine", "plateau_factor", 0.2, 0.5, '"plateau"'),
-    ("schedule", "inverse_sqrt", "plateau_patience", 2, 0, '"plateau"'),
-    ("average", "none", "average_patience", 3, 5, '"asgd"'),
-    ("average", "exponential", "average_patience", 0, 5, '"asgd"'),
-    ("average", "none", "average_decay", 0.99, 0.999, '"exponential"'),
-    ("average", "asgd", "average_decay", 0.99, 0.999, '"exponential"'),
+    ("schedule", "constant", "min_lr_ratio", 0.1, '"cosine" or "inverse_sqrt" or "plateau"'),
+    ("schedule", "constant", "cosine_from", "warmup", '"cosine"'),
+    ("schedule", "cosine", "plateau_factor", 0.2, '"plateau"'),
+    ("schedule", "inverse_sqrt", "plateau_patience", 2, '"plateau"'),
+    ("average", "none", "average_patience", 3, '"asgd"'),
+    ("average", "exponential", "average_patience", 0, '"asgd"'),
+    ("average", "none", "average_decay", 0.99, '"exponential"'),
+    ("average", "asgd", "average_decay", 0.99, '"exponential"'),
 ]
 SMALL_ENOUGH = "div_val must be small enough to leave band"
 OUT_OF_RANGE = [
@@ -96,8 +96,8 @@ OUT_OF_RANGE = [
         for section, key, word, words, meant in SUGGESTED
     ],
     *[
-        ("train", {choice: word, key: value}, f"{key} must be {default} unless {choice} = {users}, not {value!r}")
-        for choice, word, key, value, default, users in UNUSED
+        ("train", {choice: word, key: value}, f"{key} must be left out unless {choice} = {users}, not {value!r}")
+        for choice, word, key, value, users in UNUSED
     ],
     *[
         (
@@ -202,92 +202,91 @@ qrnn | model.n_layers=1 model.d_hidden=11 | d_hidden must be left out with one l
 lstm | model.window=2 | window must be left out with arch = "lstm", not 2
 qrnn | model.dropout=1.0 | dropout must be at least 0 and less than 1, not 1.0
 qrnn | model.arch=gru | arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'
-lstm | train.recompute=true | recompute must be false with arch = "lstm", which has no layers with attention, not True
-lstm | train.compile=true | compile must be false with arch = "lstm", which has no layers with attention, not True
-lstm | train.cuda_graph=true | cuda_graph must be false with arch = "lstm", which has no layers with attention, not \
+lstm | train.recompute=true | recompute must be left out with arch = "lstm", which has no layers with attention, not \
 True
-lstm | train.attention=sdpa | attention must be auto with arch = "lstm", which has no layers with attention, not \
+lstm | train.compile=true | compile must be left out with arch = "lstm", which has no layers with attention, not True
+lstm | train.cuda_graph=true | cuda_graph must be left out with arch = "lstm", which has no layers with attention, \
+not True
+lstm | train.attention=sdpa | attention must be left out with arch = "lstm", which has no layers with attention, not \
 'sdpa'
 qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
 qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn": its state is its memory, not 3
 qrnn | eval.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
-qrnn | eval.max_distance=5 | max_distance must be left out with arch = "qrnn": its state is its memory, not 5
-qrnn | eval.same_length=off | same_length must be left out with arch = "qrnn": its state is its memory, not 'off'
+qrnn | eval.max_distance=5 | max_distance must be left out with arch = "qrnn", which has no layers with attention, not 5
+qrnn | eval.same_length=off | same_length must be left out with arch = "qrnn", which has no layers with attention, \
+not 'off'
 transformer | eval.compressed_len=3 | compressed_len must be left out unless model.arch = "compressive", not 3
 lstm | eval.compressed_len=3 | compressed_len must be left out unless model.arch = "compressive", not 3
-transformer | model.word_dropout=0.1 train.seg_len=1 | word_dropout must be 0 with train.seg_len = 1, not 0.1
-transformer | train.roll_lanes=true corpus.shuffle_sentences=true | roll_lanes must be false with \
+transformer | model.word_dropout=0.1 train.seg_len=1 | word_dropout must be left out with train.seg_len = 1, not 0.1
+transformer | train.roll_lanes=true corpus.shuffle_sentences=true | roll_lanes must be left out with \
 corpus.shuffle_sentences, not True
-transformer | train.deterministic=true train.attention=flex | attention must be auto, reference, sdpa or triton \
-with deterministic, not 'flex'
-transformer | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be 0 with train.attention = \
+transformer | train.deterministic=true train.attention=flex | attention must be auto, reference, sdpa or triton with \
+deterministic, not 'flex'
+transformer | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be left out with \
+train.attention = "flex", not 0.1
+rmt | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be left out with train.attention = \
 "flex", not 0.1
-rmt | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be 0 with train.attention = "flex", \
-not 0.1
-transformer | train.attention=sdpa train.recompute=true | recompute must be false unless attention = "auto", not True
-transformer | train.cuda_graph=true train.accumulate=2 | accumulate must be 1 with cuda_graph, not 2
-transformer | train.cuda_graph=true train.recompute=true | recompute must be false with cuda_graph, not True
-transformer | train.cuda_graph=true train.precision=fp16 | precision must be fp32, tf32 or bf16 with cuda_graph, \
+transformer | train.attention=sdpa train.recompute=true | recompute must be left out unless attention = "auto", not True
+transformer | train.cuda_graph=true train.accumulate=2 | accumulate must be left out with cuda_graph, not 2
+transformer | train.cuda_graph=true train.recompute=true | recompute must be left out with cuda_graph, not True
+transformer | train.cuda_graph=true train.precision=fp16 | precision must be fp32, tf32 or bf16 with cuda_graph, not \
+'fp16'
+transformer | train.cuda_graph=true train.attention=flex | attention must be auto, reference or sdpa with cuda_graph, \
+not 'flex'
+transformer | train.parallel=fsdp train.precision=fp16 | precision must be fp32, tf32 or bf16 with parallel = "fsdp", \
 not 'fp16'
-transformer | train.cuda_graph=true train.attention=flex | attention must be auto, reference or sdpa with \
-cuda_graph, not 'flex'
-transformer | train.parallel=fsdp train.precision=fp16 | precision must be fp32, tf32 or bf16 with parallel = \
-"fsdp", not 'fp16'
-transformer | train.parallel=fsdp train.compile=true | compile must be false with parallel = "fsdp", not True
-transformer | train.cuda_graph=true model.cutoffs=[2] | cuda_graph must be false with model.cutoffs or \
+transformer | train.parallel=fsdp train.compile=true | compile must be left out with parallel = "fsdp", not True
+transformer | train.cuda_graph=true model.cutoffs=[2] | cuda_graph must be left out with model.cutoffs or \
 model.auxiliary_losses, whose operations differ between steps, not True
 transformer | train.cuda_graph=true model.auxiliary_losses=true model.position=learned model.n_positions=99 | \
-cuda_graph must be false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps, not True
-transformer | model.position=learned model.n_positions=4 | [train] seg_len must be at most model.n_positions (4), \
-not 5
+cuda_graph must be left out with model.cutoffs or model.auxiliary_losses, whose operations differ between steps, not \
+True
+transformer | model.position=learned model.n_positions=4 | [train] seg_len must be at most model.n_positions (4), not 5
 transformer | model.position=learned model.n_positions=6 train.valid_seg_len=7 | valid_seg_len must be at most \
 model.n_positions (6), not 7
 transformer | model.position=learned model.n_positions=5 train.mem_len=0 eval.mem_len=0 eval.seg_len=6 | [eval] \
 seg_len must be at most model.n_positions (5), not 6
 transformer | model.position=learned model.n_positions=5 train.mem_len=0 | [eval] mem_len must be 0 with position = \
 "learned" and train.mem_len = 0, not 7
-transformer | model.position=learned model.n_positions=6 model.window=7 train.mem_len=0 eval.mem_len=0 | window \
-must be at most model.n_positions (6) without memory: no segment is longer, not 7
-transformer | model.memory_source=layer_output train.mem_len=0 | memory_source must be "layer_input" with \
-train.mem_len = 0, not 'layer_output'
+transformer | model.position=learned model.n_positions=6 model.window=7 train.mem_len=0 eval.mem_len=0 | window must \
+be at most model.n_positions (6) without memory: no segment is longer, not 7
+transformer | model.memory_source=layer_output train.mem_len=0 | memory_source must be left out with train.mem_len = \
+0, not 'layer_output'
 transformer | model.position=sinusoid train.mem_len=0 | [eval] mem_len must be 0 with position = "sinusoid" and \
 train.mem_len = 0, not 7
 compressive | model.window=4 | window must be left out with arch = "compressive", not 4
 compressive | model.position=sinusoid | position must be an encoding of distances, or none, with arch = \
 "compressive", not 'sinusoid'
-compressive | model.auxiliary_losses=true | auxiliary_losses must be false with arch = "compressive", not True
+compressive | model.auxiliary_losses=true | auxiliary_losses must be left out with arch = "compressive", not True
 rmt | model.window=4 | window must be left out with arch = "rmt", not 4
 rmt | model.position=sinusoid | position must be an encoding of distances, or none, with arch = "rmt", not 'sinusoid'
-rmt | model.auxiliary_losses=true | auxiliary_losses must be false with arch = "rmt", not True
-compressive | model.memory_source=layer_output | memory_source must be "layer_input" with arch = "compressive", not \
+rmt | model.auxiliary_losses=true | auxiliary_losses must be left out with arch = "rmt", not True
+compressive | model.memory_source=layer_output | memory_source must be left out with arch = "compressive", not \
 'layer_output'
 compressive | model.compression_rate=1 | compression_rate must be 2 or more, not 1
 compressive | model.compressed_len=0 | compressed_len must be greater than 0, not 0
 compressive | train.mem_len=0 | mem_len must be greater than 0 with model.arch = "compressive", not 0
 compressive | train.seg_len=7 | seg_len must be a multiple of model.compression_rate (2), not 7
-compressive | eval.same_length=m | same_length must be "off" with model.arch = "compressive": queries see all of \
-its memory, not 'm'
+compressive | eval.same_length=m | same_length must be "off" with model.arch = "compressive": queries see all of its \
+memory, not 'm'
 compressive | eval.compressed_len=0 | [eval] compressed_len must be greater than 0, not 0
-rmt | model.memory_source=layer_output | memory_source must be "layer_input" with arch = "rmt": its state is its \
-memory, not 'layer_output'
-rmt | model.memory_start=zeros | memory_start must be "empty" with arch = "rmt": its state is its memory, not 'zeros'
+rmt | model.memory_source=layer_output | memory_source must be left out with arch = "rmt", not 'layer_output'
+rmt | model.memory_start=zeros | memory_start must be left out with arch = "rmt": its state is its memory, not 'zeros'
 rmt | model.n_memory_tokens=0 | n_memory_tokens must be greater than 0, not 0
 rmt | train.seg_len=7 | seg_len must be a multiple of model.segment_len (3): gradients pass through that many \
 segments, not 7
 rmt | train.mem_len=7 | mem_len must be 0 with arch = "rmt": its state is its memory, not 7
 rmt | eval.mem_len=7 | [eval] mem_len must be 0 with arch = "rmt": its state is its memory, not 7
 rmt | eval.same_length=m | same_length must be "off" with arch = "rmt": its state is its memory, not 'm'
-rmt | eval.max_distance=4 | max_distance must be left out, or "none", with position = "relative", not 4
-transformer | model.position=sinusoid eval.max_distance=3 | max_distance must be left out, or "none", with position \
-= "sinusoid", not 3
-transformer | model.position=learned model.n_positions=11 eval.max_distance=3 | max_distance must be left out, or \
-"none", with position = "learned", not 3
-transformer | model.position=rotary model.d_head=4 eval.max_distance=3 | max_distance must be left out, or "none", \
-with position = "rotary", not 3
-transformer | model.position=alibi eval.max_distance=3 | max_distance must be left out, or "none", with position = \
-"alibi", not 3
-transformer | model.position=none eval.max_distance=3 | max_distance must be left out, or "none", with position = \
-"none", not 3
+rmt | eval.max_distance=4 | max_distance must be left out with position = "relative", not 4
+transformer | model.position=sinusoid eval.max_distance=3 | max_distance must be left out with position = "sinusoid", \
+not 3
+transformer | model.position=learned model.n_positions=11 eval.max_distance=3 | max_distance must be left out with \
+position = "learned", not 3
+transformer | model.position=rotary model.d_head=4 eval.max_distance=3 | max_distance must be left out with position \
+= "rotary", not 3
+transformer | model.position=alibi eval.max_distance=3 | max_distance must be left out with position = "alibi", not 3
+transformer | model.position=none eval.max_distance=3 | max_distance must be left out with position = "none", not 3
 """
 """Architecture, changes, and the error, which begins with a changed section unless it names another."""
 

@@ -269,26 +269,26 @@ class TransformerSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
-        learned = self.encoding.learned_vectors
-        expected = "the number of vectors to learn" if learned else f'left out with position = "{self.position}"'
-        self.require((self.n_positions is not None) == learned, "n_positions", expected)
+        if self.encoding.learned_vectors:
+            self.require(self.n_positions is not None, "n_positions", "the number of vectors to learn")
+        else:
+            self.require_default("n_positions", f'with position = "{self.position}"')
         pre = self.gating == "residual" or self.norm != "post"  # GTrXL's identity map reordering
         self.require(pre, "gating", '"residual" unless norm = "pre" or "pre_released"')
-        used = self.gating == "gru" or self.gate_bias == type(self).gate_bias
-        self.require(used, "gate_bias", 'left out unless gating = "gru"')
-        with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
-        applies = self.tie_biases or self.encoding.has_biases
-        self.require(applies, "tie_biases", f"left out unless position = {with_biases}")
+        if self.gating != "gru":
+            self.require_default("gate_bias", 'unless gating = "gru"')
+        if not self.encoding.has_biases:
+            with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
+            self.require_default("tie_biases", f"unless position = {with_biases}")
         if self.encoding.check is not None:
             self.encoding.check(self)
 
     def _check_own_memory(self) -> None:
         """Reject what an architecture with a memory of its own does not support."""
         why = f'with arch = "{self.arch}"'
-        self.require(self.window is None, "window", f"left out {why}")
         self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {why}")
-        self.require(not self.auxiliary_losses, "auxiliary_losses", f"false {why}")
-        self.require(self.memory_source == "layer_input", "memory_source", f'"layer_input" {why}')
+        for key in ("window", "auxiliary_losses", "memory_source"):
+            self.require_default(key, why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +352,7 @@ class RmtSettings(TransformerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_own_memory()
-        self.require(self.memory_start == "empty", "memory_start", '"empty" with arch = "rmt": its state is its memory')
+        self.require_default("memory_start", 'with arch = "rmt": its state is its memory')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,9 +373,10 @@ class RnnSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has_inner = self.d_hidden is None or self.n_layers > 1
-        self.require(has_inner, "d_hidden", "left out with one layer, which is d_model wide")
-        self.require(self.window is None or self.arch == "qrnn", "window", f'left out with arch = "{self.arch}"')
+        if self.n_layers == 1:
+            self.require_default("d_hidden", "with one layer, which is d_model wide")
+        if self.arch != "qrnn":
+            self.require_default("window", f'with arch = "{self.arch}"')
 
     @property
     def widths(self) -> list[int]:

@@ -134,3 +134,11 @@ class Section:
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
         require(valid, self.section, key, getattr(self, key), expected)
+
+    def is_default(self, key: str) -> bool:
+        """Return True if a setting has its default value; one without a default never does."""
+        return bool(getattr(self, key) == getattr(type(self), key, dataclasses.MISSING))
+
+    def require_default(self, key: str, why: str) -> None:
+        """Raise a RecipeError if a setting that is not used has a value; `why` follows "left out"."""
+        self.require(self.is_default(key), key, f"left out {why}")

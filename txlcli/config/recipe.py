@@ -166,14 +166,9 @@ def to_keys(section: Any) -> dict[str, Any]:
     for key, value in vars(section).items():
         if value is not None:
             keys[key] = list(value) if isinstance(value, tuple) else value
-        elif not is_default(section, key):
+        elif not section.is_default(key):
             keys[key] = OFF_WORDS[0]
     return keys
-
-
-def is_default(section: Any, key: str) -> bool:
-    """Return True if a setting has its default value; one without a default never does."""
-    return bool(getattr(section, key) == getattr(type(section), key, dataclasses.MISSING))
 
 
 def function_keys(model: ModelSettings) -> dict[str, Any]:
@@ -185,7 +180,7 @@ def function_keys(model: ModelSettings) -> dict[str, Any]:
     return {
         key: value
         for key, value in to_keys(model).items()
-        if not is_default(model, key) and not any(word in key for word in ONLY_IN_TRAINING)
+        if not model.is_default(key) and not any(word in key for word in ONLY_IN_TRAINING)
     }
 
 
@@ -195,7 +190,7 @@ def changed_keys(settings: Settings) -> dict[str, Any]:
         f"{section}.{key}": value
         for section, keys in to_table(settings).items()
         for key, value in keys.items()
-        if not is_default(getattr(settings, section), key)
+        if not getattr(settings, section).is_default(key)
     }
 
 

@@ -177,17 +177,18 @@ class TrainSettings(Section):
 
     def _check_implementation(self) -> None:
         """Reject combinations of recompute, attention and cuda_graph that are not implemented."""
-        self.require(self.attention == "auto" or not self.recompute, "recompute", 'false unless attention = "auto"')
-        # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
-        keeps_order = self.attention != "flex" or not self.deterministic
-        self.require(keeps_order, "attention", "auto, reference, sdpa or triton with deterministic")
+        if self.attention != "auto":
+            self.require_default("recompute", 'unless attention = "auto"')
+        if self.deterministic:
+            # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
+            self.require(self.attention != "flex", "attention", "auto, reference, sdpa or triton with deterministic")
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
-            self.require(not self.compile, "compile", 'false with parallel = "fsdp"')
+            self.require_default("compile", 'with parallel = "fsdp"')
         if self.cuda_graph:
-            self.require(self.accumulate == 1, "accumulate", "1 with cuda_graph")
-            self.require(not self.recompute, "recompute", "false with cuda_graph")
+            self.require_default("accumulate", "with cuda_graph")
+            self.require_default("recompute", "with cuda_graph")
             self.require(self.precision != "fp16", "precision", "fp32, tf32 or bf16 with cuda_graph")
             # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
             self.require(self.attention != "flex", "attention", "auto, reference or sdpa with cuda_graph")
@@ -205,10 +206,8 @@ class TrainSettings(Section):
         for key in sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values()))):
             users[key] = ("optimizer", [name for name, traits in OPTIMIZERS.items() if key in traits.settings])
         for key, (choice, words) in users.items():
-            default = getattr(type(self), key)
-            used = getattr(self, choice) in words or getattr(self, key) == default
-            shown = f'"{default}"' if isinstance(default, str) else f"{default:g}"
-            self.require(used, key, f"{shown} unless {choice} = " + " or ".join(f'"{word}"' for word in words))
+            if getattr(self, choice) not in words:
+                self.require_default(key, f"unless {choice} = " + " or ".join(f'"{word}"' for word in words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,26 +280,25 @@ class Settings:
     def __post_init__(self) -> None:
         """Check requirements between sections."""
         model, train = self.model, self.train
-        alone = not (train.roll_lanes and self.corpus.shuffle_sentences)
-        train.require(alone, "roll_lanes", "false with corpus.shuffle_sentences")
-        # The first position of a segment is kept.
-        model.require(train.seg_len > 1 or not model.word_dropout, "word_dropout", "0 with train.seg_len = 1")
+        if self.corpus.shuffle_sentences:
+            train.require_default("roll_lanes", "with corpus.shuffle_sentences")
+        if train.seg_len == 1:  # the first position of a segment is kept
+            model.require_default("word_dropout", "with train.seg_len = 1")
         if model.recurrent_state:
             self._check_recurrent()
         if isinstance(model, CompressiveSettings):
             self._check_compression(model)
         else:
-            expected = 'left out unless model.arch = "compressive"'
-            self.eval.require(self.eval.compressed_len is None, "compressed_len", expected)
+            self.eval.require_default("compressed_len", 'unless model.arch = "compressive"')
         if not isinstance(model, TransformerSettings):
             self._check_without_attention()
             return
         self._check_positions(model)
-        drops = model.attention_dropout and train.attention == "flex"
-        model.require(not drops, "attention_dropout", '0 with train.attention = "flex"')
-        constant = not (model.cutoffs or model.auxiliary_losses)
-        expected = "false with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
-        train.require(constant or not train.cuda_graph, "cuda_graph", expected)
+        if train.attention == "flex":
+            model.require_default("attention_dropout", 'with train.attention = "flex"')
+        if model.cutoffs or model.auxiliary_losses:
+            why = "with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
+            train.require_default("cuda_graph", why)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
@@ -348,8 +346,8 @@ class Settings:
     def _check_positions(self, model: TransformerSettings) -> None:
         """Check that segments have enough learned positions, and that settings of memory and distance apply."""
         train = self.train
-        used = train.mem_len > 0 or model.memory_source == "layer_input"
-        model.require(used, "memory_source", '"layer_input" with train.mem_len = 0')
+        if not train.mem_len:
+            model.require_default("memory_source", "with train.mem_len = 0")
         n_positions = model.longest_window
         if n_positions is not None:
             expected = f"at most model.n_positions ({n_positions})"
@@ -360,10 +358,11 @@ class Settings:
             elif model.window is not None:
                 expected += " without memory: no segment is longer"
                 model.require(model.window <= n_positions, "window", expected)
-        why = f'0 with position = "{model.position}" and train.mem_len = 0'
-        self.eval.require(self.eval.mem_len == 0 or self.supports_memory, "mem_len", why)
-        applies = self.eval.max_distance is None or model.limits_distance
-        self.eval.require(applies, "max_distance", f'left out, or "none", with position = "{model.position}"')
+        why = f'with position = "{model.position}"'
+        unused = self.eval.mem_len == 0 or self.supports_memory
+        self.eval.require(unused, "mem_len", f"0 {why} and train.mem_len = 0")
+        if not model.limits_distance:
+            self.eval.require_default("max_distance", why)
 
     def _check_compression(self, model: CompressiveSettings) -> None:
         """Check the lengths of a compressed memory."""
@@ -377,7 +376,7 @@ class Settings:
         """Reject settings of memory for a model that carries a state."""
         train, why = self.train, f'with arch = "{self.model.arch}": its state is its memory'
         train.require(train.mem_len == 0, "mem_len", f"0 {why}")
-        train.require(train.valid_seg_len is None, "valid_seg_len", f"left out {why}")
+        train.require_default("valid_seg_len", why)
         self.eval.require(self.eval.mem_len == 0, "mem_len", f"0 {why}")
         if isinstance(self.model, RmtSettings):
             length = self.model.segment_len
@@ -387,11 +386,8 @@ class Settings:
 
     def _check_without_attention(self) -> None:
         """Reject settings of attention for a model that has none."""
-        why = f'with arch = "{self.model.arch}"'
-        no_layers = f"{why}, which has no layers with attention"
-        for key, default in (("recompute", False), ("compile", False), ("cuda_graph", False), ("attention", "auto")):
-            self.train.require(getattr(self.train, key) == default, key, f"{str(default).lower()} {no_layers}")
-        why = f"{why}: its state is its memory" if self.model.recurrent_state else no_layers
+        why = f'with arch = "{self.model.arch}", which has no layers with attention'
+        for key in ("recompute", "compile", "cuda_graph", "attention"):
+            self.train.require_default(key, why)
         for key in ("max_distance", "same_length"):
-            is_default = getattr(self.eval, key) == getattr(EvalSettings, key)
-            self.eval.require(is_default, key, f"left out {why}")
+            self.eval.require_default(key, why)
