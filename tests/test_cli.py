@@ -43,6 +43,21 @@ def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkey
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
+@pytest.mark.parametrize(
+    ("chosen", "used"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
+    ids=["nothing", "a count", "a policy"],
+)
+def test_threads_spin_shortly_unless_the_user_has_chosen_how_they_wait(monkeypatch, chosen, used):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    script = "import atexit, os, sys; from txlcli.__main__ import main; sys.argv = ['txl', '--version']\n"
+    script += "atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); main()"
+    assert python("-c", script).stdout.splitlines()[-1] == str(used)
+
+
 def test_help_imports_nothing_heavy():
     script = f"""
 import atexit, sys

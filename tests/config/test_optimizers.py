@@ -22,9 +22,7 @@ def test_a_registered_optimizer_is_accepted(register):
         section("train", {**SIZES, "optimizer": "lion"})
     register("lion", OptimizerTraits(settings=frozenset({"momentum"})))
     assert section("train", {**SIZES, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
-    with pytest.raises(
-        RecipeError, match='momentum must be left out unless optimizer = "muon" or "sgd" or "lion"'
-    ):
+    with pytest.raises(RecipeError, match='momentum must be left out unless optimizer = "muon" or "sgd" or "lion"'):
         section("train", {**SIZES, "momentum": 0.5})
     with pytest.raises(RecipeError, match=r'weight_decay must be left out unless optimizer = "adam" or "adamw" or "la'):
         section("train", {**SIZES, "optimizer": "lion", "weight_decay": 0.1})
