@@ -1,22 +1,6 @@
-"""The exceptions of txl.
+"""The exceptions of txl: one message each, on one line: what, where, next step.
 
-TxlError                    the request failed                           exit code 1
-├── UsageError              the request is wrong                         exit code 2
-│   ├── RecipeError         a recipe file or a --set override is wrong
-│   └── UnknownNameError    an unknown name, with a suggestion
-├── StoreError              a token store is missing, damaged, or not a store of txl
-├── VocabularyError         a text and a vocabulary, or two vocabularies, do not match
-├── CompressedFileError     a compressed file is damaged, or needs other weights, releases or processors
-├── CorpusInputError        a corpus could not be downloaded, unpacked, read or split
-├── ExportError             the folder of an export is in use, or cannot be written
-├── RunError                a run folder or checkpoint is missing, damaged, or not of txl
-│   └── BusyError           another process writes a run, a report, an export or a file of losses
-├── TrainingError           training cannot continue: non-finite loss, text too short, process lost
-├── DisagreementError       the processes of a command have different settings, releases or files
-├── ReportedError           a process has failed, and another one reports why
-└── Interrupted             stopped by Ctrl-C (130) or SIGTERM (143); the message says what was saved
-
-A message is one line: what, where, next step. `txlcli.cli` prints it and sets the exit code.
+`txlcli.cli` prints the message and exits with the code of the exception.
 """
 
 from collections.abc import Iterable

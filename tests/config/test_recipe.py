@@ -63,7 +63,7 @@ def test_a_packaged_recipe_is_found_by_name_in_any_directory(tmp_path, monkeypat
 
 def test_a_corpus_file_does_not_hide_the_recipe_with_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "enwik8").write_bytes(b"\xff\x00 no recipe")
+    (tmp_path / "enwik8").write_bytes(b"<mediawiki>" * 30_000)
     assert recipe.load("enwik8").model.n_layers == 12
 
 

@@ -1,7 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,33 +48,22 @@ def quickstart(
     from txlcli.workflows.preparation import preparing
     from txlcli.workflows.workspace import Workspace
 
-    commands = []
-
-    def announce(*words: str, **directories: Path) -> None:
-        commands.append(command_line(*words, **directories))
-        console.say("")
-        console.say(f"$ {commands[-1]}")
-
     reporter = console.TerminalReporter()
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if not workspace.store_path(CORPUS).exists():
-        announce("prepare", CORPUS, data_dir=data_dir)
+        _announce("prepare", CORPUS, data_dir=data_dir)
         show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=reporter))
-    run = _train(max_minutes, workspace, announce)
-    announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
+    run = _train(max_minutes, workspace)
+    _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS), workspace)
     eval_table.show(evaluation, verbose=verbose)
     evaluation.raise_pending()
-    announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
+    _announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
     show_speed(speed.run(run, SpeedOptions(attn_len=ATTN_LENS), workspace))
-    announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
+    _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
     eval_table.plot_loss_and_time(figure, evaluation)
-    console.say("")
-    console.say("These commands did all of this; repeat them with other options:")
-    for line in commands:
-        console.say(f"  {line}")
     console.show_line("")
     console.show_line(eval_table.in_a_sentence(evaluation.unit, evaluation.rows))
     console.show_line(f"The figure {figure} shows both by memory length. Next:")
@@ -88,7 +76,12 @@ def quickstart(
         console.show_line(f"  {line}")
 
 
-def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable[..., None]) -> str:
+def _announce(*words: str, **directories: Path) -> None:
+    console.say("")
+    console.say(f"$ {command_line(*words, **directories)}")
+
+
+def _train(max_minutes: float | None, workspace: "Workspace") -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
     An interrupted run of the same settings and text is resumed.
@@ -107,10 +100,10 @@ def _train(max_minutes: float | None, workspace: "Workspace", announce: Callable
     interrupted = next(history.same_runs(settings, digest, workspace.runs_dir), None)
     if interrupted is not None:
         directory = str(interrupted[0].directory)
-        announce("train", "--resume", directory, *limit, data_dir=workspace.data_dir)
+        _announce("train", "--resume", directory, *limit, data_dir=workspace.data_dir)
         trained = start.run(None, dataclasses.replace(options, resume=directory), workspace)
     else:
-        announce("train", CORPUS, *limit, **directories)
+        _announce("train", CORPUS, *limit, **directories)
         trained = start.run(CORPUS, options, workspace)
     training_tables.show_result(trained)
     return str(trained.run.directory)

@@ -36,10 +36,10 @@ def schema_file() -> str:
 def read_text(recipe: str) -> tuple[str, str]:
     """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file.
 
-    A file whose name is exactly that of a packaged recipe is not one, but the corpus, such as enwik8.
+    A file with the name of a packaged recipe that is too large for a recipe is the corpus, such as enwik8.
     """
     path = check_regular(Path(recipe))
-    if path.is_file() and recipe not in packaged_names():
+    if path.is_file() and (path.stat().st_size <= MAX_SETTINGS or recipe not in packaged_names()):
         try:
             return plain_name(path, otherwise="recipe"), read_file(path, MAX_SETTINGS)
         except (OSError, UnicodeDecodeError) as error:
