@@ -77,7 +77,7 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
     """Resolve the settings of a recipe's text; every error message begins with `name`."""
     try:
         table = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
     changes = list(overrides)
     return resolve(override(table, changes), where=with_changes(name, changes))
@@ -109,7 +109,7 @@ def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, An
 def _parse_value(name: str, text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text  # a bare word: --set model.norm=pre
     return text if name == "corpus.store" and not isinstance(value, str) else value  # a store may be named 2024
 
@@ -122,7 +122,7 @@ def resolve(table: Mapping[str, Any], where: str) -> Settings:
                 known = ", ".join(SECTIONS)
                 raise RecipeError(f'no section "{name}"{did_you_mean(name, SECTIONS)} (known: {known})')
         return Settings(**{name: section(name, table.get(name, {})) for name in SECTIONS})
-    except RecipeError as error:
+    except (RecipeError, ValueError, OverflowError) as error:  # the latter two: numbers of thousands of digits
         raise RecipeError(f"{where}: {error}") from error
 
 
