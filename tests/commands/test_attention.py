@@ -187,7 +187,7 @@ def test_figure_7_has_the_terms_of_the_encoding(other):
     assert 'Figure 7: none; the score of position = "sinusoid" is term (a) alone.' in result.stdout
     assert "same_length = m, fp32." in result.stdout
     assert refusal("attention", "lstm") == (
-        'runs/lstm has a recurrent state (arch = "lstm") and no attention; give a run with arch = "transformer"'
+        'runs/lstm has no attention to single tokens (arch = "lstm"); give a run with arch = "transformer"'
     )
     assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
         'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so Figure 7 has nothing to '
@@ -261,21 +261,16 @@ def test_wrong_options_are_rejected(options, message):
     ("options", "message"),
     [
         *(
+            (heads, "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads or --auto")
+            for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"], ["--auto", 7])
+        ),
+        *(
             (
-                ["--heads", heads],
-                f"--heads {heads[-3:]}: runs/byte has 2 layers of 3 heads; write layer.head, 1.1 to 2.3",
+                options,
+                f"novel valid has {N_VALID} tokens to predict, {first} of them without a full memory; give fewer "
+                "--positions, or a shorter --mem-len or --seg-len",
             )
-            for heads in ("3.1", "0.1", "1.1,3.2")
-        ),
-        (["--auto", 7], "--auto 7: runs/byte has 6 heads; give at most that"),
-        (
-            ["--positions", N_VALID - 4],
-            f"--positions {N_VALID - 4}: novel valid has {N_VALID - 5} with a full memory of 5; give at most that",
-        ),
-        (
-            ["--mem-len", 100_000],
-            f"novel valid has {N_VALID} tokens to predict, too few for a full memory of 100,000; give a shorter "
-            "--mem-len or --seg-len",
+            for options, first in ((["--positions", N_VALID - 4], "5"), (["--mem-len", 100_000], "100,000"))
         ),
         *(
             (

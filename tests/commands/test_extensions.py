@@ -112,7 +112,9 @@ def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_r
     for words in (["--attention", "sdpa"], ["--same-length"], ["--max-distance", 3]):
         assert refusal("eval", "pairs", *words) == f'runs/pairs has no attention (arch = "pairs"); leave out {words[0]}'
     assert refusal("speed", "pairs", "--attention", "sdpa") == 'arch = "pairs" has no attention; leave out --attention'
-    assert refusal("attention", "pairs") == 'runs/pairs has no attention; give a run with arch = "transformer"'
+    assert refusal("attention", "pairs") == (
+        'runs/pairs has no attention to single tokens (arch = "pairs"); give a run with arch = "transformer"'
+    )
 
 
 def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(untouched):

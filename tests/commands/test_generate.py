@@ -243,12 +243,12 @@ def test_wrong_options_are_rejected(options, message):
     ("arguments", "message"),
     [
         (["--prompt", ""], "the prompt is empty; give at least one character, or leave it out to use the test split"),
-        (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has tokens 1 to 459; give one of these"),
+        (["--at", 100_000], "--at 100000: the test split of data/novel.h5 has 459 tokens; change --at or --tokens"),
         (
-            ["--reference", "--at", 450],
-            "--reference: only 9 tokens follow token 450 of the test split; lower --tokens or --at",
+            ["--reference", "--at", 450, "--tokens", 10],
+            "--at 450: the test split of data/novel.h5 has 449 tokens that 10 more follow; change --at or --tokens",
         ),
-        (["--reference", "--tokens", 500], "--reference: only 458 tokens follow token 1 of the test split"),
+        (["--reference", "--tokens", 500], "the test split of data/novel.h5 has 0 tokens that 500 more follow"),
         (["--greedy", "--top-k", 3], "--greedy does not sample; leave out --top-k"),
     ],
 )
@@ -266,9 +266,9 @@ def test_a_prompt_with_unknown_characters_is_rejected(untouched):
 
 def test_a_prompt_that_is_not_utf8_is_rejected(here):
     message = refusal("generate", "byte", "--prompt", "-", stdin=b"ab\xff", code=1)
-    assert message == "the prompt on stdin is not UTF-8 at byte 2; convert it first"
+    assert message == "the prompt is not UTF-8 at byte 2; convert it first"
     # Python passes undecodable bytes of a command line as lone surrogates.
-    assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == "--prompt is not UTF-8; convert it first"
+    assert refusal("generate", "byte", "--prompt", "ab\udcff", code=1) == message
 
 
 def test_only_a_passage_needs_the_store_and_its_test_split(here):

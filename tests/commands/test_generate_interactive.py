@@ -74,11 +74,12 @@ def test_a_conversation_says_that_a_symbol_is_unknown(here):
     assert len(result.stdout.strip("\n")) > 0
 
 
-@pytest.mark.parametrize("options", [["--prompt", "a"], ["--json"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
+@pytest.mark.parametrize("options", [["--prompt", "a"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
 def test_interactive_rejects_what_it_asks_for(here, options):
-    assert refusal("generate", "byte", "--interactive", *options).startswith(
-        "--interactive asks for prompts: leave out"
-    )
+    message = f"--interactive asks for prompts; leave out {options[0]}"
+    assert refusal("generate", "byte", "--interactive", *options) == message
+    message = "--json prints one object; leave out --interactive and --raw"
+    assert refusal("generate", "byte", "--interactive", "--json") == message
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

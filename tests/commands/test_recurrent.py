@@ -133,12 +133,14 @@ def test_a_dry_run_counts_the_recurrent_layers(here, arch):
     assert "parameters, recurrent layers" in table
 
 
-CARRIES = 'runs/{arch} has a recurrent state (arch = "{arch}") and no attention; leave out '
+CARRIES = 'runs/{arch} has a recurrent state (arch = "{arch}"); leave out '
+NO_ATTENTION = 'runs/{arch} has no attention (arch = "{arch}"); leave out '
 TIMED = "run runs/{arch} has a recurrent state and no attention length (Table 9); leave out "
 MEMORY = 'mem_len must be 0 with arch = "{arch}": its state is its memory, not 5'
 REJECTED = [
-    *(("eval {arch} " + option, CARRIES + option.split()[0]) for option in ("--mem-len 0", "--same-length")),
-    *(("eval {arch} " + option, CARRIES + option.split()[0]) for option in ("--max-distance none", "--plot curve.svg")),
+    *(("eval {arch} " + option, CARRIES + option.split()[0]) for option in ("--mem-len 0", "--plot curve.svg")),
+    ("eval {arch} --same-length", NO_ATTENTION + "--same-length"),
+    ("eval {arch} --max-distance none", NO_ATTENTION + "--max-distance"),
     *(("speed {arch} " + option, TIMED + option.split()[0]) for option in ("--attn-len 800", "--attention sdpa")),
     *(("train {arch}.toml --set " + section + ".mem_len=5", MEMORY) for section in ("train", "eval")),
     ("train {arch}.toml --set model.n_heads=3", '[model] has no key "n_heads"'),

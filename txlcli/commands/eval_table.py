@@ -7,7 +7,7 @@ from pathlib import Path
 from txlcli import console
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
-from txlcli.workflows.evaluation.sweep import SHORT_LANE, EvalRow, LengthSearch
+from txlcli.workflows.evaluation.sweep import SHORT_LANE, SLOWDOWN_WINDOWS, EvalRow, LengthSearch
 
 
 def show(result: EvalResult, *, verbose: bool = False) -> None:
@@ -25,41 +25,28 @@ def _columns(result: EvalResult) -> list[tuple[str, Callable[[EvalRow], str]]]:
     names = [result.metric, "ppl_per_word", "bits_per_byte"]
     if not compared:
         names = metrics.wanted_measures(result.unit, first.measures)
+    heading = "protocol" if first.protocol else "method" if first.method else "N" if first.stride else "M"
     columns: list[tuple[bool, str, Callable[[EvalRow], str]]] = [
-        (True, _label_heading(first), partial(_label, starred=len(result.rows) > 1)),
+        (True, heading, partial(_label, starred=len(result.rows) > 1)),
         (True, "attention", _attention),
         *((True, metrics.METRIC_TITLES[name], partial(_measure, name=name)) for name in names),
         (compared, "change", lambda row: "-" if row is first or row.change is None else f"{row.change:+.1%}"),
         (True, "ms/token", lambda row: f"{row.ms_per_token:.3f}"),
-        (timed, "one lane", lambda row: _number(row.one_lane_ms_per_token, ".3f")),
-        (timed, "vanilla", lambda row: _number(row.vanilla_ms_per_token, ".2f")),
-        (timed, "slowdown", lambda row: "-" if row.slowdown is None else metrics.format_ratio(row.slowdown)),
+        (timed, "one lane", lambda row: f"{row.one_lane_ms_per_token:.3f}" if row.slowdown else "-"),
+        (timed, "vanilla", lambda row: f"{row.vanilla_ms_per_token:.2f}" if row.slowdown else "-"),
+        (timed, "slowdown", lambda row: metrics.format_ratio(row.slowdown) if row.slowdown else "-"),
     ]
     return [(heading, cell) for shown, heading, cell in columns if shown]
 
 
-def _label_heading(row: EvalRow) -> str:
-    if row.protocol:
-        return "protocol"
-    if row.method:
-        return "method"
-    return "N" if row.stride else "M"
-
-
 def _label(row: EvalRow, *, starred: bool) -> str:
     """Return the protocol, the method or the length, with a star if it is the best row."""
-    mem_len = None if row.attn_len_max is None else row.mem_len  # a recurrent state has none
-    if row.protocol and row.stride:
-        stride = f", S = {row.stride}" if row.protocol == "strided" else ""
-        label = f"{row.protocol}, N = {row.attn_len}{stride}"
-    elif row.protocol:
-        label = row.protocol if mem_len is None else f"{row.protocol}, M = {mem_len}"
-    elif row.method:
-        label = row.method
-    elif row.stride:
-        label = str(row.attn_len)
-    else:
-        label = "-" if mem_len is None else str(mem_len)
+    length = row.attn_len if row.stride else "-" if row.attn_len_max is None else row.mem_len  # a state has none
+    label = row.protocol or row.method or str(length)
+    if row.protocol and length != "-":
+        label += f", {'N' if row.stride else 'M'} = {length}"
+    if row.protocol == "strided":
+        label += f", S = {row.stride}"
     return f"{label} *" if row.best and starred else label
 
 
@@ -75,19 +62,13 @@ def _measure(row: EvalRow, *, name: str) -> str:
     return metrics.format_measure(row.measures[name]) if name in row.measures else "-"
 
 
-def _number(value: float | None, digits: str) -> str:
-    return "-" if value is None else format(value, digits)
-
-
 def _notes(result: EvalResult) -> list[str]:
     """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
     rows, compared = result.rows, result.lacking is not None
-    first = describe_settings(result, rows[0])
-    if compared:
-        first = f"change: of {metrics.METRIC_TITLES[result.metric]}, from the first row; the same weights and tokens."
-    notes = [f"{'* best. ' if len(rows) > 1 else ''}{first}"]
+    change = f"change: of {metrics.METRIC_TITLES[result.metric]}, from the first row; the same weights and tokens."
+    notes = [("* best. " if len(rows) > 1 else "") + (change if compared else describe_settings(result, rows[0]))]
     notes += [f"no {name}: {reason}." for name, reason in (result.lacking or {}).items()]
-    if not result.complete:
+    if result.ended_by is not None:
         notes.append("Stopped before the last row.")
     if compared:
         return notes + _notes_on_protocols(result)
@@ -102,19 +83,15 @@ def _notes(result: EvalResult) -> list[str]:
         notes += [
             "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
-            f"{result.slowdown_windows} windows).",
+            f"{SLOWDOWN_WINDOWS} windows).",
         ]
     return notes
 
 
 def _notes_on_protocols(result: EvalResult) -> list[str]:
-    notes = []
-    if any(row.stride for row in result.rows):
-        notes.append(
-            "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding "
-            "windows."
-        )
+    windows = "windows: each is computed anew and predicts its last S tokens; S is N for disjoint and 1 for sliding."
     with_memory = [row for row in result.rows if not row.stride]
+    notes = [windows] if len(with_memory) < len(result.rows) else []
     return notes + [f"recurrence: {describe_settings(result, row)}" for row in with_memory[:1]]
 
 

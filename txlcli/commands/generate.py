@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from txlcli.workflows.generate import Conversation, Generation
 
 PROMPT = "> "
-COMMANDS = {"/help": "lists these commands", "/reset": "forgets the text so far"}
-COMMANDS_IN_A_LINE = (
-    ", ".join(f"{command} {effect}" for command, effect in COMMANDS.items())
-    + ", Ctrl-D ends; // at the beginning of a prompt stands for /"
+COMMANDS = (
+    "/help lists these commands, /reset forgets the text so far, Ctrl-D ends; // at the beginning of a prompt stands "
+    "for /"
 )
 
 
@@ -45,12 +44,10 @@ def generate(
 
     Example: txl generate --prompt "def main(" --tokens 300
     """
-    if interactive and (json or options.given("prompt", "at", "context", "reference", "samples")):
-        raise UsageError(
-            "--interactive asks for prompts: leave out --prompt, --at, --context, --reference, --samples, --json"
-        )
-    if raw and json:
-        raise UsageError("--raw has no effect with --json, which escapes control characters always; leave out one")
+    if interactive:
+        options.exclude("prompt", "at", "context", "reference", "samples", because="--interactive asks for prompts")
+    if json and (interactive or raw):
+        raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
         options = dataclasses.replace(options, prompt=_read_prompt(options.prompt))
     run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
@@ -59,7 +56,7 @@ def generate(
     workspace = where.workspace(json=json)
     if interactive:
         opened = workspace.open_run(run_name)
-        workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS_IN_A_LINE}")
+        workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS}")
         converse(workflow.Conversation(opened, options, workspace.reporter), raw=raw)
     elif json:
         console.show_json(workflow.run(run_name, options, workspace).to_json())
@@ -68,18 +65,13 @@ def generate(
 
 
 def _read_prompt(prompt: str) -> str:
-    if prompt == "-":
-        try:
-            return read_stdin(MAX_SETTINGS).decode("utf-8").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise VocabularyError(
-                f"the prompt on stdin is not UTF-8 at byte {error.start}; convert it first"
-            ) from error
+    # Python passes undecodable bytes of a command line as lone surrogates.
+    data = read_stdin(MAX_SETTINGS) if prompt == "-" else prompt.encode("utf-8", "surrogateescape")
     try:
-        prompt.encode("utf-8")  # Python passes undecodable bytes of a command line as lone surrogates
-    except UnicodeEncodeError as error:
-        raise VocabularyError("--prompt is not UTF-8; convert it first") from error
-    return prompt
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
+    return text.removesuffix("\n") if prompt == "-" else text
 
 
 def show(generation: "Generation", *, raw: bool = False) -> None:
@@ -91,9 +83,9 @@ def show(generation: "Generation", *, raw: bool = False) -> None:
     for number, tokens in enumerate(generation.samples(), 1):
         if options.reference or options.samples > 1:
             _show_heading("generation" if options.samples == 1 else f"generation {number} of {options.samples}")
-        console.show_generated(context.prompt, raw=raw)
+        console.show_generated(options.prompt or "", raw=raw)
         try:
-            for text in generation.spell(tokens, after=context.tokens[-1] if context.prompt else None):
+            for text in generation.spell(tokens, after=context.tokens[-1] if options.prompt else None):
                 console.show_generated(text, raw=raw)
         finally:  # the line must end before an error message, or after Ctrl-C
             console.show_line("")
@@ -114,19 +106,21 @@ def converse(conversation: "Conversation", *, raw: bool = False) -> None:
         except EOFError:
             return
         if re.match("/[A-Za-z]", prompt):
-            _obey(prompt.strip(), conversation)
-            continue
-        if not prompt:
-            continue
-        prompt = re.sub("^//(?=[A-Za-z])", "/", prompt)
-        try:
-            for text in conversation.reply(prompt):
-                console.show_generated(text, raw=raw)
-        except KeyboardInterrupt:
-            console.say(" (stopped)")
-        except TxlError as error:
-            console.complain(str(error))
-        console.show_line("")
+            _obey(prompt.split(maxsplit=1)[0], conversation)
+        elif prompt:
+            _reply(re.sub("^//(?=[A-Za-z])", "/", prompt), conversation, raw=raw)
+
+
+def _reply(prompt: str, conversation: "Conversation", *, raw: bool) -> None:
+    """Write the continuation of a prompt while it is sampled."""
+    try:
+        for text in conversation.reply(prompt):
+            console.show_generated(text, raw=raw)
+    except KeyboardInterrupt:
+        console.say(" (stopped)")
+    except TxlError as error:
+        console.complain(str(error))
+    console.show_line("")
 
 
 def _obey(command: str, conversation: "Conversation") -> None:
@@ -134,18 +128,15 @@ def _obey(command: str, conversation: "Conversation") -> None:
     if command == "/reset":
         conversation.reset()
     elif command == "/help":
-        console.answer(COMMANDS_IN_A_LINE)
+        console.answer(COMMANDS)
     else:
-        console.complain(f"unknown command {command.split(maxsplit=1)[0]}: {COMMANDS_IN_A_LINE}")
+        console.complain(f"unknown command {command}: {COMMANDS}")
 
 
 def _next_prompt() -> str:
     """Read one line from stdin; raise EOFError at its end."""
     if sys.stdin.isatty():
         return input(PROMPT)
-    line = sys.stdin.readline(MAX_SETTINGS + 1)
-    if not line:
-        raise EOFError
-    if len(line) > MAX_SETTINGS:
-        raise UsageError(f"stdin: a prompt of more than {MAX_SETTINGS:,} characters; give a shorter one")
-    return line.removesuffix("\n")
+    if line := sys.stdin.readline():
+        return line.removesuffix("\n")
+    raise EOFError

@@ -133,13 +133,10 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
     if not options.unfinished:
         history.check_finished(run)
     settings = run.settings.model
-    if not isinstance(settings, TransformerSettings):
-        has = f'has a recurrent state (arch = "{settings.arch}") and' if settings.recurrent_state else "has"
-        raise UsageError(f'{run.directory} {has} no attention; give a run with arch = "transformer"')
-    if not settings.keys_are_tokens:
+    if not (isinstance(settings, TransformerSettings) and settings.keys_are_tokens):
         raise UsageError(
-            f'{run.directory} has arch = "{settings.arch}", some of whose keys are not single tokens; give a run with '
-            'arch = "transformer"'
+            f'{run.directory} has no attention to single tokens (arch = "{settings.arch}"); give a run with arch = '
+            '"transformer"'
         )
     has_terms = bool(ENCODINGS[settings.position].score_terms)
     if 7 in options.figure and not has_terms:
@@ -148,14 +145,12 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
             "nothing to compare; give `figure` 5,6"
         )
     layers, heads = settings.n_layers, settings.n_heads
-    for layer, head in options.heads or ():
-        if not (1 <= layer <= layers and 1 <= head <= heads):
-            raise UsageError(
-                f"`heads` {layer}.{head}: {run.directory} has {layers} layers of {heads} heads; write layer.head, "
-                f"1.1 to {layers}.{heads}"
-            )
-    if (options.auto or 0) > layers * heads:
-        raise UsageError(f"`auto` {options.auto}: {run.directory} has {layers * heads} heads; give at most that")
+    unknown = [head for head in options.heads or () if not (1 <= head[0] <= layers and 1 <= head[1] <= heads)]
+    if unknown or (options.auto or 0) > layers * heads:
+        raise UsageError(
+            f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these with "
+            "`heads` or `auto`"
+        )
     _eval_settings(run, options)
     return tuple(sorted(options.figure)) or (FIGURES if has_terms else FIGURES[:-1])
 
@@ -192,11 +187,10 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
 
 def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
     """Return the settings of an evaluation with one lane."""
-    lengths = {"mem_len": options.mem_len, "seg_len": options.seg_len}
-    changes = {key: value for key, value in lengths.items() if value is not None}
-    settings = run.settings.evaluation_settings(batch_size=1, **changes)
-    run.settings.check_memory(settings.mem_len, run=run.directory, instead="give `mem_len` 0")
-    return settings
+    settings = run.settings
+    mem_len = settings.eval.mem_len if options.mem_len is None else options.mem_len
+    settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=options.seg_len or settings.eval.seg_len)
 
 
 def _text(
@@ -206,19 +200,12 @@ def _text(
     first = first_query(settings)
     text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
     available = len(text.inputs) - first
-    if available < 1:
+    if available < (options.positions or 1):
         raise UsageError(
-            f"{text.title} has {len(text.inputs):,} tokens to predict, too few for a full memory of "
-            f"{settings.mem_len:,}; give a shorter `mem_len` or `seg_len`"
-        )
-    if options.positions is not None and options.positions > available:
-        raise UsageError(
-            f"`positions` {options.positions}: {text.title} has {available:,} with a full memory of "
-            f"{settings.mem_len:,}; give at most that"
+            f"{text.title} has {len(text.inputs):,} tokens to predict, {first:,} of them without a full memory; give "
+            "fewer `positions`, or a shorter `mem_len` or `seg_len`"
         )
     if options.at is not None and not first <= options.at < len(text.inputs):
-        raise UsageError(
-            f"`at` {options.at}: give one of the tokens measured, {first} to {len(text.inputs) - 1}, or change "
-            "`positions`"
-        )
+        measured = f"{first} to {len(text.inputs) - 1}"
+        raise UsageError(f"`at` {options.at}: give one of the tokens measured, {measured}, or change `positions`")
     return text, available

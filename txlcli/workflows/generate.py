@@ -55,11 +55,10 @@ class Context:
     title: str
     continuation: list[int] = dataclasses.field(default_factory=list)
     """Tokens that follow in the test split; empty for a prompt."""
-    detokenize: Callable[[str], str] | None = None
-    """Restores ordinary spelling; None if the decoded text has it already."""
+    detokenize: Callable[[str], str] = unchanged
+    """Restores ordinary spelling."""
     position: int | None = None
     """Token of the test split after which the text begins; None for a prompt."""
-    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,21 @@ class Generation:
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Yield the text of tokens as they arrive: by characters, or by lines if it must be detokenized."""
         pieces = self.opened.vocab.spell(tokens, after=after)
-        return pieces if self.context.detokenize is None else detokenize_lines(pieces, self.context.detokenize)
+        detokenize = self.context.detokenize
+        return pieces if detokenize is unchanged else detokenize_lines(pieces, detokenize)
 
     def result(self) -> GenerateResult:
         """Generate all texts."""
-        texts = [list(tokens) for tokens in self.samples()]
+
+        def text(tokens: list[int]) -> str:
+            return "".join(self.spell(tokens))
+
         return GenerateResult(
             run=str(self.opened.run.directory),
-            context="".join(self.spell(self.context.tokens)),
-            samples=tuple(Sample(text="".join(self.spell(tokens)), tokens=tokens) for tokens in texts),
+            context=text(self.context.tokens),
+            samples=tuple(Sample(text=text(tokens), tokens=tokens) for tokens in map(list, self.samples())),
             position=self.context.position,
-            reference="".join(self.spell(self.context.continuation)) if self.options.reference else None,
+            reference=text(self.context.continuation) if self.options.reference else None,
         )
 
 
@@ -145,10 +148,10 @@ def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace
     """Open a run and encode its context; nothing is generated until the samples are consumed."""
     opened = workspace.open_run(run_name)
     opened.vocab.check_has_text()
-    if options.prompt is not None:
-        context = encode_prompt(opened, options.prompt, workspace.reporter)
-    else:
+    if options.prompt is None:
         context = _split_context(opened, options, workspace)
+    else:
+        context = encode_prompt(opened, options.prompt, workspace.reporter)
     workspace.reporter.say(f"generating with {opened.run.directory}, after {context.title}")
     return Generation(opened, context, options)
 
@@ -160,15 +163,15 @@ def run(run_name: str | None, options: GenerateOptions, workspace: Workspace) ->
 
 def encode_prompt(opened: OpenRun, prompt: str, reporter: Reporter) -> Context:
     """Encode a prompt, after the boundary that every text follows in training."""
-    ids = [int(token) for token in opened.vocab.encode(prompt)]
-    unknown = ids.count(opened.vocab.unknown) if opened.vocab.unknown is not None else 0
-    if unknown:
+    vocab = opened.vocab
+    ids = vocab.encode(prompt).tolist()
+    if unknown := ids.count(vocab.unknown):
         reporter.say(f"{unknown} of {len(ids)} tokens of the prompt are not in the vocabulary and are read as <unk>")
-    if opened.vocab.boundary is not None:
-        ids = [opened.vocab.boundary, *ids]
+    if vocab.boundary is not None:
+        ids.insert(0, vocab.boundary)
     if not ids:
         raise UsageError("the prompt is empty; give at least one character, or leave it out to use the test split")
-    return Context(tokens=ids, title="the prompt", prompt=prompt)
+    return Context(tokens=ids, title="the prompt")
 
 
 def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspace) -> Context:
@@ -180,18 +183,15 @@ def _split_context(opened: OpenRun, options: GenerateOptions, workspace: Workspa
     if at is None:
         earliest = min(length, max(latest, 1))
         at = random.Random(options.seed).randint(earliest, max(latest, earliest))
-    if not 0 < at <= len(ids):
-        raise UsageError(f"`at` {at}: the test split of {store.path} has tokens 1 to {len(ids):,}; give one of these")
-    if options.reference and at + options.tokens > len(ids):
-        raise UsageError(
-            f"`reference`: only {len(ids) - at:,} tokens follow token {at:,} of the test split; lower `tokens` or `at`"
-        )
-    detokenize = corpora.detokenizer(store.corpus)
+    if not 0 < at <= latest:
+        remark = f" that {options.tokens:,} more follow" if options.reference else ""
+        count = f"{max(latest, 0):,} tokens{remark}"
+        raise UsageError(f"`at` {at}: the test split of {store.path} has {count}; change `at` or `tokens`")
     return Context(
-        tokens=[int(token) for token in ids[max(0, at - length) : at]],
-        continuation=[int(token) for token in ids[at : at + options.tokens]],
+        tokens=ids[max(0, at - length) : at].tolist(),
+        continuation=ids[at : at + options.tokens].tolist(),
         title=f"{store.name} test, token {at:,}",
-        detokenize=None if detokenize is unchanged else detokenize,
+        detokenize=corpora.detokenizer(store.corpus),
         position=at,
     )
 

@@ -1,6 +1,5 @@
 """Ranks a run among the systems of the paper's Tables 1 to 5, if its numbers are comparable."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,7 @@ class PublishedRank:
     @property
     def sources(self) -> dict[str, str | None]:
         """Commands that measured the results, in words, by split."""
-        numbers = {"valid": self.valid, "test": self.test}
-        return {split: number.source if number else None for split, number in numbers.items()}
+        return {"valid": self.valid and self.valid.source, "test": self.test and self.test.source}
 
     def same_text(self, row: Result) -> bool:
         """Return True if a row of the table was measured on the same symbols as the run."""
@@ -81,18 +79,19 @@ class PublishedTable:
     @property
     def rows(self) -> list[RankedRow]:
         """Rows, the best first; a run without a test result is ranked by its validation result."""
-        ours, rows = self.ours, []
-        for row in self.table.rows:
-            same = ours is None or ours.result is None or ours.same_text(row)
-            rows.append(RankedRow(**dataclasses.asdict(row), label=row.label, same_symbols=same))
-        if ours is not None and ours.result is not None:
-            run = ours.history.run
+        ours = self.ours if self.ours is not None and self.ours.result is not None else None
+        rows = [
+            RankedRow(**vars(row), label=row.label, same_symbols=ours is None or ours.same_text(row))
+            for row in self.table.rows
+        ]
+        if ours is not None:
+            run, test, valid = ours.history.run, ours.test, ours.valid
             rows.append(
                 RankedRow(
                     name=run.name,
                     parameters=_short(run.parameters),
-                    test=ours.test.value if ours.test else None,
-                    valid=ours.valid.value if ours.valid else None,
+                    test=test.value if test else None,
+                    valid=valid.value if valid else None,
                     label=str(run.directory),
                     run=True,
                 )
@@ -101,22 +100,23 @@ class PublishedTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs published --json` prints."""
-        ours = self.ours and {
-            "run": str(self.ours.history.run.directory),
-            "state": self.ours.history.state,
-            "step": self.ours.history.step,
-            "comparable": self.ours.result is not None,
-            "reasons": self.ours.reasons,
-            "sources": self.ours.sources,
-        }
+        ours, table = self.ours, self.table
         result: dict[str, Any] = metrics.without_infinities(
             {
-                "table": self.table.number,
-                "corpus": self.table.corpus,
-                "title": self.table.title,
-                "metric": self.table.metric,
-                "rows": [dataclasses.asdict(row) for row in self.rows],
-                "ours": ours,
+                "table": table.number,
+                "corpus": table.corpus,
+                "title": table.title,
+                "metric": table.metric,
+                "rows": [vars(row) for row in self.rows],
+                "ours": ours
+                and {
+                    "run": str(ours.history.run.directory),
+                    "state": ours.history.state,
+                    "step": ours.history.step,
+                    "comparable": ours.result is not None,
+                    "reasons": ours.reasons,
+                    "sources": ours.sources,
+                },
             }
         )
         return result
@@ -170,17 +170,17 @@ def published_rank(history: History) -> PublishedRank | None:
     released = bool(dropped) and size == types - dropped
     numbers: dict[str, Number] = {}
     reasons = []
-    candidates = _candidates(history)
     if size != types and not released:
         symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
         reasons.append(f"its vocabulary has {size:,} symbols, the benchmark's {symbols}")
-        candidates = {}
-    for split, reports in candidates.items():
-        for report, source in reports:
-            if _is_whole(table.corpus, split, report.get("tokens"), released=released):
-                numbers[split] = Number(metrics.in_metric(report["loss_nats"], table.metric), source)
-                break
-            reasons.append(f"{split} ({source}): {_describe_part(table.corpus, split, report)}")
+    for split, report, source in _candidates(history) if not reasons else ():
+        expected, tokens = _expected(table.corpus, split), report.get("tokens") or 0
+        is_whole = LEAST_LEFT * expected < tokens < expected if released else tokens == expected > 0
+        if is_whole:
+            numbers.setdefault(split, Number(metrics.in_metric(report["loss_nats"], table.metric), source))
+        elif split not in numbers:
+            benchmark = f"the benchmark has {expected:,}" if expected else "the size of the benchmark is unknown"
+            reasons.append(f"{split} ({source}): {tokens:,} tokens scored, {benchmark}")
     return PublishedRank(
         table=table,
         history=history,
@@ -191,18 +191,18 @@ def published_rank(history: History) -> PublishedRank | None:
     )
 
 
-def _candidates(history: History) -> dict[str, list[tuple[Report, str]]]:
-    """Return for each split the results that may be quoted, the preferred one first, and their source in words."""
+def _candidates(history: History) -> list[tuple[str, Report, str]]:
+    """Return the results that may be quoted, of each split the preferred one first: split, result, source in words."""
     evaluation, validation = lowest(history.evals_of("valid")), history.best_valid
     test, trials = history.test_result
-    candidates: dict[str, list[tuple[Report, str]]] = {"valid": [], "test": []}
+    candidates = []
     if evaluation is not None:
-        candidates["valid"].append((evaluation, _describe_evaluation(evaluation)))
+        candidates.append(("valid", evaluation, _describe_evaluation(evaluation)))
     if validation is not None:
-        candidates["valid"].append((validation, f"validation during training, step {validation['step']:,}"))
+        candidates.append(("valid", validation, f"validation during training, step {validation['step']:,}"))
     if test is not None:
         selected = f", best of {trials} test scores" if trials > 1 else ""
-        candidates["test"].append((test, _describe_evaluation(test) + selected))
+        candidates.append(("test", test, _describe_evaluation(test) + selected))
     return candidates
 
 
@@ -211,22 +211,8 @@ def _describe_evaluation(row: Report) -> str:
     return f"txl eval, {context}, step {row.get('step', 0):,}"
 
 
-def _expected(corpus: str, split: str) -> int | None:
-    """Return the number of tokens that the benchmark scores; without an initial boundary, the first is not scored."""
-    tokens = CORPORA[corpus].published.get(split)
-    if not tokens:
-        return None
-    return tokens - 1 if CORPORA[corpus].rule.boundary is None else tokens
-
-
-def _is_whole(corpus: str, split: str, tokens: int | None, *, released: bool) -> bool:
-    expected = _expected(corpus, split)
-    if expected is None or tokens is None:
-        return False
-    return LEAST_LEFT * expected < tokens < expected if released else tokens == expected
-
-
-def _describe_part(corpus: str, split: str, report: Report) -> str:
-    expected = _expected(corpus, split)
-    benchmark = f"the benchmark has {expected:,}" if expected else "the size of the benchmark is unknown"
-    return f"{report.get('tokens') or 0:,} tokens scored, {benchmark}"
+def _expected(corpus: str, split: str) -> int:
+    """Return the number of tokens that the benchmark scores; 0 if unknown."""
+    tokens = CORPORA[corpus].published.get(split) or 0
+    # Without an initial boundary, the first token is not scored.
+    return tokens - 1 if tokens and CORPORA[corpus].rule.boundary is None else tokens

@@ -163,8 +163,8 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
     """Return the lengths to compare at, by default those of Table 9 that the model allows, or its limit."""
     model, given = settings.model, options.attn_len or ()
     if model.recurrent_state:
-        if unfit := options.given("attn_len", "attention", "plot"):
-            raise UsageError(f"{title} has a recurrent state and no attention length (Table 9); leave out {unfit[0]}")
+        because = f"{title} has a recurrent state and no attention length (Table 9)"
+        options.exclude("attn_len", "attention", "plot", because=because)
         return ()
     limit = smallest_limit(model.longest_window, model.attention_window) or MAX_COUNT
     if max(given, default=0) > limit:

@@ -47,39 +47,33 @@ def verify_store(path: Path) -> Verification:
 
 def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
     """Check all files of a run, or of all runs and of `txl recl`."""
-    if run_name is not None:
-        return Verification(tuple(_verify_run(run_directory.find_directory(run_name, runs_dir))))
-    directories = sorted(run_directory.newest_first(runs_dir))
+    newest = run_directory.find_directory(run_name, runs_dir)
+    directories = [newest] if run_name is not None else sorted(run_directory.newest_first(runs_dir))
     checks = [check for directory in directories for check in _verify_run(directory)]
-    if not directories:
-        run_directory.find_directory(None, runs_dir)  # raises the error
     losses = runs_dir / RECL_LOSSES
-    if losses.is_file():
-        checks.append(_checked(losses, lambda: ContextFile(losses)))
+    if run_name is None and losses.is_file():
+        checks.append(_checked(losses, partial(ContextFile, losses)))
     return Verification(tuple(checks))
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:
-    run = None
-    card = _checked(directory / run_directory.CARD, lambda: run_directory.open_run(directory))
+    card = _checked(directory / run_directory.CARD, partial(run_directory.open_run, directory))
     if card.state == "damaged":
         yield card
-    else:
-        run = run_directory.open_run(directory)
-        yield card if run.has_checksum else dataclasses.replace(card, state="readable")
-        yield _checked(directory / run_directory.VOCAB, partial(loading.read_vocabulary, run))
-        for name, read in ((run_directory.METRICS, history.read_reports), (run_directory.EVALS, history.read_evals)):
-            if (directory / name).exists():  # each line of a log has a checksum, the file has none
-                yield _checked(directory / name, partial(read, run), intact="readable")
-    for name in (run_directory.BEST, run_directory.LAST):
-        if (directory / name).exists():
-            yield _checked(directory / name, partial(_verify_checkpoint, directory / name, run))
+        return
+    run = run_directory.open_run(directory)
+    yield card if run.has_checksum else dataclasses.replace(card, state="readable")
+    yield _checked(directory / run_directory.VOCAB, partial(loading.read_vocabulary, run))
+    for name, read in ((run_directory.METRICS, history.read_reports), (run_directory.EVALS, history.read_evals)):
+        if (directory / name).exists():  # each line of a log has a checksum, the file has none
+            yield _checked(directory / name, partial(read, run), intact="readable")
+    for path in (directory / run_directory.BEST, directory / run_directory.LAST):
+        if path.exists():
+            yield _checked(path, partial(_verify_checkpoint, path, run))
 
 
-def _verify_checkpoint(path: Path, run: Run | None) -> None:
-    saved = checkpoint.load(path)
-    if run is not None:
-        loading.check_checkpoint(run, saved, path)
+def _verify_checkpoint(path: Path, run: Run) -> None:
+    loading.check_checkpoint(run, checkpoint.load(path), path)
 
 
 def _checked(path: Path, check: Callable[[], object], *, intact: Literal["intact", "readable"] = "intact") -> FileCheck:

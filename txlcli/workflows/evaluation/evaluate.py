@@ -21,14 +21,17 @@ from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation import protocols, texts
+from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.sweep import (
     SHORT_LANE,
     SLOWDOWN_WINDOWS,
     EvalRow,
     LengthSearch,
+    check_protocols,
     in_windows,
+    lacking_protocols,
+    over_protocols,
     search_length,
     with_memory,
 )
@@ -66,11 +69,9 @@ class EvalResult:
     precision: str
     attention: str | None
     processes: int
-    slowdown_windows: int = SLOWDOWN_WINDOWS
     paper: float | None
     """Result of the paper in the metric, if model and text are the paper's."""
     search: LengthSearch | None
-    complete: bool
     rows: tuple[EvalRow, ...]
     lacking: dict[str, str] | None
     """Requested protocols that the model lacks, each with the reason; None in other evaluations."""
@@ -80,12 +81,13 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl eval --json` prints."""
-        result = {key: value for key, value in vars(self).items() if key not in ("scoring", "ended_by")}
-        result["search"] = None if self.search is None else self.search.to_json()
-        result["rows"] = [row.to_json() for row in self.rows]
-        if self.lacking is None:
-            del result["lacking"]
-        return result
+        absent = ("scoring", "ended_by") if self.lacking is not None else ("scoring", "ended_by", "lacking")
+        return {key: value for key, value in vars(self).items() if key not in absent} | {
+            "slowdown_windows": SLOWDOWN_WINDOWS,
+            "search": self.search and self.search.to_json(),
+            "complete": self.ended_by is None,
+            "rows": [row.to_json() for row in self.rows],
+        }
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
@@ -131,7 +133,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         if not rows:
             raise
         ended_by = world.explained(error)
-    lacking = protocols.lacking(opened, options) if options.protocols else None
+    lacking = lacking_protocols(opened, options) if options.protocols else None
     return _make_result(scoring, rows, search, lacking, ended_by)
 
 
@@ -139,10 +141,9 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
     """Yield a row for each setting: here the memory length M, or the window length N, is swept."""
     mem_lens = options.mem_lens or (scoring.settings.mem_len,)
     if options.protocols:
-        yield from protocols.protocol_rows(scoring, options)
+        yield from over_protocols(scoring, options)
     elif options.adapts:
-        settings = dataclasses.replace(scoring.settings, mem_len=mem_lens[0])
-        yield from adapted_rows(scoring.with_settings(settings), options, workspace)
+        yield from adapted_rows(scoring.changed(mem_len=mem_lens[0]), options, workspace)
     elif options.windows:
         for length in options.windows:
             yield in_windows(scoring, length, stride=options.stride or 1, batch_size=options.batch_size)
@@ -180,23 +181,21 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Reject options that do not fit the model or its precision."""
     settings, directory = opened.run.settings, opened.run.directory
     model = settings.model
-    nature = f'no attention (arch = "{model.arch}")'
-    unfit = [] if model.has_attention else options.given("max_distance", "same_length", "attention")
+    arch = f'(arch = "{model.arch}")'
+    if not model.has_attention:
+        options.exclude("max_distance", "same_length", "attention", because=f"{directory} has no attention {arch}")
     if model.recurrent_state:
-        nature = f'a recurrent state (arch = "{model.arch}"){"" if model.has_attention else " and no attention"}'
         windows = [] if options.protocols else ["attn_len"]  # protocols read a recurrent state in windows, too
-        unfit = options.given("mem_len", "plot", *windows) + unfit
-    if unfit:
-        raise UsageError(f"{directory} has {nature}; leave out {unfit[0]}")
+        options.exclude("mem_len", "plot", *windows, because=f"{directory} has a recurrent state {arch}")
     if options.same_length and not model.keys_are_tokens:
-        raise UsageError(f'{directory}: arch = "{model.arch}" sees all of its memory; leave out `same_length`')
-    if options.max_distance is not None and not model.limits_distance:
-        raise UsageError(f"{directory}: its encoding of positions has no such limit; leave out `max_distance`")
+        raise UsageError(f"{directory} sees all of its memory {arch}; leave out `same_length`")
+    if not model.limits_distance:
+        options.exclude("max_distance", because=f"{directory}: its encoding of positions has no such limit")
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
     settings.check_attn_lens(options.windows, subject=directory)
     if options.protocols:
-        protocols.check(opened, options)
+        check_protocols(opened, options)
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
 
@@ -247,7 +246,6 @@ def _make_result(
         processes=scoring.world.size,
         paper=text.paper,
         search=search,
-        complete=ended_by is None,
         rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
         lacking=lacking,
         scoring=scoring,

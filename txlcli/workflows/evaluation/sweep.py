@@ -1,10 +1,11 @@
-"""Scores a text with one setting: with a memory, or in windows without memory.
+"""Scores a text with one setting: with a memory, or in windows without memory; and by each protocol of evaluation.
 
-The length can be searched for on the validation split.
+The length can be searched for on the validation split. Axes: N window length, S stride, M memory length.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -12,15 +13,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import Settings
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, score_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
+from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import EvalOptions
+from txlcli.workflows.options import PROTOCOLS, EvalOptions
 from txlcli.workflows.workspace import Workspace
 
 SHORT_LANE = 10
@@ -88,7 +92,7 @@ class EvalRow:
 
 def with_memory(scoring: Scoring, mem_len: int, *, timed: bool = False) -> EvalRow:
     """Score the text with a memory length, and time the slowdown if `timed`."""
-    scoring = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=mem_len))
+    scoring = scoring.changed(mem_len=mem_len)
     title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {mem_len}"
     scored = partial(score_in_processes, settings=scoring.settings, world=scoring.world)
     row = make_row(scoring, scoring.score(scored, title))
@@ -115,9 +119,8 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     # A window longer than the text predicts all of it at once.
     fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
     window = model.settings.attention_window or most
-    at_length = scoring.with_settings(dataclasses.replace(scoring.settings, mem_len=0, seg_len=length))
     return dataclasses.replace(
-        make_row(at_length, scores),
+        make_row(scoring.changed(mem_len=0, seg_len=length), scores),
         attn_len_min=min(fewest, window),
         attn_len_max=min(most, window),
         attn_len=length,
@@ -177,6 +180,64 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
 def non_finite_advice(precision: str, next_step: str) -> str:
     """Return the next step after a non-finite loss; fp32 can help only if 16 bits were used."""
     return next_step if precision in ("fp32", "tf32") else f"evaluate with `precision` fp32, or {next_step}"
+
+
+def lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
+    """Return the requested protocols that the model lacks, each with the reason."""
+    settings = opened.run.settings
+    if "recurrence" not in options.protocols or settings.model.recurrent_state or _mem_lens(settings, options):
+        return {}
+    next_step = "; give a memory length to evaluate it with one"
+    ending = next_step if settings.supports_memory else " and with absolute positions"
+    return {"recurrence": f"{opened.run.directory} was trained without memory{ending}"}
+
+
+def check_protocols(opened: OpenRun, options: EvalOptions) -> None:
+    """Reject protocols and lengths that do not fit the model; it may lack a protocol if all were requested."""
+    if options.protocols != PROTOCOLS:
+        for name, reason in lacking_protocols(opened, options).items():
+            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
+    shortest = min(_window_lens(opened.run.settings, options))
+    if (options.stride or 0) > shortest:
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
+
+
+def _window_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
+    """Return the window lengths: those given, or the memory lengths, or the trained segment length."""
+    lengths = _mem_lens(settings, options) or (settings.train.seg_len,)
+    longest = settings.model.longest_window or MAX_COUNT
+    return options.windows or tuple(dict.fromkeys(min(length, longest) for length in lengths))
+
+
+def _mem_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
+    """Return the memory lengths: those given, or that of the recipe; empty without memory."""
+    return options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
+
+
+def over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
+    """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
+    metric, first = metrics.metric_of(scoring.text.unit), None
+    for protocol in options.protocols:
+        for row in _of_protocol(scoring, options, protocol):
+            value = row.measures[metric]  # a perplexity that overflows is None
+            first = first or value
+            change = value / first - 1 if first and value is not None else None
+            yield dataclasses.replace(row, protocol=protocol, change=change)
+
+
+def _of_protocol(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[EvalRow]:
+    settings = scoring.opened.run.settings
+    if protocol == "recurrence":
+        for mem_len in (0,) if settings.model.recurrent_state else _mem_lens(settings, options):
+            yield with_memory(scoring, mem_len)
+        return
+    for length in _window_lens(settings, options):
+        stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
+        if protocol == "sliding" and length > 1:
+            scoring.reporter.say(
+                f"sliding windows of {length} read every token {length} times; Ctrl-C shows the rows before them"
+            )
+        yield in_windows(scoring, length, stride=stride, batch_size=options.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

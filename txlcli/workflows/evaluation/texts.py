@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,9 @@ class Scoring:
         with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
             return function(model, text.inputs, text.targets, precision=self.opened.precision, on_tokens=bar.reach)
 
-    def with_settings(self, settings: EvalSettings) -> "Scoring":
+    def changed(self, **settings: Any) -> "Scoring":
         """Return the same text scored with other settings."""
-        return dataclasses.replace(self, settings=settings)
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **settings))
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
