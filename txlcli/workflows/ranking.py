@@ -46,7 +46,8 @@ class PublishedRank:
     @property
     def sources(self) -> dict[str, str | None]:
         """Commands that measured the results, in words, by split."""
-        return {"valid": self.valid and self.valid.source, "test": self.test and self.test.source}
+        numbers = {"valid": self.valid, "test": self.test}
+        return {split: number.source if number else None for split, number in numbers.items()}
 
     def same_text(self, row: Result) -> bool:
         """Return True if a row of the table was measured on the same symbols as the run."""
