@@ -219,10 +219,7 @@ USAGE = [
     (["byte", "--attn-len", "800;1800"], "--attn-len 800;1800: write whole numbers like 160,640"),
     (["byte", "--plot", "speed.txt"], "--plot speed.txt: unknown figure format; use the extension .png, .svg or .pdf"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
-    (
-        ["enwik"],
-        'unknown run or recipe "enwik"; did you mean "enwik8"? ("txl runs" and "txl recipes" list all)',
-    ),
+    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
     (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
 ]
 

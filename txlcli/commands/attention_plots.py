@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgb
@@ -35,18 +34,18 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
     """Plot Figure 5, 6 or 7 to a file; the extension selects the format."""
     maps = result.maps
     subject = f"{result.opened.run.name} on {result.text.title}"
-    averaged = f"{subject}, averaged over {maps.queries:,} tokens"
-    if figure == 5:
-        plot_by_distance(path, {"": maps.by_distance}, title=f"Attention of {averaged}")
-    elif figure == 6:
-        heads = {}
-        for layer, head in result.shown:
-            width = maps.width[layer - 1, head - 1]
-            heads[f"head {layer}.{head} (layer.head), {width:.0f} tokens wide"] = maps.context_of(layer - 1, head - 1)
+    if figure == 6:
+        heads = {
+            f"head {layer}.{head} (layer.head), {maps.width[layer - 1, head - 1]:.0f} tokens wide": maps.context_of(
+                layer - 1, head - 1
+            )
+            for layer, head in result.shown
+        }
         targets, context = result.tokens
         plot_heads(path, heads, targets=targets, context=context, title=f"{subject}, from token {maps.at:,} on")
-    else:
-        plot_by_distance(path, maps.by_term, title=f"Softmax of each term, {averaged}")
+        return
+    what, terms = ("Attention of", {"": maps.by_distance}) if figure == 5 else ("Softmax of each term,", maps.by_term)
+    plot_by_distance(path, terms, title=f"{what} {subject}, averaged over {maps.queries:,} tokens")
 
 
 def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) -> None:
@@ -58,14 +57,16 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     height = min(12.0, max(3.4, 1.4 + 0.06 * layers * heads))
     figure = plots.new_figure(max(9.6, 2.2 + 4.2 * len(terms)), height)
     row = figure.subplots(1, len(terms), sharey=True, squeeze=False)[0]
-    scale = _uniform_scale(list(terms.values()))
+    uniform, most = 1 / distances, max(float(term.max()) for term in terms.values())
+    # From well below uniform attention to the maximum.
+    scale = LogNorm(vmin=min(uniform, most) / FAINTEST, vmax=max(most, 2 * uniform), clip=True)
     for number, (axes, (name, attention)) in enumerate(zip(row, terms.items(), strict=True)):
         image = _show_heads(axes, attention, scale, labelled=number == 0)
         axes.set_title(TERM_TITLES.get(name, ""), fontsize=10)
     figure.suptitle(plots.literal(title), fontsize=11)
     bar = figure.colorbar(image, ax=list(row), pad=0.01, fraction=0.05)
     bar.set_label("average attention (line: uniform)", fontsize=9)
-    bar.ax.axhline(1 / distances, color="black", linewidth=1.5)
+    bar.ax.axhline(uniform, color="black", linewidth=1.5)
     plots.save(figure, path)
 
 
@@ -79,40 +80,31 @@ def plot_heads(
         targets: names of the R tokens.
         context: names of the C tokens, shown if there is room.
     """
-    wide = len(context) > 100
-    width = 13.0 if wide else max(7.0, 2.2 + 0.13 * len(context))
-    panel = 0.55 + 0.17 * len(targets)
-    figure = plots.new_figure(width, 1.1 + (0.0 if wide else 0.6) + panel * len(heads))
+    count = len(context)
+    wide = count > 100
+    width, margin = (13.0, 1.1) if wide else (max(7.0, 2.2 + 0.13 * count), 1.7)
+    figure = plots.new_figure(width, margin + (0.55 + 0.17 * len(targets)) * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
-    names = [token_label(token) for token in targets]
     for axes, (name, attention) in zip(column, heads.items(), strict=True):
         show_head(axes, attention)
         axes.set_title(name, fontsize=9, loc="left")
-        axes.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
-        axes.tick_params(axis="both" if not wide else "y", length=0)
-    last = column[-1]
+        axes.set_yticks(range(len(targets)), map(token_label, targets), fontsize=7, parse_math=False)
+        axes.tick_params(axis="y" if wide else "both", length=0)
     if wide:
-        ticks = [1, *round_distances(len(context) + 1)[1:]]
-        last.set_xticks([len(context) - tick for tick in ticks], [str(tick) for tick in ticks], fontsize=8)
-        last.set_xlabel("context (tokens before the first target)")
+        ticks = [1, *round_distances(count + 1)[1:]]
+        axes.set_xticks([count - tick for tick in ticks], map(str, ticks), fontsize=8)
+        axes.set_xlabel("context (tokens before the first target)")
     else:
         labels = [token_label(token) for token in context]
         size, turn = (7, 0) if max(map(len, labels)) <= 1 else (6, 90)
-        last.set_xticks(range(len(labels)), labels, fontsize=size, rotation=turn, parse_math=False)
-        last.set_xlabel("context, up to the first target")
+        axes.set_xticks(range(count), labels, fontsize=size, rotation=turn, parse_math=False)
+        axes.set_xlabel("context, up to the first target")
     figure.supylabel("target token", fontsize=10)
     figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=10)
     plots.save(figure, path)
 
 
-def _uniform_scale(pictures: Sequence[Numbers]) -> Any:
-    """Return a logarithmic colour scale from well below uniform attention to the maximum."""
-    uniform = 1 / pictures[0].shape[2]
-    most = max(float(picture.max()) for picture in pictures)
-    return LogNorm(vmin=min(uniform / FAINTEST, most / FAINTEST), vmax=max(most, 2 * uniform), clip=True)
-
-
-def _show_heads(axes: Axes, attention: Numbers, scale: Any, *, labelled: bool = True) -> ScalarMappable:
+def _show_heads(axes: Axes, attention: Numbers, scale: LogNorm, *, labelled: bool) -> ScalarMappable:
     layers, heads, distances = attention.shape
     rows = attention.reshape(layers * heads, distances)[:, ::-1]
     edges = (-(distances - 0.5), 0.5, -0.5, layers * heads - 0.5)
@@ -152,8 +144,6 @@ def round_distances(distances: int) -> list[int]:
 
 
 def token_label(token: str) -> str:
-    """Return the name of a token, shortened, with a box for each letter that the font lacks."""
+    """Return the name of a token, shortened."""
     token = NAMES.get(token, token)
-    font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
-    drawable = "".join(letter if font.get_char_index(ord(letter)) else "□" for letter in token)
-    return drawable if len(drawable) <= LONGEST_LABEL else drawable[: LONGEST_LABEL - 1] + "…"
+    return token if len(token) <= LONGEST_LABEL else token[: LONGEST_LABEL - 1] + "…"

@@ -9,7 +9,6 @@ from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import Json, Where, with_options
 from txlcli.config import recipe
-from txlcli.errors import UnknownNameError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.workflows.options import SpeedOptions
@@ -41,7 +40,7 @@ def speed(
     Example: txl speed stdlib --attn-len 128,256,512
     """
     if subject is not None and not run_directory.is_run(subject, where.runs_dir):
-        _check_recipe(subject, options.overrides, where.runs_dir)
+        recipe.load(subject, list(options.overrides))  # a wrong name or setting, before PyTorch is imported
     from txlcli.workflows import speed as workflow
 
     workspace = where.workspace(json=json)
@@ -49,15 +48,6 @@ def speed(
     if options.plot is not None:
         plot_times(options.plot, result)
     console.show_result(result, show, json=json)
-
-
-def _check_recipe(subject: str, overrides: tuple[str, ...], runs_dir: Path) -> None:
-    """Reject a name that is neither a run nor a recipe, and wrong settings, before PyTorch is imported."""
-    packaged = recipe.packaged_names()
-    if not Path(subject).exists() and Path(subject).name.removesuffix(".toml") not in packaged:
-        known, listing = [*run_directory.names(runs_dir), *packaged], '"txl runs" and "txl recipes" list all'
-        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing)
-    recipe.load(subject, list(overrides))
 
 
 def show(result: "SpeedResult") -> None:
@@ -160,13 +150,12 @@ def plot_times(path: Path, result: "SpeedResult") -> None:
     from txlcli.commands import plots
 
     rows = sorted(result.slowdown, key=lambda row: row.attn_len)
-    x = [row.attn_len for row in rows]
-    curves = {
-        "Transformer-XL": (x, [row.xl_ms_per_token for row in rows]),
-        "Transformer-XL, one token at a time": (x, [row.xl_single_ms_per_token for row in rows]),
-        "vanilla": (x, [row.vanilla_ms_per_token for row in rows]),
-        "vanilla, batched": (x, [row.vanilla_batched_ms_per_token for row in rows]),
+    times = {
+        "Transformer-XL": [row.xl_ms_per_token for row in rows],
+        "Transformer-XL, one token at a time": [row.xl_single_ms_per_token for row in rows],
+        "vanilla": [row.vanilla_ms_per_token for row in rows],
+        "vanilla, batched": [row.vanilla_batched_ms_per_token for row in rows],
     }
-    plots.plot_curves(
-        path, curves, x_label="attention length (tokens)", y_label="ms per token", title=result.model, log_y=True
-    )
+    curves = {name: ([row.attn_len for row in rows], ms_per_token) for name, ms_per_token in times.items()}
+    x_label, y_label = "attention length (tokens)", "ms per token"
+    plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=result.model, log_y=True)

@@ -351,13 +351,6 @@ class EvalOptions(Options):
         return "attn_len" if self.attn_len == AUTO else None
 
     @property
-    def reads_lanes(self) -> bool:
-        """True if lanes of the text are read with memory, which several processes divide."""
-        if self.protocols:
-            return "recurrence" in self.protocols
-        return not self.adapts and self.attn_len is None
-
-    @property
     def adapts(self) -> bool:
         """True if the model adapts to the text by more than its memory."""
         return self.cache is not None or self.dynamic

@@ -187,6 +187,11 @@ def _with_attention(settings: Settings, model: LanguageModel, attention: Attenti
     return dataclasses.replace(settings, train=train)
 
 
+def _measured(work: str, timing: Timing) -> dict[str, Any]:
+    """Return the fields of a row with the time of this work."""
+    return {f"{work}_ms_per_token": timing.median, f"{work}_low_high_ms": (timing.low, timing.high)}
+
+
 class Bench:
     """Times one model; every number is a median with its lowest and highest value.
 
@@ -242,19 +247,15 @@ class Bench:
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,
-            xl_ms_per_token=segments.median,
-            xl_low_high_ms=(segments.low, segments.high),
+            **_measured("xl", segments),
             xl_tokens_per_s=1e3 / segments.median,
             xl_share_of_peak=self._evaluation_flops(settings) * 1e3 / segments.median / self.peak,
             xl_peak_memory_bytes=memory[0] if memory else None,
-            xl_single_ms_per_token=tokens.median,
-            xl_single_low_high_ms=(tokens.low, tokens.high),
+            **_measured("xl_single", tokens),
             xl_single_tokens_per_s=1e3 / tokens.median,
-            vanilla_ms_per_token=vanilla.median,
-            vanilla_low_high_ms=(vanilla.low, vanilla.high),
+            **_measured("vanilla", vanilla),
             windows=windows,
-            vanilla_batched_ms_per_token=batched.median,
-            vanilla_batched_low_high_ms=(batched.low, batched.high),
+            **_measured("vanilla_batched", batched),
             slowdown=vanilla.median / segments.median,
             slowdown_batched=batched.median / segments.median,
             slowdown_single=vanilla.median / tokens.median,
@@ -334,8 +335,5 @@ class Bench:
             peak_memory_bytes=memory[0] if memory else None,
             tokens_per_step=tokens,
             steps_timed=len(timing.step_ms),
-            latency_p50_ms=timing.latency_ms(50),
-            latency_p90_ms=timing.latency_ms(90),
-            latency_p95_ms=timing.latency_ms(95),
-            latency_p99_ms=timing.latency_ms(99),
+            **{f"latency_p{percent}_ms": timing.latency_ms(percent) for percent in (50, 90, 95, 99)},
         )

@@ -15,7 +15,6 @@ from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
-from txlcli.core.training.validation import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
@@ -115,8 +114,6 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
 def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World = SINGLE_PROCESS) -> EvalResult:
     """Evaluate an open run, in the processes of `world`, without recording the result; see `run`."""
     scoring = _prepare(opened, options, workspace, world)
-    if options.reads_lanes:
-        check_lanes(len(scoring.text.targets), scoring.settings, world.size)
     if world.size > 1:
         world.agree(_common_facts(scoring, options))
     search = None
