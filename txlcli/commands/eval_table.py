@@ -14,17 +14,18 @@ def show(result: EvalResult, *, verbose: bool = False) -> None:
     """Write the table to stdout."""
     columns = _columns(result)
     cells = [[cell(row) for _, cell in columns] for row in result.rows]
-    title = f"{result.run} on {result.text}, {result.rows[0].tokens:,} tokens scored"
-    notes = [*_notes(result), *(f"{key}: {value}" for key, value in result.conventions.items())]
+    scoring = result.scoring
+    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {result.rows[0].tokens:,} tokens scored"
+    notes = [*_notes(result), *(f"{key}: {value}" for key, value in scoring.text.conventions.items())]
     console.show_table(title, [heading for heading, _ in columns], cells, notes, verbose=verbose)
 
 
 def _columns(result: EvalResult) -> list[tuple[str, Callable[[EvalRow], str]]]:
     """Return the columns: the heading, and the function that formats the cell of a row."""
     first, timed, compared = result.rows[0], _has_slowdown(result), result.lacking is not None
-    names = [result.metric, "ppl_per_word", "bits_per_byte"]
+    names = [result.scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
     if not compared:
-        names = metrics.wanted_measures(result.unit, first.measures)
+        names = metrics.wanted_measures(result.scoring.text.unit, first.measures)
     heading = "protocol" if first.protocol else "method" if first.method else "N" if first.stride else "M"
     columns: list[tuple[bool, str, Callable[[EvalRow], str]]] = [
         (True, heading, partial(_label, starred=len(result.rows) > 1)),
@@ -65,7 +66,8 @@ def _measure(row: EvalRow, *, name: str) -> str:
 def _notes(result: EvalResult) -> list[str]:
     """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
     rows, compared = result.rows, result.lacking is not None
-    change = f"change: of {metrics.METRIC_TITLES[result.metric]}, from the first row; the same weights and tokens."
+    metric, paper = result.scoring.opened.run.metric, result.scoring.text.paper
+    change = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
     notes = [("* best. " if len(rows) > 1 else "") + (change if compared else describe_settings(result, rows[0]))]
     notes += [f"no {name}: {reason}." for name, reason in (result.lacking or {}).items()]
     if result.ended_by is not None:
@@ -77,8 +79,8 @@ def _notes(result: EvalResult) -> list[str]:
     if any(_has_short_lanes(row) for row in rows):
         notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
     notes += [_describe_adaptation(row) for row in rows if row.adaptation]
-    if result.paper is not None:
-        notes.append(f"The paper's result for this recipe: {result.paper} {result.metric}.")
+    if paper is not None:
+        notes.append(f"The paper's result for this recipe: {paper} {metric}.")
     if _has_slowdown(result):
         notes += [
             "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
@@ -136,12 +138,12 @@ def plot_loss_and_time(path: Path, result: EvalResult) -> None:
     """Plot the metric, and the time per token with and without memory, over the memory length."""
     from txlcli.commands import plots
 
-    rows = sorted(result.rows, key=lambda row: row.mem_len)
+    metric, rows = result.scoring.opened.run.metric, sorted(result.rows, key=lambda row: row.mem_len)
     timed = [row for row in rows if row.slowdown is not None]
     figure = plots.new_figure(9.6, 4.2)
     loss, time = figure.subplots(1, 2)
-    loss.plot([row.mem_len for row in rows], [row.measures[result.metric] for row in rows], marker="o")
-    loss.set_ylabel(metrics.METRIC_TITLES[result.metric])
+    loss.plot([row.mem_len for row in rows], [row.measures[metric] for row in rows], marker="o")
+    loss.set_ylabel(metrics.METRIC_TITLES[metric])
     times = {
         "recomputed": [row.vanilla_ms_per_token for row in timed],
         "with memory": [row.one_lane_ms_per_token for row in timed],
@@ -155,7 +157,7 @@ def plot_loss_and_time(path: Path, result: EvalResult) -> None:
     for axes in (loss, time):
         axes.set_xlabel("memory length M (tokens)")
         axes.grid(alpha=0.3)
-    figure.suptitle(plots.literal(result.text))
+    figure.suptitle(plots.literal(result.scoring.text.title))
     plots.save(figure, path)
 
 
@@ -163,12 +165,12 @@ def plot_curve(path: Path, result: EvalResult) -> None:
     """Plot the metric over the memory length, or over the window length."""
     from txlcli.commands import plots
 
-    metric, in_windows = result.metric, result.rows[0].stride is not None
-    curve = sorted((row.attn_len or row.mem_len, row.measures[metric]) for row in result.rows)
+    run, in_windows = result.scoring.opened.run, result.rows[0].stride is not None
+    curve = sorted((row.attn_len or row.mem_len, row.measures[run.metric]) for row in result.rows)
     plots.plot_curves(
         path,
-        {Path(result.run).name: ([length for length, _ in curve], [value for _, value in curve])},
+        {run.name: ([length for length, _ in curve], [value for _, value in curve])},
         x_label="attention length (tokens)" if in_windows else "memory length M (tokens)",
-        y_label=metrics.METRIC_TITLES[metric],
-        title=result.text,
+        y_label=metrics.METRIC_TITLES[run.metric],
+        title=result.scoring.text.title,
     )

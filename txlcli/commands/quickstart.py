@@ -65,7 +65,7 @@ def quickstart(
     figure = Path(run) / FIGURE
     eval_table.plot_loss_and_time(figure, evaluation)
     console.show_line("")
-    console.show_line(eval_table.in_a_sentence(evaluation.unit, evaluation.rows))
+    console.show_line(eval_table.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows))
     console.show_line(f"The figure {figure} shows both by memory length. Next:")
     directories = {"data_dir": data_dir, "runs_dir": runs_dir}
     for line in (

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from txlcli.config.encodings import limits_distance
-from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
@@ -47,46 +45,45 @@ OF_ONE_SWEEP = ("best", "change")
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """Result of an evaluation: its settings and one row per requested setting."""
+    """Result of an evaluation: what was scored, and one row per requested setting."""
 
-    run: str
-    step: int
-    text: str
-    unit: str
-    metric: str
-    conventions: dict[str, str]
-    split_sha256: str | None
-    may_be_learned: bool | None
-    """True if the text may contain training data of the run; None if unknown."""
-    seg_len: int | None
-    """Segment length L; None if all rows are of windows, each of its own length."""
-    batch_size: int
-    position: str | None
-    """Encoding of positions; None without attention, as the next two settings."""
-    max_distance: int | None
-    same_length: str | None
-    precision: str
-    attention: str | None
-    processes: int
-    paper: float | None
-    """Result of the paper in the metric, if model and text are the paper's."""
-    search: LengthSearch | None
+    scoring: Scoring = dataclasses.field(repr=False)
     rows: tuple[EvalRow, ...]
+    search: LengthSearch | None
     lacking: dict[str, str] | None
     """Requested protocols that the model lacks, each with the reason; None in other evaluations."""
-    scoring: Scoring = dataclasses.field(repr=False)
     ended_by: BaseException | None
     """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl eval --json` prints."""
-        absent = ("scoring", "ended_by") if self.lacking is not None else ("scoring", "ended_by", "lacking")
-        return {key: value for key, value in vars(self).items() if key not in absent} | {
+        opened, text, settings = self.scoring.opened, self.scoring.text, self.scoring.settings
+        model = opened.run.settings.model
+        in_segments = not all(row.stride for row in self.rows)  # windows have their own lengths
+        result = {
+            "run": str(opened.run.directory),
+            "step": opened.checkpoint.state["step"],
+            "text": text.title,
+            "unit": text.unit,
+            "metric": opened.run.metric,
+            "conventions": text.conventions,
+            "split_sha256": text.digest,
+            "may_be_learned": text.may_be_trained_on,
+            "seg_len": settings.seg_len if in_segments else None,
+            "batch_size": settings.batch_size,
+            "position": getattr(model, "position", None),
+            "max_distance": settings.max_distance if model.has_attention else None,
+            "same_length": settings.same_length if model.has_attention and in_segments else None,
+            "precision": opened.precision,
+            "attention": opened.model.attention_backend if model.has_attention else None,
+            "processes": self.scoring.world.size,
             "slowdown_windows": SLOWDOWN_WINDOWS,
+            "paper": text.paper,
             "search": self.search and self.search.to_json(),
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }
+        return result if self.lacking is None else result | {"lacking": self.lacking}
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
@@ -130,8 +127,14 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         if not rows:
             raise
         ended_by = world.explained(error)
-    lacking = lacking_protocols(opened, options) if options.protocols else None
-    return _make_result(scoring, rows, search, lacking, ended_by)
+    best = min(rows, key=lambda row: row.loss_nats)
+    return EvalResult(
+        scoring=scoring,
+        rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
+        search=search,
+        lacking=lacking_protocols(opened, options) if options.protocols else None,
+        ended_by=ended_by,
+    )
 
 
 def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
@@ -211,71 +214,33 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     }
 
 
-def _make_result(
-    scoring: Scoring,
-    rows: list[EvalRow],
-    search: LengthSearch | None,
-    lacking: dict[str, str] | None,
-    ended_by: BaseException | None,
-) -> EvalResult:
-    """Return the result; the row with the lowest loss is marked as best."""
-    opened, text, settings = scoring.opened, scoring.text, scoring.settings
-    model = opened.run.settings.model
-    has_attention = model.has_attention
-    in_segments = not all(row.stride for row in rows)
-    best = min(rows, key=lambda row: row.loss_nats)
-    return EvalResult(
-        run=str(opened.run.directory),
-        step=opened.checkpoint.state["step"],
-        text=text.title,
-        unit=text.unit,
-        metric=opened.run.metric,
-        conventions=text.conventions,
-        split_sha256=text.digest,
-        may_be_learned=text.may_be_trained_on,
-        seg_len=settings.seg_len if in_segments else None,
-        batch_size=settings.batch_size,
-        position=model.position if isinstance(model, TransformerSettings) else None,
-        max_distance=settings.max_distance if has_attention else None,
-        same_length=settings.same_length if has_attention and in_segments else None,
-        precision=opened.precision,
-        attention=opened.model.attention_backend if has_attention else None,
-        processes=scoring.world.size,
-        paper=text.paper,
-        search=search,
-        rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
-        lacking=lacking,
-        scoring=scoring,
-        ended_by=ended_by,
-    )
-
-
 def describe_settings(result: EvalResult, row: EvalRow) -> str:
     """Return the settings of a row in one sentence."""
-    limit = f"max_distance = {result.max_distance or 'none'}, " if limits_distance(result.position) else ""
+    opened, settings = result.scoring.opened, result.scoring.settings
+    model = opened.run.settings.model
+    limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
     if row.stride:
         several = f"the last {row.stride} predictions of each window"
         predicted = "one prediction per window" if row.stride == 1 else several
-        return f"Without memory: each window is recomputed, {predicted}, {limit}{result.precision}."
+        return f"Without memory: each window is recomputed, {predicted}, {limit}{opened.precision}."
     lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
     if row.attn_len_max is None:
-        return f"The recurrent state is carried along the text. L = {result.seg_len}, {result.precision}; {lanes}"
+        return f"The recurrent state is carried along the text. L = {settings.seg_len}, {opened.precision}; {lanes}"
     mem_len = f"M = {row.mem_len}, " if row.method else ""
-    same_length = f"same_length = {result.same_length}, " if result.same_length else ""
-    return f"{mem_len}L = {result.seg_len}, {same_length}{limit}{result.precision}; {lanes}"
+    same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
+    return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{opened.precision}; {lanes}"
 
 
 def _record(result: EvalResult) -> None:
     """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
     run, text = result.scoring.opened.run, result.scoring.text
     facts = result.to_json()
-    shared = {
+    shared = {key: value for key, value in facts.items() if key not in NOT_RECORDED} | {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": run.best_or_last.name,
         "corpus": text.corpus,
         "split": text.split,
         "whole": text.whole,
-        **{key: value for key, value in facts.items() if key not in NOT_RECORDED},
     }
     rows = [{**shared, **{key: row[key] for key in row if key not in OF_ONE_SWEEP}} for row in facts["rows"]]
     try:
@@ -290,15 +255,16 @@ def _record(result: EvalResult) -> None:
 def write_losses(path: Path, result: EvalResult) -> None:
     """Write the loss of every token of the text to an HDF5 file."""
     scoring, run = result.scoring, result.scoring.opened.run
-    facts = {key: getattr(result, key) for key in ("run", "step", "text", "precision", "max_distance")}
+    shared = result.to_json()
+    facts = {key: shared[key] for key in ("run", "step", "text", "precision", "max_distance")}
     facts |= {"split": scoring.text.split, "vocab_fingerprint": run.vocab_fingerprint}
     facts["store"] = run.settings.corpus.store if scoring.text.split else None
     losses = []
     for row in result.rows:
-        if row.stride and row.attn_len:
+        if row.attn_len:
             losses.append(TokenLosses("attn_len", row.attn_len, row.losses_nats, {"stride": row.stride}))
         else:
-            settings = {"seg_len": result.seg_len, "lanes": row.lanes, "same_length": result.same_length}
+            settings = {"seg_len": shared["seg_len"], "lanes": row.lanes, "same_length": shared["same_length"]}
             losses.append(TokenLosses("mem_len", row.mem_len, row.losses_nats, settings))
     loss_file.write(path, scoring.text.targets, losses, facts)
     scoring.reporter.say(f"the loss of {len(scoring.text.targets):,} tokens written to {path}")

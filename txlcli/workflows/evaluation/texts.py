@@ -152,24 +152,24 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
-    unknown = int((targets == vocab.unknown).sum()) if vocab.unknown is not None else 0
+    unknown = 0 if vocab.unknown is None else int((targets == vocab.unknown).sum())
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
-    unit = "piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer
-    words = size = None
     whole = len(targets) == _predictable(len(ids), vocab)
-    if whole:
-        original = data.decode("utf-8", errors="replace") if text is None else text
-        words = len(original.split()) + original.count("\n")  # as in a store of the user's text
-        size = len(data) if unit == "piece" and not unknown else None
-    if text is None:
-        size = None if vocab.dropped else len(targets)
+    original = data.decode("utf-8", errors="replace") if text is None else text
+    size = len(data) if vocab.tokenizer == "sentencepiece" and whole and not unknown else None
+    if text is None and not vocab.dropped:
+        size = len(targets)
     return ScoredText(
         title=printable(source.name),
         inputs=inputs,
         targets=targets,
-        scored=metrics.Scored(tokens=len(targets), words=words, bytes=size),
-        unit=unit,
+        scored=metrics.Scored(
+            tokens=len(targets),
+            words=len(original.split()) + original.count("\n") if whole else None,  # as in a store of the user's text
+            bytes=size,
+        ),
+        unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,
         conventions={},
         whole=whole,
     )
