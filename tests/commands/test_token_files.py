@@ -310,5 +310,5 @@ def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):
 def test_a_store_with_more_ids_than_llm_c_can_state_is_rejected(tmp_path):
     many = np.broadcast_to(np.uint8(0), (token_files.MAX_IDS + 1,))
     with pytest.raises(ExportError, match=r"2,147,483,648 ids are more than an llm\.c file can declare"):
-        token_files.write_llm_c(tmp_path / "train.bin", many, 7)
+        token_files.write("llm.c", tmp_path / "train.bin", many, 7)
     assert not list(tmp_path.iterdir())

@@ -188,10 +188,10 @@ def _tokens(sample, work):
 def _seeds_of_tokens(sample):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "train.bin"
-        token_files.write_megatron(path, IDS, 97, np.array([0, 3]))
+        token_files.write("megatron", path, IDS, 97, np.array([0, 3]))
         seeds = [b"i" + path.with_suffix(".idx").read_bytes()]
-        for write in (token_files.write_nanogpt, token_files.write_llm_c):
-            write(path, IDS, 97)
+        for format in ("nanogpt", "llm.c"):
+            token_files.write(format, path, IDS, 97)
             seeds.append(b"b" + path.read_bytes())
         return seeds
 

@@ -6,10 +6,10 @@ Megatron    ids in the .bin; the .idx has their type and the length and offset o
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,11 @@ WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 256  # int32
 LLM_C_BEGINNING = struct.Struct("<iii")  # magic, version, number of ids; the rest is not used
-LLM_C_TYPES = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
-"""Version and type of the ids by magic number: GPT-2's vocabulary, Llama 3's."""
+LLM_C_TYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""Type of the ids by magic number and version: GPT-2's vocabulary, Llama 3's."""
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-DTYPES = ("uint16", "uint32")
-"""Types of ids in files without a header."""
 PROBE = 1 << 16
 """Ids at the beginning of a file that tell if it has another type."""
 LONGEST_DOCUMENT = 1 << 30
@@ -48,6 +46,7 @@ class TokenPart:
     """Ids in a file."""
 
     path: Path
+    format: str
     dtype: np.dtype[Any]
     offset: int
     """First byte."""
@@ -70,7 +69,7 @@ class TokenPart:
     def between(self, start: int, stop: int) -> "TokenPart":
         """Return the ids from `start` up to `stop`."""
         offset = self.offset + start * self.dtype.itemsize
-        return TokenPart(self.path, self.dtype, offset, stop - start, self.first + start)
+        return replace(self, offset=offset, count=stop - start, first=self.first + start)
 
 
 @dataclass(frozen=True)
@@ -91,39 +90,39 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
 
     Args:
         source: file or directory.
-        dtype: type of ids without a header, one of DTYPES; None is uint16.
+        dtype: type of ids without a header; None is uint16.
     """
-    if source.is_file():
-        ending = source.suffix.lower()
-        if ending not in (BIN, IDX):
-            return None
-        name, part = _open(source if ending == BIN else _with_ending(source, BIN), dtype)
-        return TokenFiles(name, {"": (part,)}, (source.parent / META_OF_NANOGPT).exists())
-    visible = sorted(path for path in source.iterdir() if not path.name.startswith("."))
-    files = [path for path in visible if path.suffix.lower() == BIN]
+    if source.is_dir():
+        by_split = _by_split(source)
+    else:
+        by_split = {"": [_with_ending(source, BIN)]} if source.suffix.lower() in (BIN, IDX) else {}
+    if not by_split:
+        return None
+    splits = {split: tuple(_open(path, dtype) for path in paths) for split, paths in by_split.items()}
+    formats = sorted({part.format for parts in splits.values() for part in parts})
+    if len(formats) > 1:
+        raise CorpusInputError(f"{source}: its files are of {' and '.join(formats)}; keep one format in a folder")
+    directory = source if source.is_dir() else source.parent
+    return TokenFiles(formats[0], splits, (directory / META_OF_NANOGPT).exists())
+
+
+def _by_split(directory: Path) -> dict[str, list[Path]]:
+    """Return the .bin files of each split; none if the directory has text."""
+    visible = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    files = {path: split_of(path.name) for path in visible if path.suffix.lower() == BIN}
     indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
     if alone := [path for path in indexes if _with_ending(path, BIN) not in files]:
         raise CorpusInputError(f"{alone[0]}: the .bin with its ids is not next to it; copy it there, or move this away")
-    if not any(split_of(path.name) == "train" for path in files):
+    if "train" not in files.values():
         if indexes:
             raise CorpusInputError(
-                f"{source}: no file is named after train; give {indexes[0]} to split its ids, or rename the files"
+                f"{directory}: no file is named after train; give {indexes[0]} to split its ids, or rename the files"
             )
-        return None
-    if unnamed := [path for path in files if split_of(path.name) is None]:
+        return {}
+    if unnamed := [path for path, split in files.items() if split is None]:
         raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")
-    opened = {path: _open(path, dtype) for path in files}
-    formats = {name for name, _ in opened.values()}
-    if len(formats) > 1:
-        raise CorpusInputError(
-            f"{source}: its files are of {' and '.join(sorted(formats))}; keep one format in a folder"
-        )
-    by_split = {
-        split: tuple(part for path, (_, part) in opened.items() if split_of(path.name) == split) for split in SPLITS
-    }
-    return TokenFiles(
-        formats.pop(), {split: parts for split, parts in by_split.items() if parts}, (source / META_OF_NANOGPT).exists()
-    )
+    by_split = {split: [path for path in files if files[path] == split] for split in SPLITS}
+    return {split: paths for split, paths in by_split.items() if paths}
 
 
 def _with_ending(path: Path, ending: str) -> Path:
@@ -138,40 +137,30 @@ def _is_of_megatron(index: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _open(path: Path, dtype: str | None) -> tuple[str, TokenPart]:
-    """Return the format of a file, and its ids."""
-    if not check_regular(path).is_file():
-        raise CorpusInputError(f"{path}: not a file; the ids of an .idx are in the .bin next to it")
-    size = path.stat().st_size
-    if not size:
-        raise CorpusInputError(f"{path}: the file is empty; give one with token ids")
+def _open(path: Path, dtype: str | None) -> TokenPart:
+    """Return the ids of a file."""
+    if not check_regular(path).is_file() or not path.stat().st_size:
+        raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
     index = _with_ending(path, IDX)
     if check_regular(index).is_file():
-        return "Megatron", _of_megatron(path, size, index)
-    with path.open("rb") as file:
-        head = file.read(LLM_C_BEGINNING.size)
-    magic, version, count = LLM_C_BEGINNING.unpack(head.ljust(LLM_C_BEGINNING.size, b"\0"))
-    known_version, known_type = LLM_C_TYPES.get(magic, (None, ""))
-    if version == known_version:
-        return "llm.c", _of_llm_c(path, size, np.dtype(known_type), count)
-    if known_version is not None and dtype is None and size >= 4 * LLM_C_HEADER:
-        raise CorpusInputError(
-            f"{path}: its header of llm.c has version {version}, but ids have version {known_version}; write it again, "
-            "or give --dtype uint16 if the file has no header"
-        )
-    kind = np.dtype(dtype or DTYPES[0]).newbyteorder("<")
+        return _of_megatron(path, index)
+    return _of_llm_c(path, dtype) or _without_header(path, dtype)
+
+
+def _without_header(path: Path, dtype: str | None) -> TokenPart:
+    size, kind = path.stat().st_size, np.dtype(dtype or "uint16").newbyteorder("<")
     if size % kind.itemsize:
         raise CorpusInputError(
             f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
             "--dtype; --tokenizer byte reads its bytes"
         )
-    part = TokenPart(path, kind, 0, size // kind.itemsize)
+    part = TokenPart(path, WITHOUT_HEADER, kind, 0, size // kind.itemsize)
     if dtype is None and size % 4 == 0 and _seems_uint32(part):
         raise CorpusInputError(
             f"{path}: every second uint16 is small, as in a file of uint32 ids; give --dtype uint32, or --dtype uint16 "
             "if that is right"
         )
-    return WITHOUT_HEADER, part
+    return part
 
 
 def _seems_uint32(part: TokenPart) -> bool:
@@ -182,93 +171,77 @@ def _seems_uint32(part: TokenPart) -> bool:
     return len(ids) >= 64 and bool(upper.max() < 256 and lower.max() >= least)
 
 
-def _of_llm_c(path: Path, size: int, dtype: np.dtype[Any], count: int) -> TokenPart:
-    offset = 4 * LLM_C_HEADER
-    expected = offset + count * dtype.itemsize
-    if count <= 0 or size != expected:
+def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:
+    """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
+    with path.open("rb") as file:
+        head = file.read(LLM_C_BEGINNING.size).ljust(LLM_C_BEGINNING.size, b"\0")
+    magic, version, count = LLM_C_BEGINNING.unpack(head)
+    kind, size = LLM_C_TYPES.get((magic, version)), path.stat().st_size
+    ids = np.dtype(kind or "uint16").newbyteorder("<")
+    if kind and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
+        return TokenPart(path, "llm.c", ids, 4 * LLM_C_HEADER, count)
+    if dtype is None and magic in {known for known, _ in LLM_C_TYPES}:
         raise CorpusInputError(
-            f"{path}: {size:,} bytes, but its header of llm.c declares {count:,} ids, which are {expected:,}; the file "
-            "is truncated or damaged, write it again"
+            f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
+            "again, or give --dtype uint16 if the file has no header"
         )
-    return TokenPart(path, dtype.newbyteorder("<"), offset, count)
+    return None
 
 
-def _of_megatron(path: Path, size: int, index: Path) -> TokenPart:
-    """Check the index: its documents must be the ids of the .bin, one after the other."""
-
-    def damaged(what: str) -> CorpusInputError:
-        return CorpusInputError(f"{index}: {what}; it does not belong to {path.name}, or is damaged: write both again")
-
+def _of_megatron(path: Path, index: Path) -> TokenPart:
+    """Return the ids of a .bin, which must be the documents of its index, one after the other."""
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
         magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
-        if magic != MAGIC or version != 1 or code not in MEGATRON_TYPES:
-            raise damaged(f"not an index of ids (version {version}, type {code})")
+        dtype = np.dtype(MEGATRON_TYPES.get(code, "uint8")).newbyteorder("<")
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
-        if index.stat().st_size not in (length, length + sequences):  # with a mode per sequence
-            raise damaged(f"{index.stat().st_size:,} bytes instead of {length:,}")
-        lengths = np.fromfile(file, "<i4", sequences).astype(np.int64)
-        offsets = np.fromfile(file, "<i8", sequences)
-    dtype = np.dtype(MEGATRON_TYPES[code]).newbyteorder("<")
-    ends = np.cumsum(lengths) * dtype.itemsize
-    if (lengths < 0).any() or not np.array_equal(offsets, ends - lengths * dtype.itemsize):
-        raise damaged("lengths and offsets of its sequences disagree")
-    end = int(ends[-1]) if sequences else 0
-    if end != size:
-        raise damaged(f"its sequences are {end:,} bytes of {path.name}, which has {size:,}")
-    return TokenPart(path, dtype, 0, size // dtype.itemsize)
-
-
-def write_nanogpt(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
-    """Write ids without a header, as uint16, or uint32 for a vocabulary that needs it."""
-    with path.open("wb") as file:
-        _write_ids(file, ids, np.dtype(dtype_of("nanogpt", vocab_size)))
-
-
-def write_llm_c(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
-    """Write ids with llm.c's header."""
-    if len(ids) > MAX_IDS:
-        raise ExportError(
-            f"{path.name}: {len(ids):,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give --format "
-            "nanogpt or megatron"
-        )
-    dtype = np.dtype(dtype_of("llm.c", vocab_size))
-    magic, version = next((magic, version) for magic, (version, name) in LLM_C_TYPES.items() if name == dtype.name)
-    header = np.zeros(LLM_C_HEADER, dtype="<i4")
-    header[:3] = magic, version, len(ids)
-    with path.open("wb") as file:
-        file.write(header.tobytes())
-        _write_ids(file, ids, dtype)
-
-
-def write_megatron(path: Path, ids: NDArray[Any], vocab_size: int, starts: NDArray[Any] | None) -> None:
-    """Write ids as a .bin, and its .idx: one document per sentence if `starts` has their first tokens."""
-    name = dtype_of("megatron", vocab_size)
-    dtype = np.dtype(name)
-    code = next(code for code, other in MEGATRON_TYPES.items() if other == name)
-    firsts = np.arange(0, len(ids), LONGEST_DOCUMENT) if starts is None else starts
-    count = len(firsts)
-    with path.open("wb") as file:
-        _write_ids(file, ids, dtype)
-    with path.with_suffix(IDX).open("wb") as file:
-        file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
-        np.diff(firsts.astype(np.int64), append=len(ids)).astype("<i4").tofile(file)
-        (firsts.astype("<i8") * dtype.itemsize).tofile(file)
-        np.arange(count + 1, dtype="<i8").tofile(file)
+        is_index = magic == MAGIC and version == 1 and code in MEGATRON_TYPES
+        if is_index and index.stat().st_size in (length, length + sequences):  # with a mode per sequence
+            sizes = np.fromfile(file, "<i4", sequences).astype(np.int64) * dtype.itemsize
+            offsets = np.fromfile(file, "<i8", sequences)
+            is_complete = sizes.sum() == path.stat().st_size and (sizes >= 0).all()
+            if is_complete and np.array_equal(offsets, np.cumsum(sizes) - sizes):
+                return TokenPart(path, "Megatron", dtype, 0, path.stat().st_size // dtype.itemsize)
+    raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
 def dtype_of(format: str, vocab_size: int) -> str:
     """Return the type of the ids in a file that is written: the one that the system chooses for a vocabulary."""
     if format == "megatron":
         return "uint16" if vocab_size < 65_500 else "int32"
-    return DTYPES[0] if vocab_size <= 1 << 16 else DTYPES[1]
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _write_ids(file: BinaryIO, ids: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    for start in range(0, len(ids), BLOCK):
-        file.write(ids[start : start + BLOCK].astype(dtype.newbyteorder("<")).tobytes())
+def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: NDArray[Any] | None = None) -> None:
+    """Write ids as a .bin of nanogpt, llm.c or megatron, and for Megatron the .idx.
+
+    If `starts` has the first tokens of sentences, each is a document of Megatron.
+    """
+    dtype = np.dtype(dtype_of(format, vocab_size)).newbyteorder("<")
+    header = _llm_c_header(path, dtype, len(ids)) if format == "llm.c" else b""
+    with path.open("wb") as file:
+        file.write(header)
+        for start in range(0, len(ids), BLOCK):
+            file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
+    if format == "megatron":
+        firsts = np.arange(0, len(ids), LONGEST_DOCUMENT) if starts is None else starts.astype(np.int64)
+        _write_index(path.with_suffix(IDX), dtype, firsts, len(ids))
 
 
-def total(parts: Iterable[TokenPart]) -> int:
-    """Return the number of ids of several parts."""
-    return sum(part.count for part in parts)
+def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
+    if count > MAX_IDS:
+        raise ExportError(
+            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give --format "
+            "nanogpt or megatron"
+        )
+    beginning = next(beginning for beginning, name in LLM_C_TYPES.items() if name == dtype.name)
+    return LLM_C_BEGINNING.pack(*beginning, count).ljust(4 * LLM_C_HEADER, b"\0")
+
+
+def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:
+    code, count = next(code for code, name in MEGATRON_TYPES.items() if name == dtype.name), len(firsts)
+    with path.open("wb") as file:
+        file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
+        np.diff(firsts, append=total).astype("<i4").tofile(file)
+        (firsts * dtype.itemsize).astype("<i8").tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)

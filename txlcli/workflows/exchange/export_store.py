@@ -86,12 +86,8 @@ def _write(store: TokenStore, draft: Path, format: str, advance: Callable[[int],
         path, ids = draft / f"{NAMES[format].get(split, split)}{BIN}", store.ids(split)
         if format == "parquet":
             _write_text(path.with_suffix(PARQUET), store.vocab, ids)
-        elif format == "nanogpt":
-            token_files.write_nanogpt(path, ids, size)
-        elif format == "llm.c":
-            token_files.write_llm_c(path, ids, size)
         else:
-            token_files.write_megatron(path, ids, size, store.sentence_starts(split))
+            token_files.write(format, path, ids, size, store.sentence_starts(split))
         advance(len(ids))
     (draft / VOCABULARY).write_text(store.vocab.to_json(), encoding="utf-8")
 
