@@ -1,6 +1,6 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -58,6 +58,10 @@ class Slice:
         with self.path.open("rb") as file:
             file.seek(self.start + start)
             return file.read((self.size if stop is None else min(stop, self.size)) - start)
+
+    def blocks(self, size: int = 1 << 22) -> Iterator[bytes]:
+        """Yield the bytes in blocks."""
+        return (self.read(start, start + size) for start in range(0, self.size, size))
 
 
 @dataclass(frozen=True)

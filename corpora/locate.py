@@ -10,7 +10,6 @@ from .corpus import SPLITS, CorpusError, Slice, Text
 from .signatures import format_of, reject_packed
 from .special_files import reject_special
 
-BLOCK = 1 << 20  # bytes
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
 SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
@@ -108,14 +107,13 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
     if size < 20:
         raise CorpusError(f"{path}: {size:,} bytes are too short to split; give at least 20")
     offset = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            if others := block.translate(None, known):
-                at = offset + block.index(others[0])
-                raise CorpusError(
-                    f"{path}: byte {at:,} is 0x{others[0]:02x}, {reason}: {other}, or prepare the file as own text"
-                )
-            offset += len(block)
+    for block in Slice(path, 0, size).blocks():
+        if others := block.translate(None, known):
+            at = offset + block.index(others[0])
+            raise CorpusError(
+                f"{path}: byte {at:,} is 0x{others[0]:02x}, {reason}: {other}, or prepare the file as own text"
+            )
+        offset += len(block)
     part = size // 20
     cuts = pairwise((0, size - 2 * part, size - part, size))
     splits = {split: (Slice(path, *cut),) for split, cut in zip(SPLITS, cuts, strict=True)}

@@ -15,6 +15,7 @@ import txlcli
 from tests.cards import read_card
 from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, refusal, train
 from txlcli.data.context_file import key_of
+from txlcli.data.hdf5 import set_attributes
 from txlcli.errors import UsageError
 from txlcli.workflows import recl
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
@@ -142,7 +143,7 @@ def test_saved_losses_are_reused_until_the_version_or_the_weights_change(here):
     with h5py.File("runs/recl.h5", "r+") as file:
         facts = json.loads(file[key].attrs["facts"])
         assert (facts["txl"], key) == (txlcli.__version__, key_of(facts))
-        file[key].attrs["facts"] = json.dumps(facts | {"txl": "0.0.0"}, sort_keys=True)
+        set_attributes(file[key], {"facts": json.dumps(facts | {"txl": "0.0.0"}, sort_keys=True)})
         file.move(key, key_of(facts | {"txl": "0.0.0"}))  # as another version has written it
     assert announced_cost(done("recl", "byte", *SMALL)).startswith("160 losses to compute")
     change_weights("byte", lambda name, tensor: tensor * 1.5)

@@ -21,6 +21,7 @@ from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
 
 FORMAT = "txl losses by context"
+PREFIX = "context_"
 
 Facts = Mapping[str, Any]
 """Everything that losses depend on, such as weights, text and evaluation settings."""
@@ -30,7 +31,11 @@ SavedLosses = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 def key_of(facts: Facts) -> str:
     """Return the digest of facts."""
-    return hashlib.sha256(_to_json(facts).encode()).hexdigest()[:32]
+    return _digest(_to_json(facts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _to_json(facts: Facts) -> str:
@@ -42,8 +47,7 @@ class ContextFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._losses: dict[str, dict[int, SavedLosses]] = {}
-        self._facts: dict[str, str] = {}
+        self._losses: dict[str, dict[int, SavedLosses]] = {}  # by facts, as JSON, and context length
         self._changed = False
         if not check_regular(path).exists():
             check_output(path, str(path))
@@ -52,13 +56,9 @@ class ContextFile:
             with h5py.File(path) as file:
                 if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
                     raise UsageError(f"{path}: holds no losses of txl recl; give another name or remove it")
-                for key, group in file.items():
-                    self._facts[key] = text_attribute(group, "facts")
-                    self._losses[key] = {
-                        int(name.removeprefix("context_")): (
-                            read_array(part, "positions"),
-                            read_array(part, "losses_nats"),
-                        )
+                for group in file.values():
+                    self._losses[text_attribute(group, "facts")] = {
+                        int(name.removeprefix(PREFIX)): (read_array(part, "positions"), read_array(part, "losses_nats"))
                         for name, part in group.items()
                     }
         except READ_ERRORS as error:
@@ -79,14 +79,13 @@ class ContextFile:
         """Add the losses of new positions."""
         saved, losses = self._saved(facts, context_len)
         positions, losses = np.concatenate([saved, positions]), np.concatenate([losses, losses_nats])
-        order, key = np.argsort(positions), key_of(facts)
-        self._facts[key] = _to_json(facts)
-        self._losses.setdefault(key, {})[context_len] = (positions[order], losses[order])
+        order = np.argsort(positions)
+        self._losses.setdefault(_to_json(facts), {})[context_len] = (positions[order], losses[order])
         self._changed = True
 
     def _saved(self, facts: Facts, context_len: int) -> SavedLosses:
         nothing = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
-        return self._losses.get(key_of(facts), {}).get(context_len, nothing)
+        return self._losses.get(_to_json(facts), {}).get(context_len, nothing)
 
     def save(self, *, anyway: bool = False) -> None:
         """Write the file if there are new losses, or `anyway`, to try whether it can be written."""
@@ -94,11 +93,11 @@ class ContextFile:
             return
         with replacing_losses(self.path) as file:
             set_attributes(file, {"format": FORMAT})
-            for key, by_context in self._losses.items():
-                group = file.create_group(key)
-                set_attributes(group, {"facts": self._facts[key]})
+            for facts, by_context in self._losses.items():
+                group = file.create_group(_digest(facts))
+                set_attributes(group, {"facts": facts})
                 for context_len, (positions, losses) in by_context.items():
-                    part = group.create_group(f"context_{context_len}")
+                    part = group.create_group(f"{PREFIX}{context_len}")
                     add_array(part, "positions", positions)
                     add_array(part, "losses_nats", losses)
         self._changed = False

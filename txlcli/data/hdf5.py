@@ -91,11 +91,9 @@ def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
 
 
 def text_attribute(part: h5py.Group | h5py.Dataset, name: str) -> str:
-    """Return an attribute that is a text; raise a KeyError or a ValueError if there is none."""
-    value = part.attrs[name]
-    if not isinstance(value, bytes | str):
-        raise ValueError(f"{name} is not a text")
-    return value.decode() if isinstance(value, bytes) else value
+    """Return a text that `set_attributes` set."""
+    text: str = part.attrs[name].decode()
+    return text
 
 
 def add_array(group: h5py.Group, name: str, values: NDArray[Any]) -> h5py.Dataset:

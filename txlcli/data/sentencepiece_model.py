@@ -11,6 +11,8 @@ from txlcli.errors import CorpusInputError, UsageError
 
 BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
+AS_BYTES = f"{SPACE}\0"
+"""Characters that are always encoded as bytes."""
 LONGEST_LINE = 4000  # bytes of one training sentence
 # Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
 TRAINING_THREADS = 4
@@ -36,61 +38,36 @@ class SentencePieceModel:
         self.size = int(self._processor.vocab_size())
 
     @cached_property
-    def _bytes_of(self) -> list[bytes]:
-        return [self._piece_bytes(number) for number in range(self.size)]
+    def pieces(self) -> list[bytes]:
+        """Bytes of each piece, which may be part of a character."""
+        return [self._piece(number) for number in range(self.size)]
 
-    def _piece_bytes(self, number: int) -> bytes:
-        piece: str = self._processor.id_to_piece(number)
+    def _piece(self, number: int) -> bytes:
+        piece = self.symbol(number)
         if self._processor.is_byte(number):
             return bytes([int(piece[3:5], 16)])
         return b"\n" if number == BOUNDARY else piece.replace(SPACE, " ").encode()
 
     @cached_property
-    def _byte_ids(self) -> list[int]:
-        return [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in range(256)]
+    def _marks(self) -> dict[str, list[int]]:
+        """Ids of the line end, and of characters that are bytes, since the library would change them."""
+        marks = {
+            mark: [int(self._processor.piece_to_id(f"<0x{value:02X}>")) for value in mark.encode()] for mark in AS_BYTES
+        }
+        return {"\n": [BOUNDARY], **marks}
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; each line end becomes the boundary piece."""
+        parts = re.split(f"([\n{AS_BYTES}])", text)
         ids: list[int] = []
-        lines = text.split("\n")
-        for number, encoded in enumerate(self._encode_lines(lines)):
+        for mark, encoded in zip(["", *parts[1::2]], self._processor.encode(parts[::2], num_threads=1), strict=True):
+            ids += self._marks.get(mark, [])
             ids += encoded
-            if number < len(lines) - 1:
-                ids.append(BOUNDARY)
         return ids
-
-    def _encode_lines(self, lines: list[str]) -> Iterator[list[int]]:
-        plain = [line for line in lines if not _needs_bytes(line)]
-        encoded = iter(self._processor.encode(plain, out_type=int, num_threads=1))
-        for line in lines:
-            yield self._encode_with_bytes(line) if _needs_bytes(line) else next(encoded)
-
-    def _encode_with_bytes(self, line: str) -> list[int]:
-        """Encode a line in which some characters must be byte pieces, since the library would change them."""
-        ids: list[int] = []
-        start = 0
-        for index, character in enumerate(line):
-            if _needs_bytes(character):
-                ids += self._processor.encode(line[start:index], out_type=int)
-                ids += [self._byte_ids[value] for value in character.encode()]
-                start = index + 1
-        return ids + list(self._processor.encode(line[start:], out_type=int))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids; bytes that are not UTF-8 become the replacement character."""
-        return b"".join(self._bytes_of[number] for number in ids).decode("utf-8", errors="replace")
-
-    def bytes_of(self, number: int) -> bytes:
-        """Return the bytes of one piece, which may be part of a character."""
-        return self._bytes_of[number]
 
     def symbol(self, number: int) -> str:
         """Return one piece in printable form."""
         return str(self._processor.id_to_piece(number))
-
-
-def _needs_bytes(text: str) -> bool:
-    return SPACE in text or "\0" in text
 
 
 def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
@@ -138,16 +115,13 @@ def _explain(error: RuntimeError, size: int) -> UsageError | CorpusInputError:
         return UsageError(
             f"--vocab-size {size} is too large for this text; the largest possible is --vocab-size {largest[1]}"
         )
-    reason = reason.partition("Increase")[0].rstrip(" .,") or reason  # the rest names options of the library
-    return UsageError(
-        f"--vocab-size {size} does not fit this text ({reason}); choose another --vocab-size, or give more text"
-    )
+    return UsageError(f"--vocab-size {size} does not fit this text; choose another, or give more text ({reason})")
 
 
 def _short_lines(lines: Iterable[str]) -> Iterator[str]:
     """Cut long lines, which training would skip, and remove characters that are always byte pieces."""
     for line in lines:
         # With a blank at the end of most lines, the unigram trainer would produce fewer pieces than requested.
-        text = line.replace(SPACE, "").replace("\0", "").rstrip(" ")
+        text = re.sub(f"[{AS_BYTES}]", "", line).rstrip(" ")
         for start in range(0, len(text), LONGEST_LINE // 4):
             yield text[start : start + LONGEST_LINE // 4]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
-from txlcli.corpora.corpus import SPLITS
+from txlcli.corpora.corpus import SPLITS, Slice
 from txlcli.data.hdf5 import (
     READ_ERRORS,
     DiskFile,
@@ -34,9 +34,9 @@ from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
+IDS, SENTENCE_STARTS = "ids", "sentence_starts"
 VERSION = 1
 SUFFIX = ".h5"
-_BLOCK = 1 << 22  # tokens that are read at once
 _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
@@ -80,8 +80,7 @@ class StoreFacts:
 class _Array:
     """Place and type of numbers in the file."""
 
-    offset: int
-    """First byte in the file; 0 if there are no numbers."""
+    place: Slice
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     sha256: str
@@ -100,11 +99,11 @@ class TokenStore:
         self.source_digest, self.every_byte_scored = self.facts.source_digest, self.facts.every_byte_scored
         groups = {split: file["splits"][split] for split in sorted(file["splits"], key=SPLITS.index)}
         self.splits = {split: SplitInfo(**parse_json(text_attribute(group, "info"))) for split, group in groups.items()}
-        self._ids = {split: _describe(group, "ids", self.splits[split].sha256) for split, group in groups.items()}
-        self._sentence_starts = {
-            split: _describe(group, "sentence_starts", text_attribute(group, "sentence_starts_sha256"))
+        self._arrays = {
+            (split, name): _describe(path, group, name)
             for split, group in groups.items()
-            if "sentence_starts" in group
+            for name in (IDS, SENTENCE_STARTS)
+            if name in group
         }
         self._vocabulary = bytes(read_array(file, "vocabulary")).decode()
         self._fingerprint = text_attribute(file, "fingerprint")
@@ -151,7 +150,7 @@ class TokenStore:
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
         if split not in self._open:
             self.info(split)  # raises the error if there is none
-            self._open[split] = self._map(self._ids[split], f"the {split} split")
+            self._open[split] = self._map(self._arrays[split, IDS], f"the {split} split")
         return self._open[split]
 
     def info(self, split: str) -> SplitInfo:
@@ -181,47 +180,35 @@ class TokenStore:
         None unless the corpus consists of unrelated sentences.
         """
         self.info(split)
-        array = self._sentence_starts.get(split)
+        array = self._arrays.get((split, SENTENCE_STARTS))
         return None if array is None else self._map(array, f"the list of sentences of the {split} split")
 
     def _map(self, array: _Array, what: str) -> NDArray[Any]:
         """Map an array into memory, after verifying its digest unless another process does."""
         if not self._is_verified:
             digest = hashlib.sha256()
-            for block in self._blocks(array):
-                digest.update(block.data)
+            for block in array.place.blocks():  # not from a memory map, whose pages would count as memory
+                digest.update(block)
             if digest.hexdigest() != array.sha256:
                 raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
-        if 0 in array.shape:  # HDF5 gives it no place
+        if not array.place.size:  # HDF5 gives it no place
             return np.empty(array.shape, array.dtype)
-        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.offset, shape=array.shape)
-
-    def _blocks(self, array: _Array) -> Iterator[NDArray[Any]]:
-        """Yield the numbers of an array in blocks, read without a memory map, whose pages would count as memory."""
-        with self.path.open("rb") as file:
-            file.seek(array.offset)
-            for start in range(0, array.shape[0], _BLOCK):
-                block = np.fromfile(file, array.dtype, count := min(_BLOCK, array.shape[0] - start))
-                if block.size < count:
-                    raise StoreError(f"{self.path} became shorter while it was read; {_again(self.path)}")
-                yield block
+        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=array.shape)
 
 
 def _check_format(path: Path, file: h5py.File) -> None:
-    if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
+    if "format" not in file.attrs or text_attribute(file, "format") != FORMAT or file.attrs["version"] != VERSION:
         raise StoreError(
-            f"{path} is an HDF5 file, but not a token store of txl; give another --data-dir or move it away"
-        )
-    version = int(file.attrs["version"])
-    if version > VERSION:
-        raise StoreError(
-            f"{path} has format {version}, this txl reads up to {VERSION}; upgrade txl, or prepare the store again"
+            f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with this txl, or "
+            "move it away"
         )
 
 
-def _describe(group: h5py.Group, name: str, sha256: str) -> _Array:
+def _describe(path: Path, group: h5py.Group, name: str) -> _Array:
     dataset = array(group, name)
-    return _Array(dataset.id.get_offset() or 0, dataset.dtype, dataset.shape, sha256)
+    start = dataset.id.get_offset() or 0
+    place = Slice(path, start, start + dataset.nbytes)
+    return _Array(place, dataset.dtype, dataset.shape, text_attribute(dataset, "sha256"))
 
 
 def _again(path: Path) -> str:
@@ -271,11 +258,10 @@ class StoreWriter:
                 done += block.size
                 yield block
 
-        sha256 = self._write(group, "ids", info.tokens, self._dtype, blocks if boundary is None else watched())
+        sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks if boundary is None else watched())
         set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
         if boundary is not None:
-            sha256 = self._write(group, "sentence_starts", sum(map(len, starts)), offsets, starts)
-            set_attributes(group, {"sentence_starts_sha256": sha256})
+            self._write(group, SENTENCE_STARTS, sum(map(len, starts)), offsets, starts)
 
     def _write(
         self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
@@ -290,6 +276,7 @@ class StoreWriter:
                 self._disk.raise_error()
             digest.update(numbers.data)
             done += numbers.size
+        set_attributes(dataset, {"sha256": digest.hexdigest()})
         return digest.hexdigest()
 
 

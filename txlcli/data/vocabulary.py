@@ -129,18 +129,21 @@ class Vocab:
             f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
         )
 
+    @cached_property
+    def pieces(self) -> list[bytes] | None:
+        """Bytes of each token of bytes and SentencePiece, which may be part of a character; None for others."""
+        if self.tokenizer == "sentencepiece":
+            return self.sentencepiece.pieces
+        return [bytes([ord(symbol)]) for symbol in self.symbols] if self.tokenizer == "byte" else None
+
     def decode(self, ids: Iterable[int] | Ids) -> str:
         """Decode ids: exactly for bytes (if they are UTF-8), characters and SentencePiece.
 
         Words are joined by blanks, and a boundary becomes a line end. Ids without text are written as numbers.
         """
+        if self.pieces is not None:
+            return b"".join(self.pieces[number] for number in ids).decode("utf-8", errors="replace")
         numbers = [int(number) for number in ids]
-        if self.tokenizer == "ids":
-            return " ".join(self.symbols[number] for number in numbers)
-        if self.tokenizer == "byte":
-            return bytes(ord(self.symbols[number]) for number in numbers).decode("utf-8", errors="replace")
-        if self.tokenizer == "sentencepiece":
-            return self.sentencepiece.decode(numbers)
         if self.tokenizer == "char":
             return "".join(REPLACEMENT if number == self.unknown else self.symbols[number] for number in numbers)
         words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
@@ -149,15 +152,12 @@ class Vocab:
     def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
         """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
         self.check_has_text()
-        values = np.array([ord(symbol) for symbol in self.symbols], np.uint8) if self.tokenizer == "byte" else None
         before: list[int] = []
         for block in blocks:
-            if values is not None:
-                yield values[block].tobytes()
-            elif self.tokenizer == "sentencepiece":
-                yield b"".join(map(self.sentencepiece.bytes_of, block.tolist()))
+            numbers = block.tolist()
+            if self.pieces is not None:
+                yield b"".join(map(self.pieces.__getitem__, numbers))
             else:
-                numbers = block.tolist()
                 yield self.decode([*before, *numbers]).removeprefix(self.decode(before)).encode()
                 before = numbers[-1:] or before
 
@@ -168,21 +168,16 @@ class Vocab:
             ids: the ids to decode.
             after: the id before them, which determines if a word begins with a blank; None at the beginning of a text.
         """
-        if self.tokenizer in ("byte", "sentencepiece"):
+        if self.pieces is not None:
             characters = codecs.getincrementaldecoder("utf-8")("replace")
             for number in ids:
-                yield characters.decode(self._bytes_of(number))
+                yield characters.decode(self.pieces[number])
             yield characters.decode(b"", final=True)
             return
         for number in ids:
             before = [] if after is None else [after]
             yield self.decode([*before, number]).removeprefix(self.decode(before))
             after = number
-
-    def _bytes_of(self, number: int) -> bytes:
-        if self.tokenizer == "sentencepiece":
-            return self.sentencepiece.bytes_of(number)
-        return bytes([ord(self.symbols[number])])
 
     def symbol(self, number: int) -> str:
         """Return one token in printable form."""

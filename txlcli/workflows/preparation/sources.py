@@ -17,8 +17,6 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
 
-_BLOCK = 1 << 22
-
 
 def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
     """Return the location of each split's text, and notes on the source; archives are unpacked into `work`."""
@@ -157,6 +155,6 @@ def digest(splits: Mapping[str, tuple[Slice, ...]]) -> str:
     """Return the SHA-256 of the text of all splits, in order."""
     total = hashlib.sha256()
     for piece in itertools.chain(*splits.values()):
-        for start in range(0, piece.size, _BLOCK):
-            total.update(piece.read(start, start + _BLOCK))
+        for block in piece.blocks():
+            total.update(block)
     return total.hexdigest()
