@@ -17,7 +17,7 @@ from tests.peer import peer
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.measures.timing import MIN_STEPS
-from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
@@ -132,7 +132,7 @@ class OurReading:
         settings = EvalSettings(
             seg_len=work.seg_len, mem_len=work.mem_len, same_length="m", max_distance=work.max_distance
         )
-        self._decoder = Decoder(model, settings, batch_size=work.batch_size, memory_start="zeros", precision=precision)
+        self._decoder = make_reader(model, settings, batch_size=work.batch_size, precision=precision)
         self._tokens = work.draw_tokens().to(model.device)
         # The buffer slides now and then; a measurement covers whole periods, so that the slide is paid for.
         period = max(1, self._decoder.housekeeping_interval // work.seg_len)

@@ -3,6 +3,7 @@
 Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 """
 
+import dataclasses
 import itertools
 
 import torch
@@ -11,7 +12,8 @@ from txlcli.config.model_settings import MODELS, RnnSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
-from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.decoder import Decoder, Graphs
+from txlcli.core.reading.reader import Reading
 
 V = 19
 POSITIONS = {
@@ -62,10 +64,22 @@ def small_rnn(arch, *, vocab_size=V, seed=1, std=0.5, dtype=torch.float64, **cha
     return model.to(dtype).eval()
 
 
-def make_decoder(model, *, batch_size, seg_len, mem_len, same_length="off", max_distance=None, **options):
+def make_decoder(
+    model,
+    *,
+    batch_size,
+    precision="fp32",
+    by_tokens=False,
+    seg_len,
+    mem_len,
+    same_length="off",
+    max_distance=None,
+    **graphs,
+):
     """A decoder, whose queries see all of memory and segment by default."""
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance)
-    return Decoder(model, settings, batch_size=batch_size, **options)
+    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens)
+    return Decoder(model, reading, dataclasses.replace(Graphs.of(model), **graphs))
 
 
 def draw_tokens(lanes, count, *, vocab_size=V, seed=2):

@@ -69,5 +69,5 @@ def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
         derived, original = (model_settings(arch=arch) for arch in ("derived", "transformer"))
         assert (derived.is_transformer_xl, original.is_transformer_xl) == (False, True)
         model = make_model(derived, V)
-        assert isinstance(make_window_reader(model, L, windows=B, precision="fp32"), Decoder)
+        assert isinstance(make_window_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B), Decoder)
         assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L), batch_size=B), Decoder)

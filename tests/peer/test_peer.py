@@ -17,7 +17,7 @@ from tests.peer import peer
 from tests.peer.peer import V, draw_tokens, peer_model
 from txlcli.cli import app
 from txlcli.config.settings import TrainSettings
-from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -68,7 +68,7 @@ def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
     opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
     settings = dataclasses.replace(opened.run.settings.evaluation_settings(), seg_len=seg_len)
-    decoder = Decoder(opened.model, settings, batch_size=len(tokens))
+    decoder = make_reader(opened.model, settings, batch_size=len(tokens))
     return torch.cat([decoder.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
 
 

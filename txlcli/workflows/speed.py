@@ -233,7 +233,7 @@ class Bench:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
         common: Any = {"min_steps": self._min_steps(), **self._common}
-        windowed: Any = {"max_distance": settings.max_distance, **self._common}
+        in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
             with peak_memory(self.device) as memory:
@@ -241,9 +241,9 @@ class Bench:
             bar.reach(1, "one token at a time with memory")
             tokens = time_single_tokens(self.model, settings, **common)
             bar.reach(2, "vanilla, one window at a time")
-            vanilla = time_vanilla(self.model, attn_len, windows=1, min_steps=self._min_steps(), **windowed)
+            vanilla = time_vanilla(self.model, in_windows, **common)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, attn_len, vanilla, **windowed)
+            windows, batched = best_windows(self.model, in_windows, vanilla, **self._common)
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,

@@ -26,7 +26,8 @@ from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
-from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.decoder import Decoder, Graphs
+from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import score
 from txlcli.core.reading.windows import score_windows
@@ -80,7 +81,8 @@ def reading_by_graphs(case):
 
     with pretending() as watch, mock.patch.dict(os.environ, TXL_CUDA_GRAPHS="1"):
         model = build(case, settings, CUDA)
-        decoder = Decoder(model, settings.eval, batch_size=4, precision="bf16", capture_graph=capture)
+        reading = Reading(settings=settings.eval, batch_size=4, precision="bf16")
+        decoder = Decoder(model, reading, dataclasses.replace(Graphs.of(model), capture_graph=capture))
         tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
@@ -95,14 +97,9 @@ def kernels_of_a_token(case, precision, batch_size):
         with pretending():
             model = build(case, settings, CUDA)
             how = dataclasses.replace(settings.eval, seg_len=1)
-            decoder = Decoder(
-                model,
-                how,
-                batch_size=batch_size,
-                precision=precision,
-                replay_steps=True,
-                capture_graph=lambda run, _: run,
-            )
+            reading = Reading(settings=how, batch_size=batch_size, precision=precision)
+            graphs = dataclasses.replace(Graphs.of(model), replay_steps=True, capture_graph=lambda run, _: run)
+            decoder = Decoder(model, reading, graphs)
             token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
             decoder.read(token)
             with Kernels() as kernels:
@@ -131,7 +128,8 @@ def evaluation(case, method):
                 )
             )
         else:
-            score_windows(model, read, wanted, attn_len=43, stride=13, precision="bf16")
+            windows = dataclasses.replace(settings.eval, seg_len=43, mem_len=0)
+            score_windows(model, read, wanted, windows, stride=13, precision="bf16")
     return watch.waits
 
 

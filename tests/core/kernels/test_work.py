@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
-from txlcli.config.settings import TrainSettings
+from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -146,7 +147,7 @@ def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
 def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_sees(position):
     learned = {"n_positions": L} if position == "learned" else {}
     model = one_lane_model(position=position, **learned)
-    reader = WindowReader(model, attn_len=L, precision="fp32")
+    reader = WindowReader(model, Reading(settings=EvalSettings(seg_len=L, mem_len=0), batch_size=1))
     reader.read_last(draw_tokens(1, L))
     token = draw_tokens(1, 1)
     expected = window_flops_per_prediction(model.settings, V, window=L)
@@ -170,7 +171,7 @@ def test_outputs_that_memory_keeps_are_projected_as_the_formula_says(seg_len):
 def full_reader(seg_len, max_distance=None, **changed):
     """Return a decoder with a full memory whose buffer does not slide at the next segment."""
     sizes = {"batch_size": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}
-    reader = make_decoder(one_lane_model(**changed), **sizes, memory_start="zeros")
+    reader = make_decoder(one_lane_model(memory_start="zeros", **changed), **sizes)
     reader.read(draw_tokens(B, seg_len))
     reader.reset()
     return reader

@@ -19,6 +19,13 @@ B, L, M = 2, 5, 7
 TRAIN = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=3)
 
 
+FP32 = {"precision": "fp32"}
+
+
+def windows(attn_len, batch_size=1, max_distance=None):
+    return EvalSettings(seg_len=attn_len, mem_len=0, batch_size=batch_size, max_distance=max_distance)
+
+
 def small_float_model():
     return small_model(dtype=torch.float32)
 
@@ -80,18 +87,18 @@ def test_on_cuda_the_host_waits_once_per_repetition_after_the_last_step(monkeypa
 def test_the_steps_of_a_repetition_fill_whole_periods_of_the_buffer():
     model, calls = observed_model()
     settings = EvalSettings(seg_len=L, mem_len=60, batch_size=B)  # a period is 15 tokens, three segments
-    times = timing.time_evaluation(model, settings, precision="fp32", repeat=2, min_steps=10)
+    times = timing.time_evaluation(model, settings, **FP32, repeat=2, min_steps=10)
     assert len(times.step_ms) == 2 * 12
     assert len(calls) == 12 + 3 + 2 * 12  # the memory, the warm-up, two repetitions
     assert len(timing.time_training(small_float_model(), TRAIN, repeat=2, min_steps=10).step_ms) == 20
 
 
-def test_an_idle_clock_does_not_count_the_time_of_other_processes():
+def test_the_time_of_a_thread_does_not_count_the_time_of_other_processes():
     def wait_and_work():
         time.sleep(0.2)  # the processor is free for others, as when they take it
         sum(range(100_000))
 
-    idle = timing.measure(wait_and_work, CPU, tokens=1, repeat=2, new_clock=timing.idle_clock_of)
+    idle = timing.measure(wait_and_work, CPU, tokens=1, repeat=2, seconds=time.thread_time)
     wall = timing.measure(wait_and_work, CPU, tokens=1, repeat=2)
     assert 0 < idle.high < 150
     assert wall.low >= 200
@@ -140,7 +147,7 @@ def slides(calls):
 def test_evaluation_is_timed_with_a_full_memory():
     settings = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
     model, calls = observed_model()
-    timing.time_evaluation(model, settings, precision="fp32", repeat=2)
+    timing.time_evaluation(model, settings, **FP32, repeat=2)
     scored = calls[2:]  # two segments fill the memory
     assert set(sizes(scored)) == {(B, L, M)}
     assert {(call.distances, call.reach) for call in scored} == {(5, M + 1)}
@@ -150,7 +157,7 @@ def test_evaluation_is_timed_with_a_full_memory():
 def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=B)
     model, calls = observed_model()
-    timing.time_evaluation(model, settings, precision="fp32", repeat=2)
+    timing.time_evaluation(model, settings, **FP32, repeat=2)
     period = -(-max(seg_len, mem_len // 4) // seg_len)  # segments
     assert len(calls) == -(-mem_len // seg_len) + 3 * period  # the memory, the warm-up, two repetitions
     for repetition in (calls[-2 * period - 1 : -period], calls[-period - 1 :]):
@@ -160,7 +167,7 @@ def test_a_repetition_includes_the_slide_of_the_buffer(seg_len, mem_len):
 @pytest.mark.parametrize("mem_len", [M, 160])
 def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len):
     model, calls = observed_model()
-    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), precision="fp32", repeat=2)
+    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=mem_len), **FP32, repeat=2)
     period = max(L, mem_len // 4)  # tokens
     assert [slides(calls[-2 * period - 1 : -period]), slides(calls[-period - 1 :])] == [1, 1]
 
@@ -168,7 +175,7 @@ def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len)
 def test_single_tokens_are_timed_with_a_full_memory():
     settings = EvalSettings(seg_len=L, mem_len=M, max_distance=4, same_length="m_plus_one")
     model, calls = observed_model()
-    timing.time_single_tokens(model, settings, precision="fp32", repeat=3)
+    timing.time_single_tokens(model, settings, **FP32, repeat=3)
     assert sizes(calls[:2]) == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
     assert sizes(calls[2:]) == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
     assert {(call.distances, call.reach) for call in calls[2:]} == {(5, M + 1)}
@@ -176,7 +183,7 @@ def test_single_tokens_are_timed_with_a_full_memory():
 
 def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
     model, calls = observed_model()
-    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=0, max_distance=3), precision="fp32", repeat=3)
+    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=0, max_distance=3), **FP32, repeat=3)
     assert sizes(calls) == [(1, L, 0)] * 5  # the first window, the warm-up, three repetitions
     assert {call.distances for call in calls} == {4}
 
@@ -184,7 +191,7 @@ def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
 def test_single_tokens_of_a_recurrent_model_are_timed(arch):
     model, settings = small_rnn(arch, dtype=torch.float32), EvalSettings(seg_len=L, mem_len=0)
-    times = timing.time_single_tokens(model, settings, precision="fp32", repeat=3)
+    times = timing.time_single_tokens(model, settings, **FP32, repeat=3)
     assert len(times.ms_per_token) == 3
     assert 0 < times.low < math.inf
 
@@ -192,9 +199,9 @@ def test_single_tokens_of_a_recurrent_model_are_timed(arch):
 @pytest.mark.parametrize("attn_len", [11, 700])
 def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len):
     model, calls = observed_model()
-    timing.time_vanilla(model, attn_len, windows=3, max_distance=4, precision="fp32", repeat=2)
-    windows = [call for call in calls if call.keys_before == 0]
-    assert len(windows) == 3  # the warm-up and two repetitions, each with an empty memory
+    timing.time_vanilla(model, windows(attn_len, 3, max_distance=4), **FP32, repeat=2)
+    firsts = [call for call in calls if call.keys_before == 0]
+    assert len(firsts) == 3  # the warm-up and two repetitions, each with an empty memory
     assert {call.rows for call in calls} == {3}
     assert sum(call.tokens for call in calls) == 3 * attn_len
     assert {call.distances for call in calls} == {5}  # as with memory
@@ -203,7 +210,7 @@ def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len)
 def test_batched_windows_share_distances_like_a_single_one():
     model, calls = observed_model()
     one = Timing((1e9,))  # everything is faster
-    timing.best_windows(model, L, one, max_distance=3, precision="fp32", repeat=1)
+    timing.best_windows(model, windows(L, max_distance=3), one, **FP32, repeat=1)
     assert {1, 2, 4} - {call.rows for call in calls} == {1}
     assert {call.distances for call in calls} == {4}
 
@@ -218,8 +225,7 @@ def test_training_is_timed_with_a_full_memory():
 def test_a_longer_window_takes_the_vanilla_model_longer():
     # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
     long, short = (
-        timing.time_vanilla(small_float_model(), attn_len, windows=1, max_distance=None, precision="fp32", repeat=3)
-        for attn_len in (2500, 5)
+        timing.time_vanilla(small_float_model(), windows(attn_len), **FP32, repeat=3) for attn_len in (2500, 5)
     )
     assert long.low > 2 * short.low
 
@@ -227,11 +233,11 @@ def test_a_longer_window_takes_the_vanilla_model_longer():
 def test_more_windows_are_used_only_if_they_are_faster():
     model = small_float_model()
     one = Timing((1e9,))  # everything is faster
-    windows, best = timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=2)
-    assert windows >= 2
+    number, best = timing.best_windows(model, windows(L), one, **FP32, repeat=2)
+    assert number >= 2
     assert best.median < one.median
     none = Timing((1e-9,))  # nothing is faster
-    assert timing.best_windows(model, L, none, max_distance=None, precision="fp32", repeat=2) == (1, none)
+    assert timing.best_windows(model, windows(L), none, **FP32, repeat=2) == (1, none)
 
 
 def search_where_windows_beyond(limit, work):
@@ -239,12 +245,11 @@ def search_where_windows_beyond(limit, work):
     model = small_float_model()
     model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: work() if len(inputs[0]) > limit else None)
     one = Timing((1e9,))  # everything is faster
-    return timing.best_windows(model, L, one, max_distance=None, precision="fp32", repeat=1)
+    return timing.best_windows(model, windows(L), one, **FP32, repeat=1)
 
 
 def test_the_search_for_windows_ends_where_memory_ends():
-    windows, _ = search_where_windows_beyond(2, lambda: torch.empty(1 << 50))
-    assert windows == 2
+    assert search_where_windows_beyond(2, lambda: torch.empty(1 << 50))[0] == 2
     with pytest.raises(RuntimeError, match="size mismatch"):
         search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2))
 

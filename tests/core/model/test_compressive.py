@@ -13,7 +13,8 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
+from txlcli.core.reading.reader import Reading
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.windows import WindowReader
 
@@ -192,7 +193,7 @@ def test_the_reader_equals_the_model(lengths, memory_start, position, layers, co
 def test_by_tokens_a_segment_ends_after_l_tokens(position, lengths):
     model, tokens = compressive(position), draw_tokens(B, T)
     expected, _ = read_segments(model, tokens, cut(T, L), mem_len=M, max_distance=9)
-    reader = make_token_reader(model, evaluation(max_distance=9), batch_size=B)
+    reader = make_reader(model, evaluation(max_distance=9), batch_size=B, by_tokens=True)
     for _ in range(2):
         torch.testing.assert_close(decoded(model, tokens, reader, lengths), expected, rtol=0, atol=1e-10)
         reader.reset()
@@ -203,9 +204,10 @@ def test_a_window_is_one_segment():
     model, tokens = compressive(memory_start="zeros"), draw_tokens(1, 300)
     empty = compressive()
     whole, _ = read_segments(empty, tokens, [300], mem_len=0)
-    reader = make_window_reader(model, 300, windows=1, precision="fp32")  # read in parts
+    settings = EvalSettings(seg_len=300, mem_len=0)
+    reader = make_window_reader(model, settings, batch_size=1)  # read in parts
     torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
-    growing = WindowReader(model, attn_len=300, precision="fp32")
+    growing = WindowReader(model, Reading(settings=settings, batch_size=1))
     given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])
     torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
 
@@ -238,7 +240,7 @@ def test_in_bf16_a_reader_is_close_to_the_model(norm):
     with autocast(torch.device("cpu"), "bf16"):
         expected, _ = read_segments(model, tokens, [L] * 4, mem_len=M)
     for length in (L, 1):
-        reader = make_token_reader(model, evaluation(), batch_size=B, precision="bf16")
+        reader = make_reader(model, evaluation(), batch_size=B, precision="bf16", by_tokens=True)
         with torch.inference_mode():
             parts = [reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)

@@ -9,7 +9,8 @@ from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
 from txlcli.core.reading.decoder import key_limit
-from txlcli.core.reading.registry import make_token_reader, make_window_reader
+from txlcli.core.reading.reader import Reading
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.windows import WindowReader
 
@@ -129,9 +130,10 @@ def test_the_decoder_remembers_a_segment_of_which_nothing_is_returned():
 def test_a_window_is_one_segment():
     model, tokens = outputs_kept(), draw_tokens(1, 300)
     whole, _ = read_segments(model, tokens, [300], mem_len=0)
-    reader = make_window_reader(model, 300, windows=1, precision="fp32")  # read in parts
+    settings = EvalSettings(seg_len=300, mem_len=0)
+    reader = make_window_reader(model, settings, batch_size=1)  # read in parts
     torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
-    growing = WindowReader(model, attn_len=300, precision="fp32")
+    growing = WindowReader(model, Reading(settings=settings, batch_size=1))
     given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])
     torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
 
@@ -156,7 +158,7 @@ def test_in_bf16_a_decoder_is_close_to_the_model(norm):
         expected, _ = read_segments(model, tokens, cut(23, L), mem_len=M)
     settings = EvalSettings(seg_len=L, mem_len=M, same_length="off")
     for lengths in ([L], [1]):
-        reader = make_token_reader(model, settings, batch_size=B, precision="bf16")
+        reader = make_reader(model, settings, batch_size=B, precision="bf16", by_tokens=True)
         with torch.inference_mode():
             parts = [reader.log_probs(reader.read(part)) for part in tokens.split(lengths[0], dim=1)]
         torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)

@@ -11,7 +11,7 @@ from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.registry import make_reader, make_token_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 
 B, L, T = 2, 5, 23
@@ -115,13 +115,13 @@ def test_readers_equal_the_model(position):
     with torch.no_grad():
         expected, _ = read(model, tokens, [T])
     settings = EvalSettings(seg_len=7, mem_len=0, same_length="off")
-    for make, length in ((make_reader, 7), (make_token_reader, 1)):
-        reader = make(model, settings, batch_size=B)
+    for by_tokens, length in ((False, 7), (True, 1)):
+        reader = make_reader(model, settings, batch_size=B, by_tokens=by_tokens)
         for _ in range(2):
             given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)
             torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
             reader.reset()
-    window = make_window_reader(model, T, windows=B, precision="fp32")
+    window = make_window_reader(model, EvalSettings(seg_len=T, mem_len=0), batch_size=B)
     last = window.log_probs(window.read_last(tokens, count=2))
     torch.testing.assert_close(last, expected[:, -2:], rtol=0, atol=1e-10)
 

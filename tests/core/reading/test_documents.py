@@ -11,6 +11,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.documents import Document, score_documents, score_in_windows
 from txlcli.core.reading.scoring import score
 
+WINDOWS = EvalSettings(seg_len=7, mem_len=0)
 LENGTHS = (11, 1, 0, 23, 11, 5, 2)
 SETTINGS = EvalSettings(batch_size=1, seg_len=3, mem_len=7, same_length="m", max_distance=4)
 MODELS = {
@@ -65,7 +66,7 @@ def test_the_compared_targets_are_the_likeliest_tokens_or_not(batch_size):
 def test_windows_are_disjoint_and_the_last_one_ends_with_the_document():
     model = small_model()
     (document,) = (document for document in documents() if len(document.targets) == 23)
-    result = score_in_windows(model, document, attn_len=7)
+    result = score_in_windows(model, document, WINDOWS)
     expected = []
     for first, end, predicted in [(0, 7, 7), (7, 14, 7), (14, 21, 7), (16, 23, 2)]:
         window = Document(document.inputs[first:end], document.targets[first:end])
@@ -79,18 +80,18 @@ def test_compared_targets_are_scored_in_the_last_window(compared):
     model = small_model()
     (document,) = (document for document in documents(compared) if len(document.targets) == 23)
     log_probs = log_probs_of(model, Document(document.inputs[-7:], document.targets[-7:]))[-compared:]
-    result = score_in_windows(model, document, attn_len=7)
+    result = score_in_windows(model, document, WINDOWS)
     targets = document.targets[-compared:]
     np.testing.assert_allclose(
         result.losses_nats, [-log_probs[row, target].item() for row, target in enumerate(targets)], rtol=1e-5
     )
     assert not result.is_likeliest
     greedy = np.concatenate([document.targets[:-1], [int(log_probs[-1].argmax())]])
-    assert score_in_windows(model, Document(document.inputs, greedy, 1), attn_len=7).is_likeliest
+    assert score_in_windows(model, Document(document.inputs, greedy, 1), WINDOWS).is_likeliest
 
 
 def test_an_empty_document_has_no_losses():
     empty = Document(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    assert score_in_windows(small_model(), empty, attn_len=7).losses_nats.shape == (0,)
+    assert score_in_windows(small_model(), empty, WINDOWS).losses_nats.shape == (0,)
     assert [score.losses_nats.shape for score in score_documents(small_model(), [empty], SETTINGS)] == [(0,)]
     assert score_documents(small_model(), [], SETTINGS) == []

@@ -39,20 +39,21 @@ def both_ways(model, count, lengths=(L,), **how):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("norm", "memory_start"), [("post", "zeros"), ("pre", "empty")])
 @pytest.mark.parametrize(
     ("how", "phases"),
     [
         ({"mem_len": 7}, 1),
-        ({"mem_len": 7, "same_length": "m", "memory_start": "zeros"}, 1),
+        ({"mem_len": 7, "same_length": "m"}, 1),
         ({"mem_len": 40, "same_length": "m_plus_one", "max_distance": 4}, 2),
         ({"mem_len": 48}, 3),
         ({"mem_len": 0}, 1),
     ],
     ids=str,
 )
-def test_graphs_read_what_is_read_without_them(position, norm, how, phases):
-    found, expected, captures = both_ways(small_model(norm=norm, **POSITIONS[position]), 24 * L, **how)
+def test_graphs_read_what_is_read_without_them(position, norm, memory_start, how, phases):
+    model = small_model(norm=norm, memory_start=memory_start, **POSITIONS[position])
+    found, expected, captures = both_ways(model, 24 * L, **how)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     assert captures.captured == phases
     assert captures.replayed > 2 * phases

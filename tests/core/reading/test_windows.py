@@ -23,30 +23,37 @@ KINDS = {
 }
 
 
+def windows(batch_size=2, max_distance=None, attn_len=N):
+    return EvalSettings(seg_len=attn_len, mem_len=0, batch_size=batch_size, max_distance=max_distance)
+
+
 def stream(count):
     tokens = draw_tokens(1, count + 1)[0].numpy()
     return tokens[:-1], tokens[1:]
 
 
+@torch.no_grad()
+def log_probs(model, window, max_distance=None):
+    """Log-probabilities (V,) after a window (N,), from a forward pass."""
+    empty = [past[:, :0] for past in model.first_memory(1, 0)]
+    hidden, _ = model(torch.as_tensor(window)[None], empty, mem_len=0, max_distance=max_distance)
+    return model.log_probs(hidden)[0, -1]
+
+
 def by_definition(model, inputs, targets, attn_len, max_distance=None):
-    """The loss of each target, from a forward pass over its own window."""
-    losses = []
-    for place, target in enumerate(targets):
-        window = torch.from_numpy(inputs[max(0, place + 1 - attn_len) : place + 1])[None]
-        empty = [past[:, :0] for past in model.first_memory(1, 0)]
-        with torch.no_grad():
-            hidden, _ = model(window, empty, mem_len=0, max_distance=max_distance)
-            losses.append(-model.log_probs(hidden)[0, -1, target].item())
-    return losses
+    """The loss of each target, from its own window."""
+    windows = (inputs[max(0, place + 1 - attn_len) : place + 1] for place in range(len(targets)))
+    pairs = zip(windows, targets, strict=True)
+    return [-log_probs(model, window, max_distance)[target].item() for window, target in pairs]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("windows", [1, 3, 50])
-def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind, windows):
+@pytest.mark.parametrize("batch_size", [1, 3, 50])
+def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind, batch_size):
     model = small_model(**KINDS[kind])
     inputs, targets = stream(23)
     seen = []
-    scores = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=windows, on_tokens=seen.append)
+    scores = score_windows(model, inputs, targets, windows(batch_size), stride=1, on_tokens=seen.append)
     np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, N), rtol=1e-5)
     assert seen == sorted(seen)
     assert seen[-1] == 23
@@ -56,21 +63,20 @@ def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind
 def test_shares_of_the_windows_are_disjoint_and_add_up_to_all_of_them(stride):
     model = small_model()
     inputs, targets = stream(23)
-    whole = score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2).losses_nats
-    shares = [
-        score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2, share=(rank, 3)).losses_nats
-        for rank in range(3)
-    ]
-    assert [(np.stack(shares) != 0).sum(axis=0).min(), (np.stack(shares) != 0).sum(axis=0).max()] == [1, 1]
+    whole, *shares = (
+        score_windows(model, inputs, targets, windows(), stride=stride, share=share).losses_nats
+        for share in ((0, 1), (0, 3), (1, 3), (2, 3))
+    )
+    assert set((np.stack(shares) != 0).sum(axis=0)) == {1}
     assert (sum(shares) == whole).all()
 
 
 def test_distances_beyond_the_largest_share_an_encoding():
     model = small_model()
     inputs, targets = stream(23)
-    near = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3, max_distance=3).losses_nats
+    near = score_windows(model, inputs, targets, windows(3, max_distance=3), stride=1).losses_nats
     np.testing.assert_allclose(near, by_definition(model, inputs, targets, N, max_distance=3), rtol=1e-5)
-    far = score_windows(model, inputs, targets, attn_len=N, stride=1, windows=3).losses_nats
+    far = score_windows(model, inputs, targets, windows(3), stride=1).losses_nats
     assert not np.allclose(near, far, rtol=1e-5)
 
 
@@ -79,37 +85,30 @@ def test_distances_beyond_the_largest_share_an_encoding():
 def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, stride):
     model = small_model()
     inputs, targets = stream(count)
-    scores = score_windows(model, inputs, targets, attn_len=N, stride=stride, windows=2)
+    scores = score_windows(model, inputs, targets, windows(), stride=stride)
     expected = []
     for place in range(count):
         # Windows end at N, N + S, N + 2S ...; the last one at the end of the text.
         end = min(count, N + max(0, -(-(place + 1 - N) // stride)) * stride)
-        first = max(0, end - N)
-        window = torch.from_numpy(inputs[first : place + 1])[None]
-        with torch.no_grad():
-            hidden, _ = model(window, model.first_memory(1, 0), mem_len=0)
-            expected.append(-model.log_probs(hidden)[0, -1, targets[place]].item())
+        expected.append(-log_probs(model, inputs[max(0, end - N) : place + 1])[targets[place]].item())
     np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
 
 
 def test_positions_that_were_not_learned_are_rejected():
     model = small_model(position="learned", n_positions=N)
     with pytest.raises(UsageError, match="learned 7 positions, so it cannot read 8 tokens at once; take"):
-        make_window_reader(model, N + 1, windows=1, precision="fp32")
+        make_window_reader(model, windows(attn_len=N + 1), batch_size=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 4, N, 12])
 def test_a_text_is_drawn_from_the_window_of_its_last_tokens(kind, length):
     model, context = small_model(std=0.9, **KINDS[kind]), draw_tokens(1, length)[0]
-    reader = reader_of_one_text(model, EvalSettings(seg_len=N, mem_len=0), precision="fp32")
+    reader = reader_of_one_text(model, windows(), precision="fp32")
     assert isinstance(reader, WindowReader)
     drawn = list(itertools.islice(generate(reader, context, Sampling(greedy=True), seed=0), 15))
     text, expected = context.tolist(), []
     for _ in range(15):
-        empty = [past[:, :0] for past in model.first_memory(1, 0)]
-        with torch.no_grad():
-            hidden, _ = model(torch.tensor([text[-N:]]), empty, mem_len=0)
-        expected.append(int(model.log_probs(hidden)[0, -1].argmax()))
+        expected.append(int(log_probs(model, text[-N:]).argmax()))
         text.append(expected[-1])
     assert drawn == expected

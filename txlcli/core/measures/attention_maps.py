@@ -30,6 +30,7 @@ from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape
 from txlcli.core.model.attention import Attention
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
+from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.scoring import Tokens
 
 SCORE_BYTES = 16 << 20
@@ -189,7 +190,7 @@ def observe(
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
-    decoder = Decoder(model, settings, batch_size=1, precision=precision)
+    decoder = Decoder(model, Reading(settings=settings, batch_size=1, precision=precision))
     sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term, score_bytes=score_bytes)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):

@@ -21,7 +21,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import DynamicSettings, DynamicSteps, attention_limits, losses_and_memory
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.registry import make_token_reader, sized_for
+from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import RunError
 
@@ -82,7 +82,7 @@ class FixedPredictor(Predictor):
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         sized = sized_for(model, settings, lanes.length)
-        self._reader = make_token_reader(model, sized, batch_size=lanes.number)
+        self._reader = make_reader(model, sized, batch_size=lanes.number, by_tokens=True)
         self.lanes, self.vocab_size = lanes, model.vocab_size
 
     def reset(self) -> None:

@@ -6,6 +6,7 @@ starts with zeros; a model without memory reads one window, up to the number of 
 Axes: W texts side by side, C context length, T tokens of a stream, P positions.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -62,9 +63,8 @@ def context_losses(
     batches = np.array_split(positions, -(-len(positions) // windows))  # of nearly equal size, the largest first
     size = len(batches[0])
     if settings.mem_len == 0 and not model.settings.recurrent_state:
-        reader = make_window_reader(
-            model, context_len, windows=size, precision=precision, max_distance=settings.max_distance
-        )
+        window = dataclasses.replace(settings, seg_len=context_len)
+        reader = make_window_reader(model, window, batch_size=size, precision=precision)
     else:  # nothing comes before the c tokens
         reader = make_reader(model, sized_for(model, settings, context_len), batch_size=size, precision=precision)
     before = np.arange(1 - context_len, 1)  # (C,)

@@ -3,13 +3,13 @@
 Axes: B batch (lanes or windows), L segment, M memory.
 """
 
+import dataclasses
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,39 +68,6 @@ class Timing:
         return float(np.percentile(self.step_ms, percent))
 
 
-class Clock:
-    """Times steps: on CUDA by events, without waiting between steps, so that launches overlap; else on the host."""
-
-    def __init__(self, device: torch.device, seconds: Callable[[], float] = time.perf_counter) -> None:
-        self._device, self._seconds = device, seconds
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        """Note the end of the work so far, or the start of the first step."""
-        if self._device.type == "cuda":
-            self._marks.append(torch.cuda.Event(enable_timing=True))
-            self._marks[-1].record(torch.cuda.current_stream(self._device))
-        else:
-            self._marks.append(self._seconds())
-
-    def intervals_ms(self) -> list[float]:
-        """Wait for the last step, and return the time of each."""
-        steps = itertools.pairwise(self._marks)
-        if self._device.type == "cuda":
-            self._marks[-1].synchronize()
-            return [start.elapsed_time(end) for start, end in steps]
-        return [1e3 * (end - start) for start, end in steps]
-
-
-def idle_clock_of(device: torch.device) -> Clock:
-    """Return a new clock for steps as they would take on an idle machine.
-
-    On a CPU it counts the processor time of the calling thread, which has its share of every operation, and not the
-    time in which other processes run.
-    """
-    return Clock(device, time.thread_time)
-
-
 def measure(
     work: Callable[[], object],
     device: torch.device,
@@ -109,33 +76,47 @@ def measure(
     repeat: int,
     steps: int = 1,
     warm_up: int = 1,
-    new_clock: Callable[[torch.device], Clock] = Clock,
+    seconds: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted."""
+    """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted.
+
+    On a CPU, `seconds` tells the time.
+    """
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
     for _ in range(warm_up):
         work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    repetitions: list[list[float]] = []
-    for _ in range(repeat):
-        clock = new_clock(device)
-        clock.mark()
-        for _ in range(steps):
-            work()
-            clock.mark()
-        repetitions.append(clock.intervals_ms())
+    repetitions = [_step_times_ms(work, steps, device, seconds) for _ in range(repeat)]
     ms_per_token = tuple(sum(times) / (steps * tokens) for times in repetitions)
     return Timing(ms_per_token, tuple(itertools.chain(*repetitions)))
 
 
+def _step_times_ms(
+    work: Callable[[], object], steps: int, device: torch.device, seconds: Callable[[], float]
+) -> list[float]:
+    """Time each step: on CUDA by events, without waiting between steps, so that launches overlap."""
+
+    def mark() -> Any:
+        if device.type != "cuda":
+            return seconds()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    marks = [mark()]
+    for _ in range(steps):
+        work()
+        marks.append(mark())
+    if device.type != "cuda":
+        return [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
+    marks[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
+
+
 def peak_flops_per_s(
-    device: torch.device,
-    precision: str,
-    repeat: int = 5,
-    *,
-    new_clock: Callable[[torch.device], Clock] = Clock,
+    device: torch.device, precision: str, repeat: int = 5, *, seconds: Callable[[], float] = time.perf_counter
 ) -> float:
     """Measure the rate of a large product in the library that the layers use: the peak of this machine."""
     size, products = PEAK_SIZE[device.type], PEAK_PRODUCTS[device.type]
@@ -146,29 +127,23 @@ def peak_flops_per_s(
             linear(left, right)
 
     with float32_products(device, precision):
-        timing = measure(multiply, device, tokens=products, repeat=repeat, new_clock=new_clock)
+        timing = measure(multiply, device, tokens=products, repeat=repeat, seconds=seconds)
     return 2.0 * size**3 / (timing.low / 1e3)
 
 
 def _time_reader(
-    model: LanguageModel,
-    reader: Reader,
-    shape: tuple[int, int],
-    *,
-    filled: int,
-    warm_up: int | None,
-    repeat: int,
-    min_steps: int,
+    reader: Reader, seg_len: int, *, filled: int, warm_up: int | None = None, repeat: int, min_steps: int
 ) -> Timing:
-    """Time the scoring of tokens (B, L) after `filled` tokens, which are read in segments.
+    """Time the scoring of `seg_len` tokens of each lane after `filled` tokens, which are read in segments.
 
     A repetition covers whole periods of the sliding buffer, so that the slide is part of the time. By default, the
     warm-up is one period.
     """
-    tokens = _random_tokens(model, shape)
+    model, batch_size = reader.model, reader.reading.batch_size
+    tokens = _random_tokens(model, (batch_size, seg_len))
     if filled:
-        reader.read_last(_random_tokens(model, (shape[0], filled)))
-    period = -(-reader.housekeeping_interval // shape[1])
+        reader.read_last(_random_tokens(model, (batch_size, filled)))
+    period = -(-reader.housekeeping_interval // seg_len)
     return measure(
         lambda: reader.losses(reader.read(tokens), tokens),
         reader.device,
@@ -184,8 +159,7 @@ def time_evaluation(
 ) -> Timing:
     """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
     reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
-    shape, filled = (settings.batch_size, settings.seg_len), settings.mem_len
-    return _time_reader(model, reader, shape, filled=filled, warm_up=None, repeat=repeat, min_steps=min_steps)
+    return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
 
 
 def time_single_tokens(
@@ -193,33 +167,31 @@ def time_single_tokens(
 ) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
     reader, filled = reader_of_one_text(model, settings, precision=precision), settings.mem_len or settings.seg_len
-    return _time_reader(model, reader, (1, 1), filled=filled, warm_up=1, repeat=repeat, min_steps=min_steps)
+    return _time_reader(reader, 1, filled=filled, warm_up=1, repeat=repeat, min_steps=min_steps)
 
 
 def time_vanilla(
     model: LanguageModel,
-    attn_len: int,
+    settings: EvalSettings,
     *,
-    windows: int,
-    max_distance: int | None,
     precision: str,
     repeat: int,
     min_steps: int = 1,
     warm_up: int = 1,
 ) -> Timing:
-    """Time one prediction per window of `attn_len` tokens, each window computed from its first token.
+    """Time one prediction per window of `seg_len` tokens; `batch_size` windows are computed at once, from the start.
 
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    reader = make_window_reader(model, attn_len, windows=windows, precision=precision, max_distance=max_distance)
-    tokens = _random_tokens(model, (windows, attn_len))
+    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:
         reader.reset()
         return reader.losses(reader.read_last(tokens), tokens[:, -1:])
 
-    return measure(predict, reader.device, tokens=windows, repeat=repeat, steps=min_steps, warm_up=warm_up)
+    return measure(predict, reader.device, tokens=len(tokens), repeat=repeat, steps=min_steps, warm_up=warm_up)
 
 
 def time_training(
@@ -228,23 +200,15 @@ def time_training(
     *,
     repeat: int,
     min_steps: int = 1,
-    new_clock: Callable[[torch.device], Clock] = Clock,
+    seconds: Callable[[], float] = time.perf_counter,
 ) -> Timing:
     """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
     filling, tokens = -(-settings.mem_len // settings.seg_len), settings.batch_size * settings.seg_len
-    length = tokens * (filling + repeat * min_steps + 2) + 1
-    ids = _random_tokens(model, (length,)).cpu().numpy()
+    ids = _random_tokens(model, (tokens * (filling + repeat * min_steps + 2) + 1,)).cpu().numpy()
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments)
-    return measure(
-        training.update,
-        training.device,
-        tokens=tokens,
-        repeat=repeat,
-        steps=min_steps,
-        warm_up=filling + 1,
-        new_clock=new_clock,
-    )
+    steps = {"steps": min_steps, "warm_up": filling + 1}
+    return measure(training.update, training.device, tokens=tokens, repeat=repeat, **steps, seconds=seconds)
 
 
 def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor:
@@ -254,7 +218,7 @@ def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor
 
 
 def best_windows(
-    model: LanguageModel, attn_len: int, single: Timing, *, max_distance: int | None, precision: str, repeat: int
+    model: LanguageModel, settings: EvalSettings, single: Timing, *, precision: str, repeat: int
 ) -> tuple[int, Timing]:
     """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
@@ -263,19 +227,15 @@ def best_windows(
     all repetitions.
     """
     on_cuda = model.device.type == "cuda"
-    time_windows = partial(
-        time_vanilla,
-        model,
-        attn_len,
-        max_distance=max_distance,
-        precision=precision,
-        warm_up=int(on_cuda),
-        min_steps=MIN_STEPS if on_cuda else 1,
-    )
+
+    def time_windows(windows: int, repeat: int) -> Timing:
+        changed, steps = dataclasses.replace(settings, batch_size=windows), MIN_STEPS if on_cuda else 1
+        return time_vanilla(model, changed, precision=precision, repeat=repeat, min_steps=steps, warm_up=int(on_cuda))
+
     best, best_ms, windows = 1, single.median, 2
     while True:
         try:
-            ms = time_windows(windows=windows, repeat=1).median
+            ms = time_windows(windows, 1).median
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -287,7 +247,7 @@ def best_windows(
         elif windows >= MIN_SEARCHED:
             break
         windows *= 2
-    timed = single if best == 1 else time_windows(windows=best, repeat=repeat)
+    timed = single if best == 1 else time_windows(best, repeat)
     return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky
 
 

@@ -14,12 +14,12 @@ import functools
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from txlcli.config.model_settings import MemoryStart
-from txlcli.config.settings import EvalSettings, SameLength
+from txlcli.config.settings import SameLength
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.cuda_graph import CaptureGraph, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
@@ -27,7 +27,7 @@ from txlcli.core.model.layer import rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.graphs import MAX_PHASES, GraphStep, SegmentGraphs
 from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
-from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.reader import Reader, Reading
 
 GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
 """Environment variable: 0 reads without CUDA graphs."""
@@ -49,114 +49,95 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
     return mem_len + 1 if same_length == "m_plus_one" else mem_len
 
 
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """CUDA graphs that a decoder reads by; on a CPU, the functions that they would repeat are called anew."""
+
+    replay_steps: bool
+    """Read single tokens by a graph: launching kernels takes longer than running them."""
+    replay_segments: bool
+    """Read segments of L tokens by graphs, once the memory is full."""
+    capture_graph: CaptureGraph
+
+    @classmethod
+    def of(cls, model: TransformerXL) -> "Graphs":
+        """Return the graphs for the device and the attention backend of a model."""
+        enabled, backend = model.device.type == "cuda" and graphs_enabled(), model.attention_backend
+        return cls(
+            replay_steps=enabled and backend != "reference",
+            # FlexAttention caches its masks outside a graph and may free them.
+            replay_segments=enabled and backend not in ("reference", "flex"),
+            capture_graph=graphs_of_one_pool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment"),
+        )
+
+
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    Absolute positions count in segments, or in windows of up to M tokens. See `Reader` for the other arguments.
-
-    Args:
-        memory_start: the memory before the first token; the model's own by default.
-        replay_steps: read single tokens by a CUDA graph (on a CPU by the same function, called anew); by default on
-            CUDA, where launching kernels takes longer than running them.
-        replay_segments: read segments of L tokens by CUDA graphs, once the memory is full; by default on CUDA.
-        capture_graph: makes the CUDA graphs.
+    Absolute positions count in segments, or in windows of up to M tokens. `graphs` is `Graphs.of(model)` by default.
     """
 
     model: TransformerXL
 
-    def __init__(
-        self,
-        model: TransformerXL,
-        settings: EvalSettings,
-        *,
-        batch_size: int,
-        precision: str = "fp32",
-        memory_start: MemoryStart | None = None,
-        in_windows: bool = False,
-        by_tokens: bool = False,
-        replay_steps: bool | None = None,
-        replay_segments: bool | None = None,
-        capture_graph: CaptureGraph | None = None,
-    ) -> None:
-        super().__init__(
-            model, settings, batch_size=batch_size, precision=precision, in_windows=in_windows, by_tokens=by_tokens
-        )
-        mem_len, seg_len, max_distance = settings.mem_len, settings.seg_len, settings.max_distance
-        self.mem_len = model.memory_size(mem_len)
+    def __init__(self, model: TransformerXL, reading: Reading, graphs: Graphs | None = None) -> None:
+        super().__init__(model, reading)
+        settings, in_windows = reading.settings, reading.in_windows
+        self.mem_len = model.memory_size(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
-        self._limit = smallest_limit(key_limit(settings.same_length, mem_len), model.settings.window)
-        starts_full = (memory_start or model.settings.memory_start) == "zeros" and not in_windows
-        self._zeros = self.mem_len if starts_full else 0
-        backend, enabled = model.attention_backend, self.device.type == "cuda" and graphs_enabled()
-        self._replay_steps = enabled and backend != "reference" if replay_steps is None else replay_steps
-        slack = max(seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
-        phases = math.ceil(slack / seg_len)
-        # FlexAttention caches its masks outside a graph and may free them.
-        can_replay = enabled and backend not in ("reference", "flex") if replay_segments is None else replay_segments
-        self._replay_segments = can_replay and phases <= MAX_PHASES
-        if self._replay_segments:
-            slack = phases * seg_len
-        self._range = BufferRange(self.mem_len + slack)
-        self._buffers = self._empty_buffers(batch_size, product_dtype(precision, model.dtype))
-        self._outputs = None if in_windows else self._empty_outputs(batch_size)  # a window is one segment
-        key_len = self.mem_len + seg_len
+        self._limit = smallest_limit(key_limit(settings.same_length, settings.mem_len), model.settings.window)
+        self._zeros = self.mem_len if model.memory_starts_full and not in_windows else 0
+        self._graphs = graphs or Graphs.of(model)
+        slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
+        phases = math.ceil(slack / self.seg_len)
+        self._replay_segments = self._graphs.replay_segments and phases <= MAX_PHASES
+        self.housekeeping_interval = phases * self.seg_len if self._replay_segments else slack
+        self._range = BufferRange(self.mem_len + self.housekeeping_interval)
+        self._buffers = self._empty_buffers()
+        self._outputs = None if in_windows else self._empty_outputs()  # a window is one segment
+        key_len = self.mem_len + self.seg_len
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
         with torch.inference_mode(), self._autocast:
-            terms = self.model.score_terms(self.reach, max_distance=max_distance)
-            self._terms = [_contiguous(added.without_repetition(max_distance)) for added in terms]
-        self._period = mem_len if in_windows else seg_len  # tokens after which absolute positions begin anew
+            terms = self.model.score_terms(self.reach, max_distance=settings.max_distance)
+            self._terms = [_contiguous(added.without_repetition(settings.max_distance)) for added in terms]
+        self._period = settings.mem_len if in_windows else self.seg_len
+        """Tokens after which absolute positions begin anew."""
         model.encoding.check_positions(self._period)
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
-        self._capture_graph = capture_graph or graphs_of_one_pool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment")
         self._graph_step: GraphStep | None = None  # made when the first single token is read
         self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
         self.reset()
 
     @torch.inference_mode()
-    def _empty_buffers(self, batch_size: int, dtype: torch.dtype) -> list[SlidingBuffer]:
+    def _empty_buffers(self) -> list[SlidingBuffer]:
         """Allocate the keys and values of all layers."""
-        sizes = self.model.settings
-        shape = (batch_size, sizes.n_heads, self._range.capacity, sizes.d_head)
+        sizes, dtype = self.model.settings, product_dtype(self.reading.precision, self.model.dtype)
+        shape = (self.reading.batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         return [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
 
     @torch.inference_mode()
-    def _empty_outputs(self, batch_size: int) -> Tensor | None:
+    def _empty_outputs(self) -> Tensor | None:
         """Allocate the outputs of all layers for the present segment, (N, B, L, d), if memory keeps them."""
         sizes = self.model.settings
         if not (sizes.depends_on_segments and self.mem_len):
             return None
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        return torch.zeros(sizes.n_layers, batch_size, self.seg_len, sizes.d_model, dtype=dtype, device=self.device)
+        shape = (sizes.n_layers, self.reading.batch_size, self.seg_len, sizes.d_model)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     @property
     def capacity(self) -> int:
         """Positions that the buffer holds before it slides."""
         return self._range.capacity
 
-    @property
-    def housekeeping_interval(self) -> int:
-        return self.capacity - self.mem_len
-
     @torch.inference_mode()
     def reset(self) -> None:
         self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
         if self._zeros:
-            self._remember_zeros(self._zeros)
-
-    def _remember_zeros(self, count: int) -> None:
-        """Write the keys and values of so many zero vectors before the text into the buffers."""
-        zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-        self._write([zero] * len(self._buffers), torch.arange(-count, 0, device=self.device), at=0)
-
-    def _remember_outputs(self, count: int) -> None:
-        """Replace the keys and values of the segment that has ended, `count` tokens, by projected layer outputs."""
-        assert self._outputs is not None
-        kept = min(count, self.mem_len)
-        positions = torch.arange(self._read_before - kept, self._read_before, device=self.device)
-        self._write(self._outputs[:, :, count - kept : count], positions, at=self._range.end - kept)
+            zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
+            self._write([zero] * len(self._buffers), self._in_stream(-self._zeros, 0), at=0)
 
     def _write(self, remembered: Iterable[Tensor], positions: Tensor, *, at: int) -> None:
         """Write the keys and values of hidden states into the buffers, from slot `at` on.
@@ -174,39 +155,31 @@ class Decoder(Reader):
                 buffer.write(keys if rotation is None else rotation.apply(keys), values, at)
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        self._make_room(tokens.shape[1])
-        key_len = self._range.end + tokens.shape[1] - self._range.start
+        length = tokens.shape[1]
+        self._make_room(length)
+        key_len = self._range.count + length
         reach = min(key_len, self._limit or key_len)
         with self._autocast:
-            positions = self._positions(tokens.shape[1])
+            positions, stream = self._positions(length), self._in_stream(self._read_before, self._read_before + length)
             hidden = self.model.embed(tokens, positions)
-            if tokens.shape[1] == 1 and self._replay_steps and not self.observed:
-                hidden = self._step_for(hidden).read(
-                    hidden,
-                    at=self._range.end,
-                    reach=reach,
-                    position=positions,
-                    in_stream=self._read_before,
-                    in_segment=self._in_segment,
-                )[:, 1 - count :]  # count is 0 or 1
-            elif self._can_replay(tokens.shape[1], count):
-                stream, phase = self._in_stream(tokens.shape[1]), self._range.start
-                hidden = self._graphs_for(hidden).read(hidden, positions, stream, phase=phase)
+            if length == 1 and self._graphs.replay_steps and not self.observed:
+                hidden = self._replay_step(hidden, positions, reach)[:, 1 - count :]  # count is 0 or 1
+            elif self._can_replay(length, count):
+                hidden = self._replay_segment(hidden, positions, stream)
             else:
-                stream = self._in_stream(tokens.shape[1])
                 hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
-        segment_len = self._in_segment + tokens.shape[1]  # so far
-        self._read_before += tokens.shape[1]
-        continues = self._by_tokens and segment_len < self.seg_len
-        self._range.advance(tokens.shape[1], mem_len=self.capacity if continues else self.mem_len)
-        if self._outputs is not None and not continues:
-            self._remember_outputs(segment_len)
+        segment_len = self._in_segment + length  # so far
+        self._read_before += length
+        continues = self.reading.by_tokens and segment_len < self.seg_len
+        self._range.advance(length, mem_len=self.capacity if continues else self.mem_len)
+        if self._outputs is not None and not continues:  # replace the keys and values of the inputs of the layers
+            kept = min(segment_len, self.mem_len)
+            stream = self._in_stream(self._read_before - kept, self._read_before)
+            self._write(self._outputs[:, :, segment_len - kept : segment_len], stream, at=self._range.end - kept)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
-    def _through_layers(
-        self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int | None = None
-    ) -> Tensor:
+    def _through_layers(self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int) -> Tensor:
         """Return the last layer's output (B, count, d) for embeddings (B, l, d), at positions (l,) of the stream."""
         rotation = self.model.encoding.rotation(stream)
         terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
@@ -215,44 +188,49 @@ class Decoder(Reader):
         layers = self.model.run_layers(hidden, self._buffers, terms, positions)
         length, first = hidden.shape[1], self._in_segment
         in_segment = torch.arange(first, first + length, device=self.device)
-        output = last_output(keep_outputs(layers, self._outputs, in_segment))
-        return output if count is None else output[:, length - count :]
+        return last_output(keep_outputs(layers, self._outputs, in_segment))[:, length - count :]
 
     def _can_replay(self, length: int, count: int) -> bool:
         """Return True if a segment finds the buffer in a phase that recurs, and all of it is computed."""
         is_whole, memory_is_full = length == count == self.seg_len, self._range.count == self.mem_len
         return self._replay_segments and not self.observed and is_whole and memory_is_full
 
-    def _graphs_for(self, embedded: Tensor) -> SegmentGraphs:
+    def _replay_segment(self, embedded: Tensor, positions: Tensor, stream: Tensor) -> Tensor:
         if self._segment_graphs is None:
-            layers = functools.partial(self._through_layers, reach=self.reach)
-            self._segment_graphs = SegmentGraphs(layers, embedded, self._capture_graph)
-        return self._segment_graphs
+            layers = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
+            self._segment_graphs = SegmentGraphs(layers, embedded, self._graphs.capture_graph)
+        return self._segment_graphs.read(embedded, positions, stream, phase=self._range.start)
 
-    def _step_for(self, embedded: Tensor) -> GraphStep:
+    def _replay_step(self, embedded: Tensor, position: Tensor, reach: int) -> Tensor:
         if self._graph_step is None:
-            batch_size, dtype = embedded.shape[0], embedded.dtype
             self._graph_step = GraphStep(
                 self.model,
                 self._buffers,
                 self._terms,
-                batch_size=batch_size,
-                dtype=dtype,
+                batch_size=embedded.shape[0],
+                dtype=embedded.dtype,
                 outputs=self._outputs,
-                capture_graph=self._capture_graph,
+                capture_graph=self._graphs.capture_graph,
             )
-        return self._graph_step
+        return self._graph_step.read(
+            embedded,
+            at=self._range.end,
+            reach=reach,
+            position=position,
+            in_stream=self._read_before,
+            in_segment=self._in_segment,
+        )
 
-    def _in_stream(self, length: int) -> Tensor:
-        """Return the positions (l,) of the next tokens since the text began."""
-        return torch.arange(self._read_before, self._read_before + length, device=self.device)
+    def _in_stream(self, first: int, end: int) -> Tensor:
+        """Return these positions since the text began; they are negative before it."""
+        return torch.arange(first, end, device=self.device)
 
     def _positions(self, length: int) -> Tensor:
         """Return positions (l,) in the segment of the next tokens.
 
         Without memory every call reads a new segment, except by tokens.
         """
-        first = self._read_before % self._period if self.mem_len or self._by_tokens else 0
+        first = self._read_before % self._period if self.mem_len or self.reading.by_tokens else 0
         return torch.arange(first, first + length, device=self.device) % self._period
 
     def _make_room(self, length: int) -> None:

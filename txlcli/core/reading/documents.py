@@ -3,6 +3,7 @@
 Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,86 +60,70 @@ def score_documents(
     for first in range(0, len(by_length), settings.batch_size):
         numbers = by_length[first : first + settings.batch_size]
         batch = [documents[number] for number in numbers]
-        longest = len(batch[-1].targets)
-        reader = make_reader(
-            model, sized_for(model, settings, max(longest, 1)), batch_size=len(batch), precision=precision
-        )
+        sized = sized_for(model, settings, max(1, len(batch[-1].targets)))
+        reader = make_reader(model, sized, batch_size=len(batch), precision=precision)
         model = reader.model  # further readers need no copy of their own
-        scores.update(zip(numbers, _read_batch(reader, batch, longest), strict=True))
+        scores.update(zip(numbers, _read_batch(reader, batch), strict=True))
     return [scores[number] for number in range(len(documents))]
 
 
-def _read_batch(reader: Reader, batch: Sequence[Document], longest: int) -> list[DocumentScore]:
-    inputs = _padded([document.inputs for document in batch], longest).to(reader.device)
-    targets = _padded([document.targets for document in batch], longest)
-    on_device = targets.to(reader.model.targets_device)
+def _read_batch(reader: Reader, batch: Sequence[Document]) -> list[DocumentScore]:
+    """Score documents of rising length, side by side."""
+    inputs = _padded([document.inputs for document in batch]).to(reader.device)
+    targets = _padded([document.targets for document in batch])
+    on_device, longest = targets.to(reader.model.targets_device), targets.shape[1]
     losses = torch.empty(len(batch), longest)
     is_likeliest = [True] * len(batch)
     for start in range(0, longest, reader.seg_len):
-        part = slice(start, min(start + reader.seg_len, longest))
-        hidden = reader.read(inputs[:, part])
-        losses[:, part] = reader.losses(hidden, on_device[:, part]).float().cpu()
+        stop = min(start + reader.seg_len, longest)
+        hidden = reader.read(inputs[:, start:stop])
+        losses[:, start:stop] = reader.losses(hidden, on_device[:, start:stop]).float().cpu()
         for row, document in enumerate(batch):
             end = len(document.targets)
-            compared = range(max(start, end - document.compared), min(part.stop, end))
-            is_likeliest[row] = is_likeliest[row] and _likeliest(reader, hidden[row], targets[row], compared, start)
+            compared = slice(max(start, end - document.compared), max(start, min(stop, end)))
+            within = slice(compared.start - start, compared.stop - start)
+            is_likeliest[row] &= _are_likeliest(reader, hidden[row, within], targets[row, compared])
     return [
         DocumentScore(losses[row, : len(document.targets)].numpy(), is_likeliest[row])
         for row, document in enumerate(batch)
     ]
 
 
-def _padded(streams: Sequence[Tokens], length: int) -> Tensor:
-    """Return streams as rows (B, length), filled up with zeros."""
-    rows = np.zeros((len(streams), length), dtype=np.int64)
+def _padded(streams: Sequence[Tokens]) -> Tensor:
+    """Return streams as rows (B, T), filled up with zeros; the last one is the longest."""
+    rows = np.zeros((len(streams), len(streams[-1])), dtype=np.int64)
     for row, stream in zip(rows, streams, strict=True):
         row[: len(stream)] = stream
     return torch.from_numpy(rows)
 
 
-def _likeliest(reader: Reader, hidden: Tensor, targets: Tensor, positions: range, first: int) -> bool:
-    """True if the target at each position is the likeliest token; `first` is the position of the first hidden state."""
-    for position in positions:
-        _, tokens = reader.likeliest(hidden[position - first][None], 1)
-        if int(tokens) != int(targets[position]):
-            return False
-    return True
+def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tensor) -> bool:
+    """True if each target (x,) is the likeliest token after its hidden state (x, d)."""
+    likeliest = (int(reader.likeliest(state[None], 1)[1]) for state in hidden)
+    return all(token == int(target) for token, target in zip(likeliest, targets, strict=True))
 
 
 def score_in_windows(
-    model: LanguageModel,
-    document: Document,
-    *,
-    attn_len: int,
-    max_distance: int | None = None,
-    precision: str = "fp32",
+    model: LanguageModel, document: Document, settings: EvalSettings, *, precision: str = "fp32"
 ) -> DocumentScore:
     """Score a document in disjoint windows of N tokens, or its compared targets in the last window alone.
 
     Args:
         model: in any mode.
         document: at most N of its targets are compared.
-        attn_len: N.
-        max_distance: distances beyond it share one encoding.
+        settings: N, as `seg_len`, number of windows read side by side, as `batch_size`, and the limit on distance.
         precision: of matrix products.
     """
+    attn_len = settings.seg_len
     if not document.compared:
         if not len(document.targets):
             return DocumentScore(np.zeros(0, dtype=np.float32), True)
-        scores = score_windows(
-            model,
-            document.inputs,
-            document.targets,
-            attn_len=attn_len,
-            stride=attn_len,
-            max_distance=max_distance,
-            precision=precision,
-        )
+        scores = score_windows(model, document.inputs, document.targets, settings, stride=attn_len, precision=precision)
         return DocumentScore(scores.losses_nats, True)
-    count = document.compared
-    inputs, targets = document.inputs[-attn_len:], torch.from_numpy(np.array(document.targets[-count:], dtype=np.int64))
-    reader = make_window_reader(model, len(inputs), windows=1, precision=precision, max_distance=max_distance)
-    tokens = torch.from_numpy(np.array(inputs, dtype=np.int64))[None].to(reader.device)
-    hidden = reader.read_last(tokens, count=count)
-    losses = reader.losses(hidden, targets[None].to(reader.model.targets_device))[0].float().cpu()
-    return DocumentScore(losses.numpy(), _likeliest(reader, hidden[0], targets, range(count), 0))
+    inputs = _padded([document.inputs[-attn_len:]])
+    targets = _padded([document.targets[-document.compared :]])
+    sized = dataclasses.replace(settings, seg_len=inputs.shape[1])
+    reader = make_window_reader(model, sized, batch_size=1, precision=precision)
+    hidden = reader.read_last(inputs.to(reader.device), count=document.compared)
+    losses = reader.losses(hidden, targets.to(reader.model.targets_device))[0].float().cpu()
+    return DocumentScore(losses.numpy(), _are_likeliest(reader, hidden[0], targets[0]))

@@ -8,6 +8,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 
 import copy
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,46 +18,59 @@ from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.model.base import LanguageModel, Memory
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How texts are read."""
+
+    settings: EvalSettings
+    """M, the longest segment L that will be read, and the limits on distance."""
+    batch_size: int
+    """B, in place of the one in the settings."""
+    precision: str = "fp32"
+    """Of matrix products, and of what is kept of the past."""
+    in_windows: bool = False
+    """True if each text is a window, with nothing before it."""
+    by_tokens: bool = False
+    """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
+    sees in a whole segment; else it ends after every call of `read`."""
+
+
 class Reader(ABC):
     """Feeds segments of up to L tokens through a model and remembers what it needs of the past.
 
-    Args:
-        model: in any mode; its weights must not change while the reader is used, which copies some now and reads others
-            later.
-        settings: M, the longest segment that will be read, and the limits on distance.
-        batch_size: B, in place of the one in the settings.
-        precision: of matrix products, and of what is kept of the past.
-        in_windows: each text is a window, with nothing before it.
-        by_tokens: a segment ends after every L tokens, however many of them arrive at once, so each token sees what it
-            sees in a whole segment; by default it ends after every call of `read`.
+    The model may be in any mode. Its weights must not change while the reader is used, which copies some now and reads
+    others later.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        settings: EvalSettings,
-        *,
-        batch_size: int,
-        precision: str = "fp32",
-        in_windows: bool = False,
-        by_tokens: bool = False,
-    ) -> None:
-        self.model = self._prepare(model, precision)
+    housekeeping_interval = 1
+    """Tokens between two slides of a buffer, or the like; a fair timing covers a multiple of it."""
+
+    def __init__(self, model: LanguageModel, reading: Reading) -> None:
+        self.reading, self.device = reading, model.device
+        self.seg_len, self.mem_len = reading.settings.seg_len, reading.settings.mem_len
+        self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
-        self.seg_len, self.mem_len = settings.seg_len, settings.mem_len
-        self.device = model.device
-        self._autocast = autocast(self.device, precision)
-        self._batch_size, self._in_windows, self._by_tokens = batch_size, in_windows, by_tokens
+        self._autocast = autocast(self.device, reading.precision)
         self._read_before = 0  # tokens, since the text began
 
-    def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
-        """Return what is read in place of the model: a copy, laid out for reading."""
-        return _frozen(model, precision)
+    def _prepare(self, model: LanguageModel) -> LanguageModel:
+        """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
 
-    @property
-    @abstractmethod
-    def housekeeping_interval(self) -> int:
-        """Tokens between two slides of a buffer; a fair timing covers a multiple of it."""
+        It shares the weights that need no other layout. A copy for the same precision is returned unchanged.
+        """
+        precision = self.reading.precision
+        if model.read_in == precision:
+            return model
+        frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
+        dtype = product_dtype(precision, model.dtype)
+        frozen.pack(dtype)
+        if dtype != model.dtype:
+            frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, dtype)
+        frozen.read_in = precision
+        return frozen
+
+    def _first_memory(self) -> Memory:
+        return self.model.first_memory(self.reading.batch_size, 0 if self.reading.in_windows else self.mem_len)
 
     @abstractmethod
     def reset(self) -> None:
@@ -92,7 +106,7 @@ class Reader(ABC):
     @property
     def _in_segment(self) -> int:
         """Number of tokens of the present segment that were read by earlier calls."""
-        return self._read_before % self.seg_len if self._by_tokens else 0
+        return self._read_before % self.seg_len if self.reading.by_tokens else 0
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -120,10 +134,6 @@ class StateReader(Reader):
     state: Memory | None = None
     """The model's memory after the tokens read so far; None before the first."""
 
-    @property
-    def housekeeping_interval(self) -> int:
-        return 1  # every token is the same work
-
     def reset(self) -> None:
         self.state = None
 
@@ -131,22 +141,3 @@ class StateReader(Reader):
         with self._autocast:
             hidden, self.state = self.model(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
         return hidden[:, hidden.shape[1] - count :]
-
-    def _first_memory(self) -> Memory:
-        return self.model.first_memory(self._batch_size, 0 if self._in_windows else self.mem_len)
-
-
-def _frozen(model: LanguageModel, precision: str) -> LanguageModel:
-    """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
-
-    It shares the weights that need no other layout. A model already frozen at this precision is returned unchanged.
-    """
-    if model.read_in == precision:
-        return model
-    frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
-    dtype = product_dtype(precision, model.dtype)
-    frozen.pack(dtype)
-    if dtype != model.dtype:
-        frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, dtype)
-    frozen.read_in = precision
-    return frozen

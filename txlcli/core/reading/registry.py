@@ -6,7 +6,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reader, StateReader
+from txlcli.core.reading.reader import Reader, Reading, StateReader
 
 READERS: dict[str, type[Reader]] = {
     "transformer": Decoder,
@@ -19,34 +19,28 @@ READERS: dict[str, type[Reader]] = {
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
-def make_reader(model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32") -> Reader:
-    """Return a reader of text, segment by segment.
-
-    Args:
-        model: in any mode.
-        settings: L, M and the limits on distance; of a model with a recurrent state only L counts.
-        batch_size: B, in place of the one in the settings.
-        precision: of matrix products.
-    """
-    return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision)
-
-
-def make_token_reader(
-    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
+def make_reader(
+    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", by_tokens: bool = False
 ) -> Reader:
-    """Return a reader of single tokens, which sees at each token what `make_reader` sees in whole segments."""
-    if model.has_recurrent_state or not model.settings.has_attention:  # neither depends on segments
-        return make_reader(model, settings, batch_size=batch_size, precision=precision)
-    return READERS[model.settings.arch](model, settings, batch_size=batch_size, precision=precision, by_tokens=True)
+    """Return a reader of text, segment by segment; see `Reading` for the arguments.
+
+    Of a model with a recurrent state only L counts. `by_tokens` reads single tokens, each of which sees what it sees in
+    a whole segment.
+    """
+    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens)
+    return READERS[model.settings.arch](model, reading)
 
 
 def make_window_reader(
-    model: LanguageModel, attn_len: int, *, windows: int, precision: str, max_distance: int | None = None
+    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
 ) -> Reader:
-    """Return a reader that holds one window of N tokens, and nothing before it."""
-    chunk = min(CHUNK, attn_len)
-    settings = EvalSettings(seg_len=chunk, mem_len=attn_len, max_distance=max_distance, same_length="off")
-    return READERS[model.settings.arch](model, settings, batch_size=windows, precision=precision, in_windows=True)
+    """Return a reader of windows of N = `settings.seg_len` tokens, side by side, with nothing before them."""
+    length = settings.seg_len
+    chunks = EvalSettings(
+        seg_len=min(CHUNK, length), mem_len=length, max_distance=settings.max_distance, same_length="off"
+    )
+    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True)
+    return READERS[model.settings.arch](model, reading)
 
 
 def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader, make_token_reader
+from txlcli.core.reading.reader import Reader, Reading
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.errors import RunError
 
@@ -41,9 +41,8 @@ class Sampling:
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precision: str) -> Reader:
     """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
     if not model.has_recurrent_state and settings.mem_len == 0:
-        return WindowReader(model, attn_len=settings.seg_len, precision=precision, max_distance=settings.max_distance)
-    new_reader = make_token_reader if model.settings.depends_on_segments else make_reader
-    return new_reader(model, settings, batch_size=1, precision=precision)
+        return WindowReader(model, Reading(settings=settings, batch_size=1, precision=precision))
+    return make_reader(model, settings, batch_size=1, precision=precision, by_tokens=model.settings.depends_on_segments)
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:

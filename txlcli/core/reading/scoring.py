@@ -79,34 +79,29 @@ class Scores:
 
 
 def attention_span(model: ModelSettings, settings: EvalSettings) -> tuple[int, int]:
-    """Return the smallest and the largest number of keys that a query sees once the memory is full.
-
-    Args:
-        model: settings of the model, which may have a window.
-        settings: L, M and same_length.
-    """
-    limit, window = key_limit(settings.same_length, settings.mem_len), model.attention_window
-    before = model.memory_keys(settings.mem_len, settings.compressed_len)
+    """Return the smallest and the largest number of keys that a query sees once the memory is full."""
+    limit, before = key_limit(settings.same_length, settings.mem_len), _memory_keys(model, settings)
     fewest, most = (before + 1, before + settings.seg_len) if limit is None else (limit, limit)
-    return (fewest, most) if window is None else (min(fewest, window), min(most, window))
+    window = model.attention_window or most
+    return min(fewest, window), min(most, window)
 
 
 def attention_span_in(model: LanguageModel, settings: EvalSettings, count: int) -> tuple[int, int]:
     """Return `attention_span` in a text of T tokens: no query sees more than its lane, which may be short."""
     fewest, most = attention_span(model.settings, settings)
-    if model.memory_starts_full:
-        return fewest, most
-    lane_len = Lanes.of(count, settings).length
-    return min(fewest, lane_len), min(most, lane_len)
+    longest = most if model.memory_starts_full else Lanes.of(count, settings).length
+    return min(fewest, longest), min(most, longest)
 
 
 def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
     """Return the mean number of keys that a query sees once the memory is full."""
-    limit = key_limit(settings.same_length, settings.mem_len)
-    if limit is not None:
-        return min(limit, model.attention_window or limit)
-    before = model.memory_keys(settings.mem_len, settings.compressed_len)
-    return model.mean_keys(seg_len=settings.seg_len, mem_len=before)
+    if key_limit(settings.same_length, settings.mem_len) is not None:
+        return attention_span(model, settings)[0]
+    return model.mean_keys(seg_len=settings.seg_len, mem_len=_memory_keys(model, settings))
+
+
+def _memory_keys(model: ModelSettings, settings: EvalSettings) -> int:
+    return model.memory_keys(settings.mem_len, settings.compressed_len)
 
 
 def score(
@@ -116,6 +111,7 @@ def score(
     settings: EvalSettings,
     *,
     precision: str = "fp32",
+    numbers: range | None = None,
     on_tokens: Callable[[int], None] | None = None,
     on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Scores:
@@ -130,50 +126,22 @@ def score(
         targets: (T,) tokens predicted; target t follows input t.
         settings: L, M, B, the limits on distance.
         precision: of matrix products.
-        on_tokens: called with the number of tokens scored so far.
+        numbers: of the lanes to score, a piece of the stream; all by default.
+        on_tokens: called with the number of tokens scored so far if all lanes are read as fast as these.
         on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l);
             the targets may be on the host.
     """
-    lanes = Lanes.of(len(targets), settings)
-    losses, seconds = score_lanes(
-        model,
-        inputs,
-        targets,
-        settings,
-        range(lanes.number),
-        precision=precision,
-        on_tokens=on_tokens,
-        on_segment=on_segment,
-    )
-    return Scores(lanes.join(losses).numpy(), seconds, lanes.number)
-
-
-def score_lanes(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    numbers: range,
-    *,
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-    on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
-) -> tuple[Tensor, float]:
-    """Score the lanes with these numbers, given the whole stream; the other arguments are those of `score`.
-
-    Returns their losses (b, length) on the host, and the seconds it took. `on_tokens` receives the number of tokens
-    scored so far if the other lanes are read as fast.
-    """
-    lanes = Lanes.of(len(targets), settings)
-    losses = torch.empty(len(numbers), lanes.length, device=model.device)
+    lanes = Lanes.of(len(targets), settings, numbers)
     started = time.perf_counter()
-    for part, hidden, target_part, loss_part in _segments(model, inputs, targets, lanes, settings, precision, numbers):
+    sized = sized_for(model, settings, lanes.length)
+    reader = make_reader(model, sized, batch_size=len(lanes.numbers), precision=precision)
+    losses = torch.empty(len(lanes.numbers), lanes.length, device=model.device)
+    for part, hidden, target_part, loss_part in _segments(reader, inputs, targets, lanes, on_tokens):
         losses[:, part] = loss_part
         if on_segment:
             on_segment(hidden, target_part, loss_part)
-        if on_tokens:
-            on_tokens(min(part.stop * lanes.number, lanes.count))
-    return losses.cpu(), time.perf_counter() - started  # waits for the device
+    in_order = lanes.join(losses).numpy()  # waits for the device
+    return Scores(in_order, time.perf_counter() - started, lanes.number)
 
 
 def score_total(
@@ -182,60 +150,45 @@ def score_total(
     targets: Tokens,
     settings: EvalSettings,
     *,
-    precision: str = "fp32",
+    new_reader: NewBatchReader | None = None,
     numbers: range | None = None,
     on_tokens: Callable[[int], None] | None = None,
-    new_reader: NewBatchReader | None = None,
 ) -> Total:
-    """Score as `score_lanes` does, all lanes by default, and keep the sum of all losses only.
-
-    `new_reader` makes another reader of the model.
-    """
-    lanes = Lanes.of(len(targets), settings)
-    numbers = range(lanes.number) if numbers is None else numbers
-    missing = lanes.missing if numbers[-1] == lanes.number - 1 else 0
-    nats = torch.zeros((), dtype=torch.float64, device=model.device)
+    """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
+    lanes = Lanes.of(len(targets), settings, numbers)
     started = time.perf_counter()
-    segments = _segments(model, inputs, targets, lanes, settings, precision, numbers, new_reader=new_reader)
-    for part, _, _, losses in segments:
+    new_reader = new_reader or functools.partial(make_reader, model)
+    reader = new_reader(sized_for(model, settings, lanes.length), batch_size=len(lanes.numbers))
+    nats = torch.zeros((), dtype=torch.float64, device=model.device)
+    for part, _, _, losses in _segments(reader, inputs, targets, lanes, on_tokens):
         nats += losses[:-1].sum(dtype=torch.float64)
-        nats += losses[-1, : max(0, lanes.length - missing - part.start)].sum(dtype=torch.float64)
-        if on_tokens:
-            on_tokens(min(part.stop * lanes.number, lanes.count))
-    return Total(float(nats), len(numbers) * lanes.length - missing, time.perf_counter() - started)
+        nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
+    return Total(float(nats), lanes.tokens, time.perf_counter() - started)
 
 
 def _segments(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    lanes: "Lanes",
-    settings: EvalSettings,
-    precision: str,
-    numbers: range,
-    *,
-    new_reader: NewBatchReader | None = None,
+    reader: Reader, inputs: Tokens, targets: Tokens, lanes: "Lanes", on_tokens: Callable[[int], None] | None
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield each segment of some lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
+    """Yield each segment of the lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
-    if new_reader is None:
-        new_reader = functools.partial(make_reader, model, precision=precision)
-    reader = new_reader(sized_for(model, settings, lanes.length), batch_size=len(numbers))
-    for block in lanes.parts(settings.seg_len * max(1, BLOCK_TOKENS // (settings.seg_len * len(numbers)))):
-        input_block = lanes.cut(inputs, reader.device, block, numbers)
-        target_block = lanes.cut(targets, reader.model.targets_device, block, numbers)
-        for first in range(block.start, block.stop, settings.seg_len):
-            part = slice(first, min(first + settings.seg_len, block.stop))
+    seg_len = reader.seg_len
+    for block in lanes.parts(seg_len * max(1, BLOCK_TOKENS // (seg_len * len(lanes.numbers)))):
+        input_block = lanes.cut(inputs, reader.device, block)
+        target_block = lanes.cut(targets, reader.model.targets_device, block)
+        for first in range(block.start, block.stop, seg_len):
+            part = slice(first, min(first + seg_len, block.stop))
             within = slice(part.start - block.start, part.stop - block.start)
             hidden = reader.read(input_block[:, within])
             yield part, hidden, target_block[:, within], reader.losses(hidden, target_block[:, within])
+            if on_tokens:
+                on_tokens(min(part.stop * lanes.number, lanes.count))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """A stream of T tokens as B contiguous pieces, side by side."""
+    """A stream of T tokens as B contiguous pieces, of which some are read side by side."""
 
     count: int
     """T."""
@@ -243,29 +196,31 @@ class Lanes:
     """B."""
     length: int
     """Tokens of a lane, ceil(T / B)."""
+    numbers: range
+    """Lanes that are read, from 0."""
 
     @classmethod
-    def of(cls, count: int, settings: EvalSettings) -> "Lanes":
-        """Cut T tokens into at most `settings.batch_size` lanes; a short stream may fill fewer."""
+    def of(cls, count: int, settings: EvalSettings, numbers: range | None = None) -> "Lanes":
+        """Cut T tokens into `settings.batch_size` lanes, or fewer if the stream is short; read all by default."""
         length = -(-count // min(settings.batch_size, count))
-        return cls(count=count, number=-(-count // length), length=length)
+        number = -(-count // length)
+        return cls(count=count, number=number, length=length, numbers=numbers or range(number))
 
     @property
     def missing(self) -> int:
-        """Tokens by which the last lane is shorter than `length`."""
-        return self.number * self.length - self.count
+        """Tokens by which the last lane that is read is shorter than `length`."""
+        return max(0, self.numbers.stop * self.length - self.count)
 
-    def cut(
-        self, tokens: Tokens, device: torch.device, part: slice | None = None, numbers: range | None = None
-    ) -> Tensor:
-        """Cut (T,) -> (B, l), a part of each lane, or of those with these `numbers`.
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the lanes that are read."""
+        return len(self.numbers) * self.length - self.missing
 
-        The last lane is filled up with tokens whose losses are dropped.
-        """
+    def cut(self, tokens: Tokens, device: torch.device, part: slice | None = None) -> Tensor:
+        """Cut (T,) -> (b, l), a part of each lane; the last one is filled up with tokens whose losses are dropped."""
         start, stop = (0, self.length) if part is None else (part.start, part.stop)
-        numbers = range(self.number) if numbers is None else numbers
-        rows = np.zeros((len(numbers), stop - start), dtype=np.int64)
-        for lane, row in zip(numbers, rows, strict=True):
+        rows = np.zeros((len(self.numbers), stop - start), dtype=np.int64)
+        for lane, row in zip(self.numbers, rows, strict=True):
             first = lane * self.length + start
             piece = tokens[first : min(first + len(row), self.count)]
             row[: len(piece)] = piece
@@ -276,5 +231,5 @@ class Lanes:
         return (slice(first, min(first + seg_len, self.length)) for first in range(0, self.length, seg_len))
 
     def join(self, per_lane: Tensor) -> Tensor:
-        """Join (..., B, length) -> (..., T) on the host, in the order of the stream."""
-        return per_lane.flatten(-2)[..., : self.count].cpu()
+        """Join (..., b, length) to a piece of the stream on the host, (..., tokens)."""
+        return per_lane.flatten(-2)[..., : self.tokens].cpu()

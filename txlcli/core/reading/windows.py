@@ -6,6 +6,7 @@ The first window counts whole, since none of its positions could have seen more;
 Axes: W windows side by side, N window length (attention length), S stride, T tokens scored.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.reader import Reader, Reading
 from txlcli.core.reading.registry import make_window_reader
 from txlcli.core.reading.scoring import Scores, Tokens
 
@@ -32,25 +33,21 @@ def score_windows(
     model: LanguageModel,
     inputs: Tokens,
     targets: Tokens,
+    settings: EvalSettings,
     *,
-    attn_len: int,
     stride: int,
-    windows: int | None = None,
-    max_distance: int | None = None,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Scores:
-    """Score every target from the last `attn_len` tokens before it.
+    """Score every target from the last N tokens before it.
 
     Args:
         model: in any mode.
         inputs: (T,) tokens read.
         targets: (T,) tokens predicted; target t follows input t.
-        attn_len: N.
+        settings: N, as `seg_len`, W, as `batch_size`, and the limit on distance.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-        windows: W; None chooses by device.
-        max_distance: distances beyond it share one encoding.
         precision: of matrix products.
         on_tokens: called with the number of tokens scored so far.
         share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
@@ -59,28 +56,27 @@ def score_windows(
     input_ids, target_ids = (torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (inputs, targets))
     losses = torch.zeros(len(targets), device=device)
     started = time.perf_counter()
-    length = min(attn_len, len(targets))
-    windows = windows or windows_at_once(device, length)
+    sized = dataclasses.replace(settings, seg_len=min(settings.seg_len, len(targets)))
     readers: dict[int, Reader] = {}  # by windows: the first and the last batch may have fewer than the others
-    for firsts, counted in islice(_batches(len(targets), attn_len, stride, windows), share[0], None, share[1]):
-        if len(firsts) not in readers:
-            readers[len(firsts)] = make_window_reader(
-                model, length, windows=len(firsts), precision=precision, max_distance=max_distance
-            )
-            model = readers[len(firsts)].model  # further readers need no copy of their own
-        reader = readers[len(firsts)]
+    for firsts, counted in islice(_batches(len(targets), settings, stride), share[0], None, share[1]):
+        number = len(firsts)
+        if number not in readers:
+            readers[number] = make_window_reader(model, sized, batch_size=number, precision=precision)
+            model = readers[number].model  # further readers need no copy of their own
+        reader = readers[number]
         reader.reset()
-        positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)  # (W, N)
+        positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
         hidden = reader.read_last(input_ids[positions], count=counted)
-        scored = positions[:, length - counted :]
+        scored = positions[:, sized.seg_len - counted :]
         losses[scored] = reader.losses(hidden, target_ids[scored]).float()
         if on_tokens:
             on_tokens(int(scored.max()) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
 
-def _batches(count: int, attn_len: int, stride: int, windows: int) -> Iterator[tuple[list[int], int]]:
+def _batches(count: int, settings: EvalSettings, stride: int) -> Iterator[tuple[list[int], int]]:
     """Yield the first positions of windows that are read together, and how many of their last positions count."""
+    attn_len, windows = settings.seg_len, settings.batch_size
     yield [0], min(attn_len, count)
     firsts = list(range(stride, count - attn_len + 1, stride))
     for start in range(0, len(firsts), windows):
@@ -91,24 +87,12 @@ def _batches(count: int, attn_len: int, stride: int, windows: int) -> Iterator[t
 
 
 class WindowReader(Reader):
-    """Reads one text token by token with a model that has no memory: the window is computed anew for every token.
+    """Reads one text token by token with a model that has no memory: the window is computed anew for every token."""
 
-    Args:
-        model: its weights must not change while the reader is used.
-        attn_len: N.
-        precision: of matrix products.
-        max_distance: distances beyond it share one encoding.
-    """
-
-    def __init__(self, model: LanguageModel, *, attn_len: int, precision: str, max_distance: int | None = None) -> None:
-        self._reader = make_window_reader(model, attn_len, windows=1, precision=precision, max_distance=max_distance)
-        settings = EvalSettings(seg_len=attn_len, mem_len=0)
-        super().__init__(self._reader.model, settings, batch_size=1, precision=precision)
+    def __init__(self, model: LanguageModel, reading: Reading) -> None:
+        super().__init__(model, reading)
+        self._reader = make_window_reader(self.model, reading.settings, batch_size=1, precision=reading.precision)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
-
-    @property
-    def housekeeping_interval(self) -> int:
-        return 1  # every token is the same work
 
     def reset(self) -> None:
         self._reader.reset()

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.reading.reader import Reader, StateReader
+from txlcli.core.reading.reader import Reader, Reading, StateReader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.parallel import CalledModule, DataParallel, Objective
 
@@ -65,7 +65,8 @@ class FullyShardedParallel(DataParallel):
                 module.reshard()
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
-        return _ShardedReader(self, settings, batch_size=batch_size)
+        precision = self.settings.precision
+        return _ShardedReader(self, Reading(settings=settings, batch_size=batch_size, precision=precision))
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of the parts of all weights that this process holds."""
@@ -125,15 +126,15 @@ class FullyShardedParallel(DataParallel):
 class _ShardedReader(StateReader):
     """Reads with the model itself, since the weights of a layer are there only while it computes."""
 
-    def __init__(self, parallel: FullyShardedParallel, settings: EvalSettings, *, batch_size: int) -> None:
+    def __init__(self, parallel: FullyShardedParallel, reading: Reading) -> None:
         self._parallel = parallel
-        super().__init__(parallel.model, settings, batch_size=batch_size, precision=parallel.settings.precision)
+        super().__init__(parallel.model, reading)
 
-    def _prepare(self, model: LanguageModel, precision: str) -> LanguageModel:
+    def _prepare(self, model: LanguageModel) -> LanguageModel:
         return model.eval()
 
     def _first_memory(self) -> Memory:
-        return self._parallel.first_memory(self._batch_size, self.mem_len)
+        return self._parallel.first_memory(self.reading.batch_size, self.mem_len)
 
     def read(self, tokens: Tensor) -> Tensor:
         with self._autocast:

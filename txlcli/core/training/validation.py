@@ -12,7 +12,7 @@ import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Lanes, Scores, Tokens, Total, score_lanes, score_total
+from txlcli.core.reading.scoring import Lanes, Scores, Tokens, Total, score, score_total
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -75,10 +75,9 @@ def validate(
             split.inputs,
             split.targets,
             settings,
-            precision=parallel.settings.precision,
+            new_reader=parallel.make_reader,
             numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
             on_tokens=after_segment,
-            new_reader=parallel.make_reader,
         )
     except _Stopped:
         return None
@@ -115,13 +114,18 @@ def score_in_processes(
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
     check_lanes(len(targets), settings, world.size)
-    lanes = Lanes.of(len(targets), settings)
-    parts = even_parts(lanes.number, world.size)
-    own, seconds = score_lanes(
-        model, inputs, targets, settings, parts[world.rank], precision=precision, on_tokens=on_tokens
+    number = Lanes.of(len(targets), settings).number
+    own = score(
+        model,
+        inputs,
+        targets,
+        settings,
+        precision=precision,
+        numbers=even_parts(number, world.size)[world.rank],
+        on_tokens=on_tokens,
     )
-    losses = torch.cat(world.gather_objects(own))
-    return Scores(lanes.join(losses).numpy(), max(world.gather_objects(seconds)), lanes.number)
+    losses = np.concatenate(world.gather_objects(own.losses_nats))
+    return Scores(losses, max(world.gather_objects(own.seconds)), number)
 
 
 def add_shares(own: Scores, world: World) -> Scores:

@@ -107,20 +107,16 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     `batch_size` windows are computed at once; None lets the device decide.
     """
     model, tokens = scoring.opened.model, len(scoring.text.targets)
-    scored = partial(
-        score_windows,
-        attn_len=length,
-        stride=stride,
-        windows=batch_size or windows_at_once(model.device, min(length, tokens)),
-        max_distance=scoring.settings.max_distance,
-        share=(scoring.world.rank, scoring.world.size),
-    )
+    windows = batch_size or windows_at_once(model.device, min(length, tokens))
+    scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
+    share = (scoring.world.rank, scoring.world.size)
+    scored = partial(score_windows, settings=scoring.settings, stride=stride, share=share)
     scores = add_shares(scoring.score(scored, f"N = {length}"), scoring.world)
     # A window longer than the text predicts all of it at once.
     fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
     window = model.settings.attention_window or most
     return dataclasses.replace(
-        make_row(scoring.changed(mem_len=0, seg_len=length), scores),
+        make_row(scoring, scores),
         attn_len_min=min(fewest, window),
         attn_len_max=min(most, window),
         attn_len=length,
@@ -140,14 +136,8 @@ def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None, None
     xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
-    vanilla = time_vanilla(
-        opened.model,
-        attn_len,
-        windows=1,
-        max_distance=settings.max_distance,
-        precision=opened.precision,
-        repeat=SLOWDOWN_WINDOWS,
-    )
+    windows = dataclasses.replace(one_lane, seg_len=attn_len, mem_len=0)
+    vanilla = time_vanilla(opened.model, windows, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
     return xl.median, vanilla.median
 
 

@@ -23,6 +23,7 @@ from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
 from txlcli.core.reading.sampling import Sampling
 from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.runs.loading import open_run
 
@@ -184,9 +185,10 @@ class HarnessModel(LM):
         longest = max((document.compared for document in documents), default=0)
         if longest > attn_len:
             raise UsageError(f"attn_len={attn_len}: a continuation has {longest} tokens; give at least that")
-        limit = settings.max_distance
+        windows = windows_at_once(model.device, attn_len)
+        in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0, batch_size=windows)
         return [
-            score_in_windows(model, document, attn_len=attn_len, max_distance=limit, precision=precision)
+            score_in_windows(model, document, in_windows, precision=precision)
             for document in tqdm(documents, desc="scoring", disable=None)
         ]
 

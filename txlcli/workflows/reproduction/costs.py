@@ -10,7 +10,7 @@ from typing import Any
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
-from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s
+from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.runs import history, run_directory
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction.reproduce import ITEMS, scale_of
@@ -88,7 +88,7 @@ class _Machine:
 
     def __init__(self, workspace: Workspace, clock: Callable[[], float]) -> None:
         self._device = pick_device(workspace.device)
-        self.peak = peak_flops_per_s(self._device, "fp32", new_clock=idle_clock_of)
+        self.peak = peak_flops_per_s(self._device, "fp32", seconds=time.thread_time)
         self._shares: dict[tuple[object, ...], float] = {}
         self._clock, self._timed_until = clock, clock() + MAX_S
 

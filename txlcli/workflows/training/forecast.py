@@ -1,6 +1,7 @@
 """Forecasts the memory and the time of a training run without starting it."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from txlcli.core.measures.cost import (
     training_flops_per_token,
 )
 from txlcli.core.measures.forecast import StepBytes, computed_scores, parameters_by_part, snapshot_bytes, step_bytes
-from txlcli.core.measures.timing import idle_clock_of, peak_flops_per_s, time_training
+from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
@@ -170,7 +171,7 @@ def _cost(planned: PlannedRun, device: torch.device, *, processes: int, backends
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = planned.flops_per_token
-    peak = peak_flops_per_s(device, train.precision, new_clock=idle_clock_of)
+    peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
     share = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * (share or SHARE_OF_PEAK) * peak / flops
@@ -279,5 +280,5 @@ def timed_share_of_peak(
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     with deterministic_kernels(device, enabled=train.deterministic):
-        step_ms = time_training(new, train, repeat=TIMED_STEPS, new_clock=idle_clock_of).low
+        step_ms = time_training(new, train, repeat=TIMED_STEPS, seconds=time.thread_time).low
     return flops / (step_ms / 1e3) / peak
