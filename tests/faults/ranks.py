@@ -1,6 +1,6 @@
 """Faults of a training run in several processes: what each costs, counted in a table.
 
-python -m tests.faults.ranks [--repeat N] [--json FILE]
+python -m tests.faults.ranks [--repeat N]
 
 Each fault strikes a new training run on this machine at a random moment after its first save; it saves each second. For
 faults of a torchrun, each process has one of its own, as on two machines. Needs Linux.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -79,10 +79,8 @@ def main(
     repeat: Annotated[int, typer.Option(help="Repetitions of each fault.")] = 20,
     only: Annotated[str, typer.Option(help="Inject only faults whose name contains this.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 11,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all outcomes to this file.")] = None,
 ) -> None:
     """Inject faults into training runs of two processes, and count what they cost."""
-    json_file = json_file and json_file.absolute()
     moments = random.Random(seed)
     outcomes: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -93,9 +91,6 @@ def main(
             console.say(f"{fault.name}: {repeat} done")
     columns = ["fault", "repetitions", "exit codes", "steps lost, most", "seconds, most", "orphans"]
     console.show_table("two processes", columns, [_row(name, of_fault) for name, of_fault in outcomes.items()])
-    if json_file:
-        results = {name: [asdict(outcome) for outcome in of_fault] for name, of_fault in outcomes.items()}
-        json_file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     wrong = [
         fault.name
         for fault in FAULTS

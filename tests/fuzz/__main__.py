@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -33,20 +32,11 @@ MEMORY_MB = 2048
 """Largest memory for one input."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What became of one reader."""
-
-    name: str
-    inputs: int
-    covered: int
-    """Branches reached."""
-    defect: str | None
-    """Exception and file of an input that the reader did not refuse as it should."""
-
-
 def fuzz(name, sample, corpus, seconds):
-    """Fuzz one reader in a child process; inputs that reach new branches are added to the corpus."""
+    """Fuzz one reader in a child process; return its name, the number of inputs and of branches, and a defect.
+
+    Inputs that reach new branches are added to the corpus.
+    """
     directory = corpus / name
     directory.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(targets.named(name).seeds(sample)):
@@ -58,18 +48,12 @@ def fuzz(name, sample, corpus, seconds):
     words = [sys.executable, "-m", "tests.fuzz.worker", name, sample, *options]
     ended = subprocess.run(list(map(str, words)), capture_output=True, text=True, errors="replace", check=False)
     said = ended.stderr + ended.stdout
-    inputs = re.search(r"stat::number_of_executed_units: (\d+)", said)
-    covered = re.findall(r"cov: (\d+)", said)
-    return Ended(name, int(inputs[1]) if inputs else 0, int(covered[-1]) if covered else 0, _defect(ended, said))
-
-
-def _defect(ended, said):
-    if ended.returncode == 0:
-        return None
-    artifact = re.search(r"Test unit written to (\S+)", said)
+    inputs, covered = re.search(r"stat::number_of_executed_units: (\d+)", said), re.findall(r"cov: (\d+)", said)
     raised = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*$", said, re.MULTILINE)
-    reason = raised[0] if raised else (said.strip().splitlines() or ["no reason given"])[-1]
-    return f"{reason[:200]}; input: {artifact[1] if artifact else 'none'}"
+    reason = (raised or said.strip().splitlines()[-1:] or ["no reason given"])[0]
+    artifact = re.search(r"Test unit written to (\S+)", said)
+    defect = f"{reason[:200]}; input: {artifact[1] if artifact else 'none'}" if ended.returncode else None
+    return name, int(inputs[1]) if inputs else 0, int(covered[-1]) if covered else 0, defect
 
 
 def main(
@@ -88,14 +72,14 @@ def main(
         with concurrent.futures.ThreadPoolExecutor(processors.available()) as pool:
             names = [target] if target else targets.NAMES
             ended = list(pool.map(lambda one: fuzz(one, sample, keep, seconds), names))
-    failed = any(one.defect is not None or one.inputs == 0 for one in ended)
+    failed = any(defect is not None or inputs == 0 for _, inputs, _, defect in ended)
     if corpus is None and not failed:
         shutil.rmtree(keep)
-    rows = [[one.name, f"{one.inputs:,}", f"{one.covered:,}", "no" if one.defect is None else "yes"] for one in ended]
+    rows = [[name, f"{inputs:,}", f"{covered:,}", "yes" if defect else "no"] for name, inputs, covered, defect in ended]
     console.show_table("readers fuzzed", ("reader", "inputs", "branches", "defect"), rows)
-    for one in ended:
-        if one.defect is not None:
-            console.complain(f"{one.name}: {one.defect}")
+    for name, _, _, defect in ended:
+        if defect is not None:
+            console.complain(f"{name}: {defect}")
     sys.exit(int(failed))
 
 
