@@ -55,7 +55,6 @@ class Options:
     """Base class of the options of a job: checks the ranges of all fields when it is made."""
 
     def __post_init__(self) -> None:
-        """Check the ranges; subclasses add the combinations that exclude each other."""
         for field in dataclasses.fields(self):
             if traits := field.metadata.get("option"):
                 value = getattr(self, field.name)
@@ -66,6 +65,10 @@ class Options:
                     raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
                 for number in value if isinstance(value, tuple) else (value,):
                     _check_range(field.name, number, traits)
+        self._check()
+
+    def _check(self) -> None:
+        """Reject options that exclude each other; subclasses define it."""
 
     def changed(self) -> dict[str, Any]:
         """Return the values of the options that differ from their defaults, by field."""
@@ -136,12 +139,12 @@ FLOP_RATES = {"FLOP/s": 1.0, "FLOPS": 1.0}
 QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?([KMGT]i|[kMGTP]|)(\D+)")
 
 
-def parse_quantity(text: str, asked: str, *, units: Mapping[str, float], example: str) -> float:
+def parse_quantity(text: str, asked: str, *, units: Mapping[str, float]) -> float:
     """Parse a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
     match = QUANTITY.fullmatch(text.strip())
     amount = float(match[1]) * PREFIXES[match[2]] * units.get(match[3], 0.0) if match else 0.0
     if not 0.0 < amount < math.inf:
-        raise UsageError(f"{asked}: write a number above 0 and a unit, such as {example}")
+        raise UsageError(f"{asked}: write a number above 0, a prefix such as G or Gi, and {' or '.join(units)}")
     return amount
 
 
@@ -152,7 +155,8 @@ def check_plain_name(name: str | None) -> None:
 
 
 attention_option = partial(option, "Attention backend; all compute the same function.")
-force_option = partial(option, "Overwrite existing results.", default=False)
+flag_option = partial(option, default=False)
+force_option = partial(flag_option, "Overwrite existing results.")
 memory_option = partial(option, "Memory length M [default: the recipe's].", minimum=0)
 overrides_option = partial(
     option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
@@ -162,7 +166,7 @@ plot_option = partial(
 )
 seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
 share_option = partial(option, minimum=0, above=0, maximum=1)
-unfinished_option = partial(option, "Also accept a run whose training is not finished.", default=False)
+unfinished_option = partial(flag_option, "Also accept a run whose training is not finished.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +284,7 @@ class EvalOptions(Options):
         "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
     )
     cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
-    dynamic: bool = option("Add dynamic evaluation: train on the text while scoring (Krause et al.).", default=False)
+    dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
     batch_size: int | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: int | None = option("Score the first N tokens only.")
     text: UserText | None = option(
@@ -296,8 +300,7 @@ class EvalOptions(Options):
     search: AdaptationSearch = AdaptationSearch()
     """Search for the parameters of `cache` and `dynamic`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.text is not None:
             self.exclude("split", because="`text` is scored instead of a split")
         if self.losses is not None:
@@ -396,12 +399,11 @@ class GenerateOptions(Options):
     temperature: float | None = option(
         "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1].", minimum=1e-3, maximum=1e3
     )
-    greedy: bool = option("Always select the likeliest token.", default=False)
-    reference: bool = option("Also print the context and its actual continuation in the test split.", default=False)
+    greedy: bool = flag_option("Always select the likeliest token.")
+    reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
     seed: int = seed_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.prompt is not None:
             self.exclude("at", "context", "reference", because="`prompt` is the whole context")
         if self.greedy:
@@ -451,8 +453,7 @@ class AttentionOptions(Options):
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.heads is not None:
             self.exclude("auto", because="`heads` and `auto` both select heads")
         if self.figure and 6 not in self.figure:
@@ -492,8 +493,7 @@ class ReclOptions(Options):
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.longest is not None and self.longest < self.start + self.step:
             raise UsageError(f"`longest` {self.longest}: give at least `start` + `step`, {self.start + self.step}")
 
@@ -512,8 +512,8 @@ class CompressOptions(Options):
     lanes: int | None = option(
         "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64].", maximum=4096
     )
-    dynamic: bool = option("Train on the text while coding (dynamic evaluation); slower and smaller.", default=False)
-    lane_cost: bool = option("Also measure how many bits the lanes cost beyond a single one.", default=False)
+    dynamic: bool = flag_option("Train on the text while coding (dynamic evaluation); slower and smaller.")
+    lane_cost: bool = flag_option("Also measure how many bits the lanes cost beyond a single one.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,7 +535,7 @@ class PrepareOptions(Options):
         minimum=0,
         parse=partial(parse_list, item=float, example="three shares like 90,5,5", unique=False),
     )
-    released_convention: bool = option("Treat enwik8 and lm1b like the released code of the paper.", default=False)
+    released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
     workers: int | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: Literal["uint16", "uint32"] | None = option(
@@ -544,8 +544,7 @@ class PrepareOptions(Options):
     column: str | None = option("Column of Parquet files with the text [default: text, or the only one].")
     force: bool = force_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         check_plain_name(self.name)
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
@@ -566,8 +565,7 @@ class ImportOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     force: bool = force_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         check_plain_name(self.name)
         if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
             raise UsageError(
@@ -593,8 +591,7 @@ class CompareOptions(Options):
     plot: Path | None = plot_option()
     x: Axis = option("Quantity on the x axis of --plot.", default="steps")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.plot is None:
             self.exclude("x", because="`x` is the axis of a `plot`")
 
@@ -611,7 +608,7 @@ class TrainOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     precision: Precision | None = option("Precision of matrix products [default: as in the recipe].")
     attention: AttentionBackend | None = attention_option()
-    compile: bool = option("Compile the layers with torch.compile; intended for CUDA.", default=False)
+    compile: bool = flag_option("Compile the layers with torch.compile; intended for CUDA.")
     seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
     skip_nonfinite: int | None = option(
         "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
@@ -622,8 +619,7 @@ class TrainOptions(Options):
     resume_hint: str | None = None
     """Advice on resuming after a stop; None for `txl train --resume`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         check_plain_name(self.name)
         if self.resume is not None:
             self.exclude("name", "force", because="`resume` continues a run")
@@ -670,20 +666,20 @@ class HardwareOptions(Options):
     device_memory: float | None = option(
         "Memory of each GPU, such as 80GiB; says whether a step fits.",
         metavar="SIZE",
-        parse=partial(parse_quantity, units=SIZES, example="80GiB"),
+        parse=partial(parse_quantity, units=SIZES),
     )
     """In bytes."""
     bandwidth: float | None = option(
         "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.",
         metavar="RATE",
-        parse=partial(parse_quantity, units=RATES, example="300GB/s"),
+        parse=partial(parse_quantity, units=RATES),
     )
     """In bytes per second."""
     device_flops: float | None = option(
         "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
         "time.",
         metavar="RATE",
-        parse=partial(parse_quantity, units=FLOP_RATES, example="989TFLOP/s"),
+        parse=partial(parse_quantity, units=FLOP_RATES),
     )
     """In operations per second."""
 
@@ -699,16 +695,13 @@ class ScaleOptions(HardwareOptions):
 class ForecastOptions(HardwareOptions):
     """Options of `txl train --dry-run`."""
 
-    dry_run: bool = option("Print the plan, its memory and its time; do not train.", default=False)
-    verbose: bool = option(
-        "With --dry-run: compare the attention backends, too; takes seconds more.",
-        default=False,
-        flags=("--verbose", "-v"),
+    dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
+    verbose: bool = flag_option(
+        "With --dry-run: compare the attention backends, too; takes seconds more.", flags=("--verbose", "-v")
     )
     devices: int | None = option("With --dry-run: forecast a training run on N other GPUs.", metavar="N")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         described = ("device_memory", "bandwidth", "device_flops")
         if not self.dry_run:
             self.exclude("devices", "verbose", *described, because="only `dry_run` makes a forecast")
@@ -743,7 +736,7 @@ class ReproduceOptions(Options):
     )
     seeds: int = option("Training runs per model, whose results are averaged.", default=1)
     out: Path | None = option("Folder of the report [default: reproduction-SCALE].")
-    list: bool = option("List the items with the cost of missing training runs, and stop.", default=False)
+    list: bool = flag_option("List the items with the cost of missing training runs, and stop.")
 
     @property
     def directory(self) -> Path:
