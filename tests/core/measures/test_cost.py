@@ -16,16 +16,14 @@ from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
 from txlcli.core.kernels import compilation
 from txlcli.core.measures.cost import (
-    ATTENTION_PRODUCTS,
+    PRODUCTS_BY_KEY,
     attention_flops_per_token,
-    band_share,
     counted_shares,
     decoding_flops_per_token,
-    embedding_products,
     needed_attention_flops_per_token,
     softmax_flops_per_token,
-    softmax_products,
     training_flops_per_token,
+    vocabulary_products,
     window_flops_per_prediction,
     zipf_shares,
 )
@@ -210,13 +208,14 @@ def test_products_of_tritons_kernels_are_those_of_their_source():
     source = Path(compilation.__file__).with_name("attention_triton_kernels.py").read_text(encoding="utf-8")
     kernels = ("forward_kernel", "backward_of_keys_kernel", "backward_of_queries_kernel")
     assert [products_of(kernel, source) for kernel in kernels] == [2, 4, 3]
-    assert ATTENTION_PRODUCTS["triton"].by_key == 2 + 4 + 3
+    assert PRODUCTS_BY_KEY["triton"] == 2 + 4 + 3
 
 
 def test_kernels_that_skip_unseen_keys_compute_no_product_with_them():
     # Five queries see 7 + 1 to 7 + 5 keys, 50 pairs of 60: nine products by key, three by distance with all of 60.
     model = model_settings()
-    given = attention_flops_per_token(model, "triton", seg_len=L, mem_len=M, scores=L * (M + L))
+    every = {"scores": L * (M + L), "position_scores": L * (M + L)}
+    given = attention_flops_per_token(model, "triton", seg_len=L, mem_len=M, **every)
     assert given == 2 * model.n_layers * 33 * (9 * 50 + 3 * 60) / L
 
 
@@ -238,7 +237,7 @@ ZIPF = [math.log(6) / math.log(20), math.log(12 / 6) / math.log(20), math.log(20
 
 def test_zipfs_law_gives_the_shares_of_the_bands():
     # log(1 + 1/1) + ... + log(1 + 1/5) = log 6: the ids 0 to 4 have the ranks 1 to 5.
-    assert [band_share(band, V) for band in bands(model_settings(**ADAPTIVE), V)] == pytest.approx(ZIPF, rel=1e-12)
+    assert zipf_shares(bands(model_settings(**ADAPTIVE), V)) == pytest.approx(ZIPF, rel=1e-12)
     assert sum(ZIPF) == pytest.approx(1, rel=1e-12)
 
 
@@ -246,22 +245,16 @@ def test_embedding_and_softmax_of_an_adaptive_model_equal_a_calculation_by_hand(
     model = model_settings(**ADAPTIVE)
     embedded = sum(share * products for share, products in zip(ZIPF, EMBEDDED, strict=True))
     scored = SCORED[0] + ZIPF[1] * SCORED[1] + ZIPF[2] * SCORED[2]  # every token needs the head
-    assert products_of_ends(model) == pytest.approx((embedded, scored), rel=1e-12)
+    assert vocabulary_products(model, V) == pytest.approx((embedded, scored), rel=1e-12)
     layers = 2 * (4 * 14 * 33 + 3 * 12 * 33 + 2 * 14 * 17)
     given = decoding_flops_per_token(model, V, keys=12)
     assert given == pytest.approx(2 * (layers + embedded + scored), rel=1e-12)
 
 
-def products_of_ends(model):
-    """Return the products of embedding and of scoring one token."""
-    cut = bands(model, V)
-    return embedding_products(model, cut, zipf_shares(cut)), softmax_products(model, cut, zipf_shares(cut))
-
-
 def test_bands_as_wide_as_the_model_need_no_projection():
     scored = 14 * (7 + ZIPF[1] * 6 + ZIPF[2] * 8)
-    assert products_of_ends(model_settings(cutoffs=(5, 11))) == (0, pytest.approx(scored, rel=1e-12))
-    assert products_of_ends(model_settings(d_embed=6)) == (6 * 14, 6 * 14 + 6 * V)
+    assert vocabulary_products(model_settings(cutoffs=(5, 11)), V) == (0, pytest.approx(scored, rel=1e-12))
+    assert vocabulary_products(model_settings(d_embed=6), V) == (6 * 14, 6 * 14 + 6 * V)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -277,7 +270,7 @@ def test_an_adaptive_training_step_equals_the_count_of_pytorch(tied):
     formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
     formula += unseen_flops_per_token(model.settings, L)
     # Forward and twice that backward, two operations each.
-    by_zipf = 6 * sum(products_of_ends(model.settings))
+    by_zipf = 6 * sum(vocabulary_products(model.settings, V))
     assert counted == pytest.approx(B * L * (formula - by_zipf) + 6 * ends, rel=1e-12)
 
 

@@ -10,7 +10,6 @@ Zipf's law: the id of rank r has a share of log(1 + 1/r) / log(V + 1).
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,10 @@ Shares = Sequence[float]
 """Share of tokens in each band of a vocabulary, the head first."""
 
 
-def band_share(band: Band, vocab_size: int) -> float:
-    """Return the share of tokens whose id lies in a band, by Zipf's law."""
-    return math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1)
-
-
 def zipf_shares(all_bands: Sequence[Band]) -> Shares:
     """Return the shares of the bands by Zipf's law."""
-    return [band_share(band, all_bands[-1].end) for band in all_bands]
+    vocab_size = all_bands[-1].end
+    return [math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1) for band in all_bands]
 
 
 def counted_shares(all_bands: Sequence[Band], ids: NDArray[np.integer]) -> Shares:
@@ -47,51 +42,37 @@ def counted_shares(all_bands: Sequence[Band], ids: NDArray[np.integer]) -> Share
     return [float(count) / max(counts.sum(), 1) for count in counts]
 
 
-def embedding_products(model: ModelSettings, all_bands: Sequence[Band], shares: Shares) -> float:
-    """Return the multiplications that embed one token: the projection of its band."""
-    return sum(
-        share * band.width * model.d_model
-        for band, share in zip(all_bands, shares, strict=True)
-        if band.projection is not None
-    )
-
-
 def softmax_columns(all_bands: Sequence[Band]) -> float:
     """Return the mean number of logits per target: head and clusters always, a tail by the share of its targets."""
-    head, *tails = all_bands
-    return head.size + len(tails) + sum(band_share(band, all_bands[-1].end) * band.size for band in tails)
+    sizes = [share * band.size for band, share in zip(all_bands, zipf_shares(all_bands), strict=True)]
+    return all_bands[0].size + len(sizes[1:]) + sum(sizes[1:])
 
 
-def softmax_products(model: ModelSettings, all_bands: Sequence[Band], shares: Shares) -> float:
-    """Return the multiplications that score one target: the head with its clusters, a tail if the target is in it."""
-    products = 0.0
-    for number, (band, share) in enumerate(zip(all_bands, shares, strict=True)):
-        columns = band.size + (len(all_bands) - 1 if number == 0 else 0)
-        projection = model.d_model * band.width if band.projection is not None else 0
-        products += (share if number else 1.0) * (columns * band.width + projection)
-    return products
+def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> tuple[float, float]:
+    """Return the multiplications that embed one token, and those that score one target.
+
+    The former project an embedding to model width; the latter are of the head with its clusters, and of a tail.
+    """
+    all_bands = bands(model, vocab_size)
+    embedding = softmax = 0.0
+    for number, (band, share) in enumerate(zip(all_bands, shares or zipf_shares(all_bands), strict=True)):
+        projected = 0 if band.projection is None else model.d_model
+        columns = band.size if number else band.size + len(all_bands) - 1
+        embedding += share * band.width * projected
+        softmax += (share if number else 1.0) * ((columns + projected) * band.width)
+    return embedding, softmax
 
 
 def softmax_flops_per_token(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> float:
     """Return the operations of one token's logits, which train.recompute computes once more."""
-    return 2.0 * _embedding_and_softmax(model, vocab_size, shares, read=0)
+    return 2.0 * vocabulary_products(model, vocab_size, shares)[1]
 
 
-def _embedding_and_softmax(
-    model: ModelSettings, vocab_size: int, shares: Shares | None = None, *, read: int = 1
-) -> float:
-    """Return the multiplications of embedding `read` tokens and scoring one."""
-    all_bands = bands(model, vocab_size)
-    shares = shares or zipf_shares(all_bands)
-    return read * embedding_products(model, all_bands, shares) + softmax_products(model, all_bands, shares)
-
-
-@dataclass(frozen=True)
 class LayerProducts(ABC):
     """Multiplications of a model's layers, without embedding and softmax. One subclass per architecture."""
 
-    model: Any
-    """Settings of the architecture."""
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     @abstractmethod
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
@@ -110,7 +91,6 @@ class LayerProducts(ABC):
         return 0.0
 
 
-@dataclass(frozen=True)
 class RnnProducts(LayerProducts):
     """Layers of an LSTM or a QRNN: W outputs per layer, several gates each, no keys."""
 
@@ -124,7 +104,6 @@ class RnnProducts(LayerProducts):
         return sum(3 * width * size for size, width in sizes)
 
 
-@dataclass(frozen=True)
 class TransformerProducts(LayerProducts):
     """Layers of attention and feed-forward."""
 
@@ -135,45 +114,44 @@ class TransformerProducts(LayerProducts):
         return self.model.n_heads * self.model.d_head
 
     @property
-    def _feed_forward(self) -> int:
-        """Products of the feed-forward sublayer, and of the gates of a layer, for one token."""
-        matrices = 3 if self.model.parts.feed_forward == "swiglu" else 2
-        gates = 12 * self.model.d_model**2 if self.model.gating == "gru" else 0
-        return matrices * self.model.d_model * self.model.inner_width + gates
+    def _projection(self) -> int:
+        """Products of one token's queries, keys or values."""
+        return self.model.d_model * self._width
 
-    def _layer(self, *, keys: float, max_distance: int | None) -> float:
+    def _layer(self, *, keys: float, max_distance: int | None = None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
-        projections = 4 * self.model.d_model * self._width  # query, key, value, output
+        model = self.model
         distances = keys if max_distance is None else min(keys, max_distance + 1)
-        attention = (2 * keys + (distances if "b" in self.model.encoding.score_terms else 0)) * self._width
-        return projections + attention + self._feed_forward
+        attention = (2 * keys + (distances if "b" in model.encoding.score_terms else 0)) * self._width
+        matrices = 3 if model.parts.feed_forward == "swiglu" else 2
+        gates = 12 * model.d_model**2 if model.gating == "gru" else 0
+        # Four projections: query, key, value, output.
+        return 4 * self._projection + attention + (matrices * model.d_model * model.inner_width + gates)
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         # Layer outputs that memory keeps are projected to keys and values, too.
-        outputs = 2 * self.model.d_model * self._width if self.model.memory_source == "layer_output" else 0
+        outputs = 2 * self._projection if self.model.memory_source == "layer_output" else 0
         return self.model.n_layers * (self._layer(keys=keys, max_distance=max_distance) + outputs)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
         # Of the last layer only the last position is computed, from the keys of all.
         below = self._layer(keys=self.model.mean_keys(seg_len=window, mem_len=0), max_distance=max_distance)
         last = self._layer(keys=min(window, self.model.window or window), max_distance=max_distance)
-        keys_before = 2 * (window - 1) * self.model.d_model * self._width
+        keys_before = 2 * (window - 1) * self._projection
         return (self.model.n_layers - 1) * window * below + last + keys_before
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
         # The backward pass takes twice the forward, but distances and memory need no gradient (the layer norm of the
         # memory does if it is the layer's own). Keys and values of the memory are projected at every step again, since
         # the weights change; distances are projected once for the whole batch.
-        model, width = self.model, self._width
+        model = self.model
         before = model.memory_keys(mem_len)
         keys, mem_len = model.mean_keys(seg_len=seg_len, mem_len=before), model.visible_memory(before)
-        terms = 3 if "b" in model.encoding.score_terms else 2  # content score, weighted values, position score
-        per_token = 4 * model.d_model * width + terms * keys * width + self._feed_forward
-        memory = 2 * mem_len * model.d_model * width
         memory_passes = 2 if model.norm == "post" else 3
+        memory = memory_passes * (2 * mem_len * self._projection) / seg_len
         scored = min(mem_len + seg_len, model.window or mem_len + seg_len)  # distances
-        distances = scored * model.d_model * width if model.encoding.projects_distances else 0
-        layer = 3 * per_token + memory_passes * memory / seg_len + 2 * distances / (seg_len * batch_size)
+        distances = scored * self._projection if model.encoding.projects_distances else 0
+        layer = 3 * self._layer(keys=keys) + memory + 2 * distances / (seg_len * batch_size)
         return model.n_layers * layer
 
     def auxiliary(self, vocab_size: int) -> float:
@@ -184,7 +162,6 @@ class TransformerProducts(LayerProducts):
         return (2 * lower + 1) * vocab_size * self.model.d_model
 
 
-@dataclass(frozen=True)
 class CompressiveProducts(TransformerProducts):
     """Layers of a Transformer-XL that compress what leaves their memory, one position for each one that is read."""
 
@@ -197,7 +174,7 @@ class CompressiveProducts(TransformerProducts):
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         # A token has its share of a slot, which is made, and projected to keys and values.
-        slot = 2 * self.model.d_model * self._width / self.model.compression_rate
+        slot = 2 * self._projection / self.model.compression_rate
         return super().decoding(keys=keys, max_distance=max_distance) + self.model.n_layers * (self._compression + slot)
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
@@ -206,13 +183,14 @@ class CompressiveProducts(TransformerProducts):
         layers = super().training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
         if not (mem_len and self._compression):
             return layers
-        projection, rate = self.model.d_model * self._width, self.model.compression_rate
-        projections = 3 * projection + 2 * 2 * projection / rate  # query, key, value; and of slots, there and back
+        rate = self.model.compression_rate
+        projections = (
+            3 * self._projection + 2 * 2 * self._projection / rate
+        )  # query, key, value; and of slots, there and back
         attention = 2 * seg_len * self._width + 5 * seg_len * self._width / rate
         return layers + self.model.n_layers * (2 * self._compression + projections + attention)
 
 
-@dataclass(frozen=True)
 class RmtProducts(TransformerProducts):
     """Layers of a Transformer that read memory tokens with each segment."""
 
@@ -224,36 +202,23 @@ class RmtProducts(TransformerProducts):
         rows_per_token = self.model.rows / self.model.segment_len
         return rows_per_token * super().decoding(keys=keys, max_distance=max_distance)
 
-    def window(self, *, window: int, max_distance: int | None) -> float:
-        return window * self.decoding(keys=1, max_distance=max_distance)
+    window = LayerProducts.window
 
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
         layers = super().training(seg_len=self.model.rows, mem_len=0, batch_size=batch_size)
         return layers * self.model.rows / self.model.segment_len
 
 
-@dataclass(frozen=True)
-class AttentionProducts:
-    """Products between queries and keys that an attention backend computes in a training step, per layer and head."""
-
-    by_key: int
-    """Content scores, weighted values and their gradients, with those that the backward pass computes again."""
-    by_distance: int
-    """Position scores and their gradients; none without position keys."""
-    skips_unseen: bool = False
-    """True if the products by key leave out tiles of keys that no query of theirs sees."""
-    adds_bias: bool = False
-    """True if a bias by distance is added; others multiply with it, as one more column of queries and keys."""
-
-
-ATTENTION_PRODUCTS: dict[str, AttentionProducts] = {
-    "auto": AttentionProducts(6, 3),
-    "reference": AttentionProducts(6, 3, adds_bias=True),
-    "sdpa": AttentionProducts(7, 3),  # its backward pass computes the content scores again
-    "flex": AttentionProducts(9, 3, skips_unseen=True),  # two backward passes: of keys and values, and of queries
-    "triton": AttentionProducts(9, 3, skips_unseen=True, adds_bias=True),  # the same
-}
-"""Products for each value of `train.attention`. Recomputation adds one of each kind to "auto"."""
+PRODUCTS_BY_KEY = {"auto": 6, "reference": 6, "sdpa": 7, "flex": 9, "triton": 9}
+"""Products between queries and keys that each value of `train.attention` computes in a training step: content scores,
+weighted values and their gradients, with those that the backward pass computes again. The backward pass of "flex" and
+"triton" is two: of keys and values, and of queries."""
+PRODUCTS_BY_DISTANCE = 3
+"""Position scores and their gradients; none without position keys."""
+SKIP_UNSEEN = ("flex", "triton")
+"""Backends that leave out tiles of keys that no query of theirs sees."""
+ADD_BIAS = ("reference", "triton")
+"""Backends that add a bias by distance; others multiply with it, as one more column of queries and keys."""
 
 
 def attention_flops_per_token(
@@ -263,21 +228,20 @@ def attention_flops_per_token(
     seg_len: int,
     mem_len: int,
     scores: int,
-    position_scores: int | None = None,
+    position_scores: int,
     recompute: bool = False,
 ) -> float:
     """Return the operations between queries and keys per predicted token of a training step, with a backend.
 
-    For each head and sequence it computes `scores` by key, L K if none is left out, and `position_scores` by distance,
-    as many by default; with `recompute` once more in the backward pass.
+    For each head and sequence it computes `scores` by key, L K if none is left out, and `position_scores` by distance;
+    with `recompute` once more in the backward pass.
     """
-    products = ATTENTION_PRODUCTS[backend]
     seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
-    position_scores = scores if position_scores is None else position_scores
-    by_key = (products.by_key + recompute) * (seen if products.skips_unseen else scores)
+    by_key = (PRODUCTS_BY_KEY[backend] + recompute) * (seen if backend in SKIP_UNSEEN else scores)
     terms = model.encoding.score_terms
-    has_bias_column = "d" in terms and "b" not in terms and not products.adds_bias
-    by_distance = (products.by_distance + recompute) * position_scores if "b" in terms or has_bias_column else 0
+    has_bias_column = "d" in terms and "b" not in terms and backend not in ADD_BIAS
+    scores_by_distance = position_scores if "b" in terms or has_bias_column else 0
+    by_distance = (PRODUCTS_BY_DISTANCE + recompute) * scores_by_distance
     width = model.d_head + has_bias_column
     return 2.0 * model.n_layers * model.n_heads * width * (by_key + by_distance) / seg_len
 
@@ -308,7 +272,7 @@ def decoding_flops_per_token(
     model with a recurrent state has no keys.
     """
     layers = ARCHITECTURES[model.arch](model).decoding(keys=keys, max_distance=max_distance)
-    return 2.0 * (layers + _embedding_and_softmax(model, vocab_size))
+    return 2.0 * (layers + sum(vocabulary_products(model, vocab_size)))
 
 
 def window_flops_per_prediction(
@@ -319,7 +283,8 @@ def window_flops_per_prediction(
     Only keys that queries see count.
     """
     layers = ARCHITECTURES[model.arch](model).window(window=window, max_distance=max_distance)
-    return 2.0 * (layers + _embedding_and_softmax(model, vocab_size, read=window))
+    embedding, softmax = vocabulary_products(model, vocab_size)
+    return 2.0 * (layers + (window * embedding + softmax))
 
 
 def training_flops_per_token(
@@ -331,5 +296,5 @@ def training_flops_per_token(
     """
     products = ARCHITECTURES[model.arch](model)
     layers = products.training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
-    once = _embedding_and_softmax(model, vocab_size, shares) + products.auxiliary(vocab_size)
+    once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
     return 2.0 * (layers + 3 * once)
