@@ -14,8 +14,7 @@ from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
 from txlcli.core.kernels.private import observed_results, onednn_has_bf16, tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace
-from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes
-from txlcli.core.measures.live_bytes import LiveBytes
+from txlcli.core.measures.forecast import LiveBytes, logit_bytes, parameters_by_part, step_bytes
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.parallel import DataParallel

@@ -2,17 +2,17 @@
 
 A step is run forward and backward with few layers, sequences and softmax columns. Further layers, sequences and columns
 are identical to those, so larger sizes follow exactly. Segment and memory have their real lengths.
-
-Axes: B batch, L segment, M memory, N layers, V vocabulary.
 """
 
 import contextlib
 import dataclasses
 import functools
 import gc
+import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,12 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.attention_tiles import first_tiles_only
-from txlcli.core.kernels.device import DTYPES, autocast
+from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.normalizer import BlockSize
-from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.kernels.private import observed_results, tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
 from txlcli.core.measures.cost import softmax_columns
-from txlcli.core.measures.live_bytes import LiveBytes, counting
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.softmax import AdaptiveSoftmax
@@ -86,23 +85,18 @@ class StepBytes:
 
 
 @functools.lru_cache(maxsize=8)
-def _shapes(settings: ModelSettings, vocab_size: int) -> Mapping[str, torch.Size]:
+def parameter_shapes(settings: ModelSettings, vocab_size: int) -> dict[str, torch.Size]:
     """Return the shapes of a model's parameters by name."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def parameter_sizes(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
-    """Return the number of values of each parameter of a model by name."""
-    return {name: shape.numel() for name, shape in _shapes(settings, vocab_size).items()}
-
-
 def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:
     """Count the parameters of each part of a model; a softmax tied to the embedding has only biases and clusters."""
     counts = dict.fromkeys((*PARTS.values(), "other layers"), 0)
-    for name, size in parameter_sizes(settings, vocab_size).items():
-        counts[next((part for piece, part in PARTS.items() if piece in name), "other layers")] += size
+    for name, shape in parameter_shapes(settings, vocab_size).items():
+        counts[next((part for piece, part in PARTS.items() if piece in name), "other layers")] += shape.numel()
     return {part: count for part, count in counts.items() if count}
 
 
@@ -110,7 +104,7 @@ def state_bytes(
     model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU, processes: int = 1
 ) -> StepBytes:
     """Return the bytes of weights, gradients and optimizer state alone, of the process that holds most."""
-    shapes, count = _shapes(model, vocab_size), OPTIMIZERS[train.optimizer].state_tensors
+    shapes, count = parameter_shapes(model, vocab_size), OPTIMIZERS[train.optimizer].state_tensors
     is_divided = train.parallel == "fsdp" and processes > 1
     parts = processes if is_divided else 1  # each process has some rows of every weight, rounded up
     sizes = {name: -(-shape[0] // parts) * shape[1:].numel() * FLOAT for name, shape in shapes.items()}
@@ -132,10 +126,9 @@ def state_bytes(
 
 def _gathered_bytes(shapes: Mapping[str, torch.Size], train: TrainSettings) -> int:
     """Return the bytes of whole weights and gradients that fsdp gathers: of the root, and of the layers at work."""
-    by_layer: dict[str, int] = {}
+    by_layer: Counter[str] = Counter()
     for name, shape in shapes.items():
-        layer = ".".join(name.split(".")[:2]) if name.startswith("layers.") else ""
-        by_layer[layer] = by_layer.get(layer, 0) + shape.numel()
+        by_layer[".".join(name.split(".")[:2]) if name.startswith("layers.") else ""] += shape.numel()
     root = by_layer.pop("", 0)
     # Two layers are gathered, and one has gradients, in the dtype of products; these are summed in fp32.
     at_work = max(by_layer.values(), default=0) * (3 * DTYPES[train.precision].itemsize + FLOAT)
@@ -161,7 +154,7 @@ def step_bytes(
     Activations are counted with the kernels of a CPU: fused attention on CUDA may keep less. `train` are the settings
     of one process (`of_one_process`).
     """
-    step, shapes = _Step.of(model, vocab_size, train, device), _shapes(model, vocab_size)
+    step, shapes = _Step.of(model, vocab_size, train, device), parameter_shapes(model, vocab_size)
     return dataclasses.replace(
         state_bytes(model, vocab_size, train, device=device, processes=processes),
         memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
@@ -174,12 +167,12 @@ def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, 
     """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
     step = _Step.of(model, vocab_size, train, device)
     of_fewer = [
-        dataclasses.replace(step, sizes=step.sizes._replace(batch_size=batch_size, columns=columns)).saved_bytes()
+        dataclasses.replace(step, batch_size=batch_size, columns=columns).saved_bytes()
         for batch_size in (2, 3)
         for columns in (TRACED_COLUMNS, 2 * TRACED_COLUMNS)
     ]
     of_columns = of_fewer[3] - of_fewer[2] - (of_fewer[1] - of_fewer[0])
-    return of_columns * step.sizes.batch_size * step.sizes.columns // TRACED_COLUMNS
+    return of_columns * step.batch_size * step.columns // TRACED_COLUMNS
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -193,43 +186,36 @@ def computed_scores(
     device: torch.device,
     *,
     max_keys: int | None = None,
-    min_queries: int | None = None,
+    workspace: Workspace | None = None,
 ) -> int:
     """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future.
 
-    A query has at most `max_keys` scores, as by distance in a window. Blocks have at least `min_queries` queries.
+    A query has at most `max_keys` scores, as by distance in a window. `workspace` divides queries into blocks.
     """
     seg_len, mem_len = train.seg_len, model.visible_memory(model.memory_keys(train.mem_len))
     block = seg_len
     if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
-        workspace = Workspace() if min_queries is None else Workspace(min_queries=min_queries)
         row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * DTYPES[train.precision].itemsize
-        block = workspace.block_of_queries(seg_len, row_bytes)
+        block = (workspace or Workspace()).block_of_queries(seg_len, row_bytes)
     ends = np.arange(seg_len, 0, -block)  # of the blocks
     keys = mem_len + ends
     return int((np.minimum(ends, block) * np.minimum(keys, max_keys or keys)).sum())
 
 
-class _Sizes(NamedTuple):
-    """Sizes in which the bytes of a step are linear."""
-
-    n_layers: int
-    batch_size: int
-    """Sequences of a micro-batch."""
-    columns: int
-    """Columns of a plain softmax: the mean number of an adaptive one."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Forward and backward pass of a micro-batch."""
+    """Forward and backward pass of a micro-batch, whose bytes are linear in layers, sequences and columns."""
 
     model: ModelSettings
     """With a plain softmax."""
     train: TrainSettings
     """Only what changes the tensors of a step, so that steps that are counted alike are equal."""
     on_gpu: bool
-    sizes: _Sizes
+    n_layers: int
+    batch_size: int
+    """Sequences of a micro-batch."""
+    columns: int
+    """Columns of a plain softmax: the mean number of an adaptive one."""
 
     @classmethod
     def of(cls, model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> "_Step":
@@ -241,119 +227,141 @@ class _Step:
         plain = with_plain_softmax(model)
         if is_fused and isinstance(plain, TransformerSettings):
             plain = dataclasses.replace(plain, attention_dropout=0.0)
-        counted = TrainSettings(
-            batch_size=1,
-            seg_len=train.seg_len,
-            mem_len=train.mem_len,
-            max_steps=1,
-            precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
-            loss_part=train.loss_part,
-            recompute=train.recompute,
-            attention="auto" if is_fused else train.attention,
+        return cls(
+            model=plain,
+            train=TrainSettings(
+                batch_size=1,
+                seg_len=train.seg_len,
+                mem_len=train.mem_len,
+                max_steps=1,
+                precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
+                loss_part=train.loss_part,
+                recompute=train.recompute,
+                attention="auto" if is_fused else train.attention,
+            ),
+            on_gpu=on_gpu,
+            n_layers=model.n_layers,
+            batch_size=train.batch_size // train.accumulate,
+            columns=round(softmax_columns(bands(model, vocab_size))),
         )
-        columns = round(softmax_columns(bands(model, vocab_size)))
-        sizes = _Sizes(model.n_layers, train.batch_size // train.accumulate, columns)
-        return cls(model=plain, train=counted, on_gpu=on_gpu, sizes=sizes)
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
-        saved, _ = self._at(self.sizes)
-        if self.train.recompute or self.train.attention != "auto" or self.on_gpu or not self._heads:
+        (saved, _), model, train = self.traced_bytes(), self.model, self.train
+        if not isinstance(model, TransformerSettings) or model.recurrent_state or self.on_gpu:
+            return saved
+        if train.recompute or train.attention != "auto":
             return saved
         traced, computed = (
-            computed_scores(self.model, self.train, CPU, min_queries=queries) for queries in (self._min_queries, None)
+            computed_scores(model, train, CPU, workspace=workspace) for workspace in (self.workspace, None)
         )
-        skipped = self.sizes.batch_size * self.sizes.n_layers * self._heads * (traced - computed)
-        return saved - skipped * DTYPES[self.train.precision].itemsize
-
-    def temporary_bytes(self) -> int:
-        """Return the bytes of other tensors at the peak, whose blocks of logits do not grow with the columns."""
-        columns = min(self.sizes.columns, 2 * TRACED_COLUMNS)
-        return max(0, self._at(self.sizes._replace(columns=columns))[1])
+        skipped = self.batch_size * self.n_layers * model.n_heads * (traced - computed)
+        return saved - skipped * DTYPES[train.precision].itemsize
 
     @property
-    def _heads(self) -> int:
-        """Number of heads, 0 without attention over the whole segment."""
-        if not isinstance(self.model, TransformerSettings) or self.model.recurrent_state:
-            return 0
-        return self.model.n_heads
+    def workspace(self) -> Workspace:
+        """Divides a long segment into few blocks of queries."""
+        return Workspace(min_queries=max(Workspace().min_queries, -(-self.train.seg_len // TRACED_BLOCKS)))
 
-    @property
-    def _min_queries(self) -> int:
-        return max(Workspace().min_queries, -(-self.train.seg_len // TRACED_BLOCKS))
-
-    def _at(self, sizes: _Sizes) -> tuple[int, int]:
-        """Return the saved and the temporary bytes: linear in each size beyond two smaller ones.
+    def traced_bytes(self) -> tuple[int, int]:
+        """Return the bytes of saved tensors, and of others at the peak: linear in each size beyond two smaller ones.
 
         A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from
         those between.
         """
         most = max(3, TRACED_TOKENS // self.train.seg_len)
-        layers = (1, 2) if isinstance(self.model, TransformerSettings) else (2, 3)
-        pairs = (layers, (max(2, most // 2), most), (TRACED_COLUMNS, 2 * TRACED_COLUMNS))
-        for axis, (low, high) in zip(_Sizes._fields, pairs, strict=True):
-            size = getattr(sizes, axis)
+        traced = {
+            "n_layers": (1, 2) if isinstance(self.model, TransformerSettings) else (2, 3),
+            "batch_size": (max(2, most // 2), most),
+            "columns": (TRACED_COLUMNS, 2 * TRACED_COLUMNS),
+        }
+        for name, (low, high) in traced.items():
+            size = getattr(self, name)
             if size > high:
-                less, more = (self._at(sizes._replace(**{axis: small})) for small in (low, high))
+                changes: list[dict[str, Any]] = [{name: low}, {name: high}]
+                less, more = (dataclasses.replace(self, **change).traced_bytes() for change in changes)
                 saved, temporary = (
                     smaller + (larger - smaller) * (size - low) // (high - low)
                     for smaller, larger in zip(less, more, strict=True)
                 )
                 return saved, temporary
-        return _traced(dataclasses.replace(self, sizes=sizes))
-
-    def trace(self) -> tuple[int, int]:
-        """Run the step on tensors without data; return the saved and the temporary bytes."""
-        live, saved = LiveBytes(), LiveBytes()
-
-        def keep(tensor: Tensor) -> Tensor:
-            if id(tensor.untyped_storage()) not in weights:
-                saved.observe(tensor)
-            return tensor
-
-        with counting(live), contextlib.ExitStack() as stack:
-            network = self._network()
-            weights = {id(weight.untyped_storage()) for weight in network.parameters()}
-            for weight in network.parameters():
-                weight.grad = torch.zeros_like(weight)
-            shape = (self.sizes.batch_size, self.train.seg_len)
-            tokens, targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-            stack.enter_context(first_tiles_only())
-            if self.on_gpu:  # these need no GPU, but keep what a GPU would keep
-                stack.enter_context(cached_casts())
-                stack.enter_context(scores_at_once())
-            with autocast(CPU, self.train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
-                memory = network.full_memory(self.sizes.batch_size, self.train.mem_len)
-                gc.collect()  # tensors in reference cycles would count
-                held = live.peak = live.now
-                loss, _, memory[:] = network.objective(
-                    tokens, targets, memory, mem_len=self.train.mem_len, part=self.train.loss_part, progress=0.0
-                )
-            activations = saved.now
-            if not self.on_gpu:
-                loss.backward()
-        return activations, live.peak - held - activations
-
-    def _network(self) -> LanguageModel:
-        """Return the model in training, with few blocks in a long segment."""
-        model = dataclasses.replace(self.model, n_layers=self.sizes.n_layers)
-        network = make_model(model, self.sizes.columns).train()
-        network.recompute(self.train.recompute)
-        if isinstance(network, TransformerXL):
-            network.set_attention_backend(self.train.attention)
-            if self._heads:
-                network.workspace.min_queries = self._min_queries
-        rows = -(-self.sizes.batch_size * self.train.seg_len // TRACED_BLOCKS)
-        if rows > BlockSize.cpu_tokens:
-            for module in network.modules():
-                if isinstance(module, AdaptiveSoftmax):
-                    module.block_size = BlockSize(cpu_tokens=rows, cpu_bytes=FLOAT * rows * TRACED_COLUMNS)
-        return network
+        return _traced(self)
 
 
 @functools.lru_cache(maxsize=1024)
 def _traced(step: _Step) -> tuple[int, int]:
-    return step.trace()
+    """Run a step on tensors without data; return the saved and the temporary bytes."""
+    live, saved, train = LiveBytes(), LiveBytes(), step.train
+
+    def keep(tensor: Tensor) -> Tensor:
+        if id(tensor.untyped_storage()) not in weights:
+            saved.observe(tensor)
+        return tensor
+
+    contexts = [unlimited_memory(), tensors_without_data(), observed_results(live.observe), first_tiles_only()]
+    if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
+        contexts += [cached_casts(), scores_at_once()]
+    with contextlib.ExitStack() as stack:
+        gc.freeze()  # garbage collection of the objects of imported packages takes longer than the count
+        stack.callback(gc.unfreeze)
+        for context in contexts:
+            stack.enter_context(context)
+        network = _network(step)
+        weights = {id(weight.untyped_storage()) for weight in network.parameters()}
+        for weight in network.parameters():
+            weight.grad = torch.zeros_like(weight)
+        tokens, targets = (torch.zeros(step.batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
+        with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+            memory = network.full_memory(step.batch_size, train.mem_len)
+            gc.collect()  # tensors in reference cycles would count
+            held = live.peak = live.now
+            loss, _, memory[:] = network.objective(
+                tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0
+            )
+        activations = saved.now
+        if not step.on_gpu:
+            loss.backward()
+    return activations, live.peak - held - activations
+
+
+def _network(step: _Step) -> LanguageModel:
+    """Return the model of a step in training, with few blocks in a long segment."""
+    network = make_model(dataclasses.replace(step.model, n_layers=step.n_layers), step.columns).train()
+    network.recompute(step.train.recompute)
+    if isinstance(network, TransformerXL):
+        network.set_attention_backend(step.train.attention)
+        if not step.model.recurrent_state:
+            network.workspace.min_queries = step.workspace.min_queries
+    rows = -(-step.batch_size * step.train.seg_len // TRACED_BLOCKS)
+    if rows > BlockSize.cpu_tokens:
+        for module in network.modules():
+            if isinstance(module, AdaptiveSoftmax):
+                module.block_size = BlockSize(cpu_tokens=rows, cpu_bytes=FLOAT * rows * TRACED_COLUMNS)
+    return network
+
+
+class LiveBytes:
+    """Bytes of the tensors that exist, and the most that existed at once; sparse tensors are left out."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._storages: set[int] = set()
+
+    def observe(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor, once, until it is freed."""
+        if tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key not in self._storages:
+            self._storages.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self.now -= size
 
 
 @functools.lru_cache(maxsize=64)
@@ -370,15 +378,15 @@ def _workspace_bytes(step: _Step, shapes: Mapping[str, torch.Size], train: Train
     The gradients of the layers, which are counted in full, do not exist yet, unless several micro-batches add to them
     or they are parts of buckets. Then the softmax has a second gradient of its tables.
     """
-    needed = step.temporary_bytes()
+    narrow = dataclasses.replace(step, columns=min(step.columns, 2 * TRACED_COLUMNS))  # blocks of logits do not grow
+    needed = max(0, narrow.traced_bytes()[1])
     if isinstance(step.model, RnnSettings) and step.model.arch == "lstm":
-        tokens = step.sizes.batch_size * train.seg_len
-        needed += LSTM_NUMBERS * DTYPES[train.precision].itemsize * tokens * sum(step.model.widths)
-    layers, others = (
-        FLOAT * sum(shape.numel() for name, shape in shapes.items() if name.startswith("layers.") == is_layer)
-        for is_layer in (True, False)
-    )
-    return needed + others if train.accumulate > 1 or processes > 1 else max(0, needed - layers)
+        units = step.batch_size * train.seg_len * sum(step.model.widths)
+        needed += LSTM_NUMBERS * DTYPES[train.precision].itemsize * units
+    of_layers = FLOAT * sum(shape.numel() for name, shape in shapes.items() if name.startswith("layers."))
+    if train.accumulate == processes == 1:
+        return max(0, needed - of_layers)
+    return needed + FLOAT * sum(shape.numel() for shape in shapes.values()) - of_layers
 
 
 def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, device: torch.device) -> int:
@@ -389,6 +397,5 @@ def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, devic
     itemsize = DTYPES[train.precision].itemsize
     if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
         return 0
-    return itemsize * sum(
-        shape.numel() for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2
-    )
+    matrices = (shape for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2)
+    return itemsize * sum(shape.numel() for shape in matrices)

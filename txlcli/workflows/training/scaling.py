@@ -10,7 +10,7 @@ import torch
 from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
-from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_sizes, parameters_by_part, step_bytes
+from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_shapes, parameters_by_part, step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
@@ -184,8 +184,8 @@ class _Scale:
         run = planned.run
         self._hardware, self._steps, self._train = hardware, planned.plan.steps, run.settings.train
         self._model, self._vocab_size, self._flops = run.settings.model, run.vocab_size, planned.flops_per_token
-        sizes = parameter_sizes(self._model, self._vocab_size)
-        self._buckets = gradient_buckets(FLOAT * size for size in reversed(sizes.values()))  # the last ones are first
+        shapes = reversed(parameter_shapes(self._model, self._vocab_size).values())  # the last ones are first
+        self._buckets = gradient_buckets(FLOAT * shape.numel() for shape in shapes)
         # The gradient of a tied table is ready at the end of the backward pass only.
         self._late_share = parameters_by_part(self._model, self._vocab_size)["embedding"] / run.parameters
 
