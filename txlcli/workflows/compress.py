@@ -156,9 +156,7 @@ def _code(
     # A file may have symbols that the vocabulary lacks, each coded by its bytes.
     escapes = vocab.tokenizer == "char" or (vocab.tokenizer == "byte" and vocab.size < 256)
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        compression.code_text(
-            predictor, coder, text, lanes, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach
-        )
+        compression.code_text(predictor, coder, text, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach)
     return measured
 
 

@@ -13,7 +13,7 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.model.test_encodings import CHANGES
 from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.attention_maps import AttentionMaps, first_query, observe, strongest, term_scores, total_score
+from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, observe, strongest, term_scores
 from txlcli.core.model.attention import distance_encoding
 
 L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
@@ -129,7 +129,7 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
             j = M + i - (reach - 1 - c)
             if (i, j) in scores.allowed:
                 np.testing.assert_allclose(given[term].expand(H, L, -1)[:, i, c], wanted[:, i, j], atol=1e-10)
-                np.testing.assert_allclose(total_score(given)[:, i, c], total[:, i, j], atol=1e-10)
+                np.testing.assert_allclose(given[TOTAL][:, i, c], total[:, i, j], atol=1e-10)
             else:
                 assert (given[term].expand(H, L, -1)[:, i, c] == -math.inf).all()
 
@@ -143,7 +143,7 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(position, re
     (terms,) = model.score_terms(reach, max_distance=None)
     keys, values = attention.project_keys_values(context)
     scores = term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms)
-    weights = total_score(scores).softmax(-1)  # (H, L, n)
+    weights = scores[TOTAL].softmax(-1)  # (H, L, n)
     mixed = torch.zeros(H, L, values.shape[3], dtype=torch.float64)
     for i in range(L):
         for c in range(reach):

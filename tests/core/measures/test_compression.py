@@ -44,15 +44,15 @@ def random_ids(size=VOCAB):
     return np.random.default_rng(3).integers(0, size, COUNT).astype(np.int64)
 
 
-def encoded(predictor, text, lanes, *, escapes=False):
+def encoded(predictor, text, *, escapes=False):
     coder = Encoder()
-    code_text(predictor, coder, text, lanes, boundary=None, escapes=escapes)
+    code_text(predictor, coder, text, boundary=None, escapes=escapes)
     return coder
 
 
-def decoded(predictor, words, lanes, *, escapes=False):
+def decoded(predictor, words, *, escapes=False):
     text = CodedText(np.zeros(COUNT, dtype=np.int64))
-    code_text(predictor, Decoder(words), text, lanes, boundary=None, escapes=escapes)
+    code_text(predictor, Decoder(words), text, boundary=None, escapes=escapes)
     return text
 
 
@@ -83,7 +83,7 @@ MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
 def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_settings, eval_settings):
     model, settings = model_with(position, **model_settings), dataclasses.replace(SETTINGS, **eval_settings)
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
-    coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()), lanes)
+    coder = encoded(FixedPredictor(model, settings, lanes), CodedText(ids.copy()))
     expected = 0.0
     for first in range(0, COUNT, lanes.length):
         lane = ids[first : first + lanes.length]
@@ -101,7 +101,7 @@ def test_dynamic_evaluation_takes_the_steps_of_whole_segments(changes):
     rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     predictor = DynamicPredictor(model, settings, lanes, DYNAMIC, rms, before=0)
-    coder = encoded(predictor, CodedText(ids.copy()), lanes)
+    coder = encoded(predictor, CodedText(ids.copy()))
     scores = score_dynamic(model, ids[:-1], ids[1:], settings, DYNAMIC, rms)
     assert coder.bits == pytest.approx(scores.total_nats / math.log(2) + math.log2(VOCAB), rel=1e-6)
 
@@ -113,17 +113,17 @@ def test_a_decoder_repeats_the_steps_of_dynamic_evaluation(model):
     def predictor():
         return DynamicPredictor(model, SETTINGS, lanes, DYNAMIC, rms, before=0)
 
-    words = encoded(predictor(), CodedText(ids.copy()), lanes).words()
-    assert (decoded(predictor(), words, lanes).ids == ids).all()
+    words = encoded(predictor(), CodedText(ids.copy())).words()
+    assert (decoded(predictor(), words).ids == ids).all()
 
 
 def test_symbols_outside_the_vocabulary_are_restored(model):
     ids, lanes = random_ids(VOCAB + 1), Lanes.of(COUNT, SETTINGS)
     others = {int(at): bytes([at % 256]) * (1 + at % 4) for at in np.flatnonzero(ids == VOCAB)}
     predictor = FixedPredictor(model, SETTINGS, lanes)
-    words = encoded(predictor, CodedText(ids.copy(), dict(others)), lanes, escapes=True).words()
+    words = encoded(predictor, CodedText(ids.copy(), dict(others)), escapes=True).words()
     predictor.reset()
-    text = decoded(predictor, words, lanes, escapes=True)
+    text = decoded(predictor, words, escapes=True)
     assert (text.ids == ids).all()
     assert text.others == others
 
@@ -131,9 +131,9 @@ def test_symbols_outside_the_vocabulary_are_restored(model):
 def test_escapes_that_never_occur_cost_a_few_bits(model):
     ids, lanes = random_ids(), Lanes.of(COUNT, SETTINGS)
     predictor = FixedPredictor(model, SETTINGS, lanes)
-    without = encoded(predictor, CodedText(ids.copy()), lanes).bits
+    without = encoded(predictor, CodedText(ids.copy())).bits
     predictor.reset()
-    with_escapes = encoded(predictor, CodedText(ids.copy()), lanes, escapes=True).bits
+    with_escapes = encoded(predictor, CodedText(ids.copy()), escapes=True).bits
     assert 0 < with_escapes - without < 1
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from txlcli.core.measures.recl import Gain, gains, group_baseline, hardest_positions, recl, relative_loss
+from txlcli.core.measures.recl import Gain, gains, hardest_positions, recl, relative_loss
 
 # Two models, context lengths 10, 20, 30, five positions; losses in nats.
 FIRST = [[4.0, 1.0, 3.0, 2.0, 5.0], [3.0, 2.0, 1.0, 2.0, 6.0], [3.0, 1.0, 1.0, 0.5, 4.0]]
@@ -15,8 +15,9 @@ CONTEXTS = [10, 20, 30]
 
 
 def test_the_baseline_is_the_least_loss_of_the_group_at_each_position():
-    assert group_baseline(LOSSES[:, 0]).tolist() == [4.0, 0.5, 2.0, 2.0, 4.5]
-    assert group_baseline(LOSSES[:, 1]).tolist() == [3.0, 0.5, 1.0, 2.0, 4.0]
+    for of_model in gains(LOSSES, CONTEXTS, 1.0):
+        means = [sum((4.0, 0.5, 2.0, 2.0, 4.5)) / 5, sum((3.0, 0.5, 1.0, 2.0, 4.0)) / 5]
+        assert [gain.baseline_nats for gain in of_model] == pytest.approx(means)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.score_buffer import PaddedScoreBuffer, ScoreShape
@@ -39,8 +38,10 @@ TOP_ONE_IN = 5  # Figure 6 marks the top 20 %
 Numbers = NDArray[np.floating[Any]]
 
 
+TOTAL = "total"
 TermScores = dict[str, Tensor]
-"""The terms of 3.3 that a model has, scaled, (H, l, n) each: column c is distance n - 1 - c, -inf without a key."""
+"""The terms of 3.3 that a model has, scaled, and their TOTAL, the input of its softmax: (H, l, n) each. Column c is
+distance n - 1 - c, -inf without a key."""
 
 
 @torch.inference_mode()
@@ -62,23 +63,19 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
         keys = keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
         scores = {"a": _by_distance(query @ keys.mT, terms.reach)}
         no_key = scores["a"].isneginf()
-        if terms.content_bias is not None:
-            score = biased(terms.content_bias) @ keys.mT
-            scores["c"] = _by_distance(score.expand(-1, query.shape[1], -1), terms.reach)
         if terms.position_key is not None:
             position_key = nearest_rows(terms.position_key, terms.reach).to(dtype)  # (H, n, D)
             scores["b"] = (query @ position_key.mT).masked_fill_(no_key, -math.inf)
-            if terms.position_bias is not None:
-                scores["d"] = (biased(terms.position_bias) @ position_key.mT).masked_fill(no_key, -math.inf)
-        if terms.distance_bias is not None:  # like (d), it depends on the distance alone
-            bias = terms.distance_bias.to(dtype)[:, None]  # (H, 1, n)
-            scores["d"] = (scores["d"] + bias if "d" in scores else bias).masked_fill(no_key, -math.inf)
+        if terms.content_bias is not None:
+            score = biased(terms.content_bias) @ keys.mT
+            scores["c"] = _by_distance(score.expand(-1, query.shape[1], -1), terms.reach)
+        # The bias by distance is like (d): it depends on the distance alone.
+        biases = [] if terms.position_bias is None else [biased(terms.position_bias) @ position_key.mT]
+        biases += [] if terms.distance_bias is None else [terms.distance_bias.to(dtype)[:, None]]  # (H, 1, n)
+        if biases:
+            scores["d"] = sum(biases[1:], biases[0]).masked_fill(no_key, -math.inf)
+        scores[TOTAL] = sum(list(scores.values())[1:], scores["a"])
     return scores
-
-
-def total_score(scores: TermScores) -> Tensor:
-    """Return the sum of the terms, the input of the model's softmax."""
-    return sum((scores[name] for name in "bcd" if name in scores), scores["a"])
 
 
 def _by_distance(score: Tensor, reach: int) -> Tensor:
@@ -208,16 +205,13 @@ class _Sums:
     def __init__(self, decoder: Decoder, *, at: int, rows: int, by_term: bool, score_bytes: int) -> None:
         self.begin = 0
         """Position of the first token of the segment that is being read."""
-        self._decoder, self._score_bytes, model = decoder, score_bytes, decoder.model
-        shape = (len(model.layers), model.settings.n_heads)
-        exact: dict[str, Any] = {"dtype": torch.float64, "device": decoder.device}
-        reach = decoder.reach
-        terms = ENCODINGS[model.settings.position].score_terms if by_term else ()
-        self._attention = torch.zeros(*shape, reach, **exact)
-        self._terms = {name: torch.zeros(*shape, reach, **exact) for name in terms}
-        self._entropy, self._memory = torch.zeros(shape, **exact), torch.zeros(shape, **exact)
-        self._at = at
-        self._rows = np.full((*shape, rows, reach), np.nan, dtype=np.float32)
+        self._decoder, self._at, self._score_bytes = decoder, at, score_bytes
+        settings = decoder.model.settings
+        shape, terms = (settings.n_layers, settings.n_heads), settings.encoding.score_terms if by_term else ()
+        zeros = partial(torch.zeros, dtype=torch.float64, device=decoder.device)
+        self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *terms)}
+        self._entropy, self._memory = zeros(shape), zeros(shape)
+        self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -246,22 +240,22 @@ class _Sums:
 
     def _add(self, layer: int, first: int, scores: TermScores) -> None:
         """Add the scores of the queries from index `first` of the segment on."""
-        total = total_score(scores)
-        attention = total.softmax(-1)  # (H, l, n)
-        reach = attention.shape[2]
-        self._attention[layer, :, -reach:] += attention.sum(1)
+        weights = {name: scores[name].softmax(-1) for name in self._by_distance}
+        attention = weights[TOTAL]  # (H, l, n)
+        _, length, reach = attention.shape
+        for name, sums in self._by_distance.items():
+            sums[layer, :, -reach:] += weights[name].expand_as(attention).sum(1)
         self._entropy[layer] += torch.special.entr(attention).sum((1, 2))
-        distance = torch.arange(reach - 1, -1, -1, device=total.device)
-        index = first + torch.arange(attention.shape[1], device=total.device)[:, None]  # in the segment
+        distance = torch.arange(reach - 1, -1, -1, device=attention.device)
+        index = first + torch.arange(length, device=attention.device)[:, None]  # in the segment
         self._memory[layer] += (attention * (distance > index)).sum((1, 2))
-        for name, sums in self._terms.items():
-            sums[layer, :, -reach:] += scores[name].softmax(-1).expand_as(attention).sum(1)
-        begin = self.begin + first
-        shown = range(max(begin, self._at), min(begin + attention.shape[1], self._at + self._rows.shape[2]))
-        if shown:
-            rows = attention.masked_fill(total.isneginf(), math.nan)[:, shown.start - begin : shown.stop - begin]
-            into = slice(shown.start - self._at, shown.stop - self._at)
-            self._rows[layer, :, into, :reach] = rows.flip(-1).float().cpu().numpy()
+        begin = self.begin + first - self._at  # counted from the first query to show
+        shown = slice(max(0, begin), min(begin + length, self._rows.shape[2]))
+        if shown.start < shown.stop:
+            rows = attention.masked_fill(scores[TOTAL].isneginf(), math.nan)[
+                :, shown.start - begin : shown.stop - begin
+            ]
+            self._rows[layer, :, shown, :reach] = rows.flip(-1).float().cpu().numpy()
 
     def averages(self, first: int, queries: int) -> AttentionMaps:
         """Return the averages over `queries` queries from position `first` on."""
@@ -270,9 +264,10 @@ class _Sums:
             average: Numbers = (sums / queries).cpu().numpy()
             return average
 
+        by_distance = {name: averaged(sums.flip(-1)) for name, sums in self._by_distance.items()}
         return AttentionMaps(
-            by_distance=averaged(self._attention.flip(-1)),
-            by_term={name: averaged(sums.flip(-1)) for name, sums in self._terms.items()},
+            by_distance=by_distance.pop(TOTAL),
+            by_term=by_distance,
             entropy_nats=averaged(self._entropy),
             memory_share=averaged(self._memory),
             first=first,

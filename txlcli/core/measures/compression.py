@@ -40,12 +40,12 @@ _CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 class Predictor(ABC):
     """Probabilities of the next token of every lane, token by token, in float32."""
 
-    vocab_size: int
-    """V."""
-    lanes: Lanes
-    """The lanes that advance side by side."""
     probed_steps = PROBED_STEPS
     """Steps of `probe`."""
+
+    def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
+        self.model, self.lanes = model, lanes
+        self._settings = sized_for(model, settings, lanes.length)
 
     @abstractmethod
     def reset(self) -> None:
@@ -70,9 +70,9 @@ class Predictor(ABC):
         Machines that round differently give different digests. The predictor begins anew afterwards.
         """
         self.reset()
-        digest = hashlib.blake2b(digest_size=8)
+        digest, lanes = hashlib.blake2b(digest_size=8), np.arange(self.lanes.number, dtype=np.int64)
         for step in range(self.probed_steps):
-            digest.update(self.read((np.arange(self.lanes.number, dtype=np.int64) + step) % self.vocab_size).tobytes())
+            digest.update(self.read((lanes + step) % self.model.vocab_size).tobytes())
         self.reset()
         return digest.hexdigest()
 
@@ -81,9 +81,8 @@ class FixedPredictor(Predictor):
     """Predicts with weights that do not change, by the function that `scoring.score` computes."""
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
-        sized = sized_for(model, settings, lanes.length)
-        self._reader = make_reader(model, sized, batch_size=lanes.number, by_tokens=True)
-        self.lanes, self.vocab_size = lanes, model.vocab_size
+        super().__init__(model, settings, lanes)
+        self._reader = make_reader(model, self._settings, batch_size=lanes.number, by_tokens=True)
 
     def reset(self) -> None:
         self._reader.reset()
@@ -109,15 +108,14 @@ class DynamicPredictor(Predictor):
         *,
         before: int,
     ) -> None:
-        self._trained, self._settings = model, sized_for(model, settings, lanes.length)
+        super().__init__(model, settings, lanes)
         self._dynamic, self._rms, self._before = dynamic, rms, before
-        self.lanes, self.vocab_size = lanes, model.vocab_size
         self.probed_steps = max(PROBED_STEPS, self._settings.seg_len + 2)  # at least one change of the weights
         self.reset()
 
     def reset(self) -> None:
-        self._steps = DynamicSteps(self._trained, self._dynamic, self._rms)
-        self._memory = self._growing = self._trained.first_memory(self.lanes.number, self._settings.mem_len)
+        self._steps = DynamicSteps(self.model, self._dynamic, self._rms)
+        self._memory = self._growing = self.model.first_memory(self.lanes.number, self._settings.mem_len)
         self._segment: list[Tensor] = []
         self._read_before = 0  # tokens of each lane before the segment
 
@@ -125,7 +123,7 @@ class DynamicPredictor(Predictor):
         if len(self._segment) == self._settings.seg_len:
             self._adapt(tokens)
         self._segment.append(tokens)
-        if self._trained.settings.depends_on_segments:  # its tokens are read again: they are not memory yet
+        if self.model.settings.depends_on_segments:  # its tokens are read again: they are not memory yet
             tokens, self._growing = torch.cat(self._segment, dim=1), self._memory
         mem_len = self._settings.mem_len + len(self._segment)  # the memory grows until the segment is complete
         with torch.no_grad():
@@ -206,11 +204,10 @@ class _Escapes:
     def extend(self, probabilities: Probabilities) -> Probabilities:
         """Append the probability of an escape: (n, V) -> (n, V + 1)."""
         share = self._escapes / self._symbols
-        escape = np.full((len(probabilities), 1), share)
-        return np.concatenate([probabilities * (1.0 - share), escape], axis=1)
+        return np.pad(probabilities * (1.0 - share), ((0, 0), (0, 1)), constant_values=share)
 
     def code_all(
-        self, coder: SymbolCoder, text: "CodedText", places: Ids, read: Ids, probabilities: Probabilities
+        self, coder: SymbolCoder, text: CodedText, places: Ids, read: Ids, probabilities: Probabilities
     ) -> None:
         """Code the symbols at places (n,) that the vocabulary lacks; the model reads the likeliest token instead."""
         rows = np.flatnonzero(read == probabilities.shape[1])
@@ -223,21 +220,21 @@ class _Escapes:
 
     def _code(self, coder: SymbolCoder, symbol: bytes | None) -> bytes:
         """Code the 1 to 4 bytes of a symbol, and return them; None if it is decoded."""
-        length = int(coder.code(self._lengths, np.array([len(symbol or b"0") - 1]))[0]) + 1
-        self._lengths[0, length - 1] += 1
-        coded = bytearray()
-        for place in range(length):
-            byte = int(coder.code(self._bytes, np.array([symbol[place] if symbol else 0]))[0])
-            self._bytes[0, byte] += 1
-            coded.append(byte)
-        return bytes(coded)
+        length = 1 + _code_adaptively(coder, self._lengths, len(symbol or b"0") - 1)
+        return bytes(_code_adaptively(coder, self._bytes, byte) for byte in symbol or bytes(length))
+
+
+def _code_adaptively(coder: SymbolCoder, counts: Probabilities, symbol: int) -> int:
+    """Code a symbol by the counts (1, S) of those before it, and count it."""
+    coded = int(coder.code(counts, np.array([symbol]))[0])
+    counts[0, coded] += 1
+    return coded
 
 
 def code_text(
     predictor: Predictor,
     coder: SymbolCoder,
     text: CodedText,
-    lanes: Lanes,
     *,
     boundary: int | None,
     escapes: bool,
@@ -250,19 +247,19 @@ def code_text(
         escapes: True if the text may have symbols that the vocabulary lacks.
         on_tokens: called with the number of tokens coded so far.
     """
-    vocab_size, lane_count = predictor.vocab_size, lanes.number
+    lanes, vocab_size = predictor.lanes, predictor.model.vocab_size
     adaptive = _Escapes() if escapes else None
     if boundary is None:
-        probabilities = np.full((lane_count, vocab_size), 1.0 / vocab_size)
+        probabilities = np.full((lanes.number, vocab_size), 1.0 / vocab_size)
     else:
-        probabilities = predictor.read(np.full(lane_count, boundary))
+        probabilities = predictor.read(np.full(lanes.number, boundary))
     done = 0
     for step in range(lanes.length):
-        active = lane_count - (step >= lanes.length - lanes.missing)
+        active = lanes.number - (step >= lanes.length - lanes.missing)
         places = np.arange(active) * lanes.length + step
         table = adaptive.extend(probabilities[:active]) if adaptive else probabilities[:active]
         text.ids[places] = coder.code(table, text.ids[places])
-        read = np.zeros(lane_count, dtype=np.int64)
+        read = np.zeros(lanes.number, dtype=np.int64)
         read[:active] = text.ids[places]
         if adaptive:
             adaptive.code_all(coder, text, places, read, probabilities)

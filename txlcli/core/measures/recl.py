@@ -49,12 +49,6 @@ class Recl:
     gains: tuple[Gain, ...]
 
 
-def group_baseline(losses_nats: Losses) -> Losses:
-    """Return b(c, t) = min_i l_i(c, t): losses (N, T) at one context length -> (T,)."""
-    best: Losses = losses_nats.min(axis=0)
-    return best
-
-
 def hardest_positions(baseline: Losses, top_r: float) -> NDArray[np.intp]:
     """Return the set T = top-r positions t with largest b(c, t), ascending, at least one; of equal ones the earlier."""
     count = max(1, round(top_r * len(baseline)))
@@ -69,19 +63,20 @@ def relative_loss(baseline: Losses, losses_nats: Losses, hardest: NDArray[np.int
 
 def gains(losses_nats: Losses, contexts: Sequence[int], top_r: float) -> list[list[Gain]]:
     """Return the C - 1 gains of each model, from l_i(c, t), (N, C, T), for rising contexts; T is selected at each c."""
-    by_model: list[list[Gain]] = [[] for _ in losses_nats]
-    for step in range(len(contexts) - 1):
-        baseline = group_baseline(losses_nats[:, step])
-        hardest = hardest_positions(baseline, top_r)
-        for model, model_gains in enumerate(by_model):
-            gain = Gain(
+    baselines = losses_nats.min(axis=0)  # b(c, t) = min_i l_i(c, t), (C, T)
+    hardest = [hardest_positions(baseline, top_r) for baseline in baselines]
+    return [
+        [
+            Gain(
                 from_tokens=contexts[step],
                 to_tokens=contexts[step + 1],
-                baseline_nats=relative_loss(baseline, baseline, hardest),
-                relative_loss_nats=relative_loss(baseline, losses_nats[model, step + 1], hardest),
+                baseline_nats=relative_loss(baselines[step], baselines[step], hardest[step]),
+                relative_loss_nats=relative_loss(baselines[step], of_model[step + 1], hardest[step]),
             )
-            model_gains.append(gain)
-    return by_model
+            for step in range(len(contexts) - 1)
+        ]
+        for of_model in losses_nats
+    ]
 
 
 def recl(steps: Sequence[Gain], *, top_r: float, threshold: float) -> Recl:

@@ -86,23 +86,21 @@ class Decoder(Reader):
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(key_limit(settings.same_length, settings.mem_len), model.settings.window)
         self._zeros = self.mem_len if model.memory_starts_full and not in_windows else 0
+        self._period = settings.mem_len if in_windows else self.seg_len
+        """Tokens after which absolute positions begin anew."""
+        model.encoding.check_positions(self._period)
+        key_len = self.mem_len + self.seg_len
+        self.reach = min(key_len, self._limit or key_len)
+        """The largest number of keys that a query sees."""
         self._graphs = graphs or Graphs.of(model)
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
         self._replay_segments = self._graphs.replay_segments and phases <= MAX_PHASES
         self.housekeeping_interval = phases * self.seg_len if self._replay_segments else slack
-        self._range = BufferRange(self.mem_len + self.housekeeping_interval)
-        self._buffers = self._empty_buffers()
-        self._outputs = None if in_windows else self._empty_outputs()  # a window is one segment
-        key_len = self.mem_len + self.seg_len
-        self.reach = min(key_len, self._limit or key_len)
-        """The largest number of keys that a query sees."""
-        with torch.inference_mode(), self._autocast:
-            terms = self.model.score_terms(self.reach, max_distance=settings.max_distance)
-            self._terms = [_contiguous(added.without_repetition(settings.max_distance)) for added in terms]
-        self._period = settings.mem_len if in_windows else self.seg_len
-        """Tokens after which absolute positions begin anew."""
-        model.encoding.check_positions(self._period)
+        self.capacity = self.mem_len + self.housekeeping_interval
+        """Positions that the buffer holds before it slides."""
+        self._range = BufferRange(self.capacity)
+        self._allocate()
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
         self._graph_step: GraphStep | None = None  # made when the first single token is read
@@ -110,27 +108,21 @@ class Decoder(Reader):
         self.reset()
 
     @torch.inference_mode()
-    def _empty_buffers(self) -> list[SlidingBuffer]:
-        """Allocate the keys and values of all layers."""
-        sizes, dtype = self.model.settings, product_dtype(self.reading.precision, self.model.dtype)
-        shape = (self.reading.batch_size, sizes.n_heads, self.capacity, sizes.d_head)
+    def _allocate(self) -> None:
+        """Make buffers for keys, values and, if memory keeps them, outputs of all layers; project the distances."""
+        sizes, batch_size, limit = self.model.settings, self.reading.batch_size, self.reading.settings.max_distance
+        dtype = product_dtype(self.reading.precision, self.model.dtype)
+        shape = (batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
-        return [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
-
-    @torch.inference_mode()
-    def _empty_outputs(self) -> Tensor | None:
-        """Allocate the outputs of all layers for the present segment, (N, B, L, d), if memory keeps them."""
-        sizes = self.model.settings
-        if not (sizes.depends_on_segments and self.mem_len):
-            return None
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
-        shape = (sizes.n_layers, self.reading.batch_size, self.seg_len, sizes.d_model)
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    @property
-    def capacity(self) -> int:
-        """Positions that the buffer holds before it slides."""
-        return self._range.capacity
+        self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
+        self._outputs: Tensor | None = None  # of the present segment, (N, B, L, d)
+        if sizes.depends_on_segments and self.mem_len and not self.reading.in_windows:  # a window is one segment
+            dtype = torch.promote_types(self.model.dtype, torch.float32)
+            kept = (sizes.n_layers, batch_size, self.seg_len, sizes.d_model)
+            self._outputs = torch.zeros(kept, dtype=dtype, device=self.device)
+        with self._autocast:
+            terms = self.model.score_terms(self.reach, max_distance=limit)
+            self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
 
     @torch.inference_mode()
     def reset(self) -> None:

@@ -48,12 +48,6 @@ def score_documents(
     """Score each document as `scoring.score` does in one lane, `settings.batch_size` of them side by side.
 
     Documents of similar length are read together; a shorter one is padded at its end, which changes none of its losses.
-
-    Args:
-        model: in any mode.
-        documents: in any order; the scores have the same.
-        settings: L, M, B, the limits on distance.
-        precision: of matrix products.
     """
     by_length = sorted(range(len(documents)), key=lambda number: len(documents[number].targets))
     scores: dict[int, DocumentScore] = {}
@@ -106,13 +100,9 @@ def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tensor) -> bool:
 def score_in_windows(
     model: LanguageModel, document: Document, settings: EvalSettings, *, precision: str = "fp32"
 ) -> DocumentScore:
-    """Score a document in disjoint windows of N tokens, or its compared targets in the last window alone.
+    """Score a document in disjoint windows of N tokens, or its compared targets, at most N, in the last window alone.
 
-    Args:
-        model: in any mode.
-        document: at most N of its targets are compared.
-        settings: N, as `seg_len`, number of windows read side by side, as `batch_size`, and the limit on distance.
-        precision: of matrix products.
+    The settings are those of `score_windows`.
     """
     attn_len = settings.seg_len
     if not document.compared:

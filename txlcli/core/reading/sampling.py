@@ -62,13 +62,9 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torc
 
 
 def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -> Iterator[int]:
-    """Read a context, then yield sampled tokens without end; each is read before the next is sampled.
+    """Reset a reader of one text, read a context (T,), T at least 1, then yield sampled tokens without end.
 
-    Args:
-        reader: of one text; it is reset first.
-        context: (T,) tokens, at least one.
-        options: for sampling.
-        seed: the same seed gives the same tokens.
+    Each is read before the next is sampled; the same seed gives the same tokens.
     """
     reader.reset()
     yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))

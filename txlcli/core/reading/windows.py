@@ -40,16 +40,11 @@ def score_windows(
     on_tokens: Callable[[int], None] | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Scores:
-    """Score every target from the last N tokens before it.
+    """Score every target from the last N tokens before it; see `scoring.score` for the other arguments.
 
     Args:
-        model: in any mode.
-        inputs: (T,) tokens read.
-        targets: (T,) tokens predicted; target t follows input t.
         settings: N, as `seg_len`, W, as `batch_size`, and the limit on distance.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-        precision: of matrix products.
-        on_tokens: called with the number of tokens scored so far.
         share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
     """
     device = model.device
@@ -57,13 +52,11 @@ def score_windows(
     losses = torch.zeros(len(targets), device=device)
     started = time.perf_counter()
     sized = dataclasses.replace(settings, seg_len=min(settings.seg_len, len(targets)))
-    readers: dict[int, Reader] = {}  # by windows: the first and the last batch may have fewer than the others
+    reader: Reader | None = None
     for firsts, counted in islice(_batches(len(targets), settings, stride), share[0], None, share[1]):
-        number = len(firsts)
-        if number not in readers:
-            readers[number] = make_window_reader(model, sized, batch_size=number, precision=precision)
-            model = readers[number].model  # further readers need no copy of their own
-        reader = readers[number]
+        if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
+            reader = make_window_reader(model, sized, batch_size=len(firsts), precision=precision)
+            model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
         hidden = reader.read_last(input_ids[positions], count=counted)
