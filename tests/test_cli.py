@@ -15,8 +15,6 @@ from tests.samples import sampled
 from txlcli import __version__
 from txlcli.cli import app
 
-HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "pyarrow", "safetensors"}
-
 
 def python(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=300)
@@ -56,21 +54,6 @@ def test_threads_spin_shortly_unless_the_user_has_chosen_how_they_wait(monkeypat
     script = "import atexit, os, sys; from txlcli.__main__ import main; sys.argv = ['txl', '--version']\n"
     script += "atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); main()"
     assert python("-c", script).stdout.splitlines()[-1] == str(used)
-
-
-def test_help_imports_nothing_heavy():
-    script = f"""
-import atexit, sys
-atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
-sys.argv = ["txl", "--help"]
-from txlcli.cli import app
-from txlcli.errors import UsageError
-app()
-"""
-    ended = python("-c", script)
-    assert ended.returncode == 0
-    assert ended.stderr == "[]\n"
-    assert "Usage: txl" in ended.stdout
 
 
 def test_it_runs_as_a_module():

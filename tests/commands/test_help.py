@@ -6,9 +6,11 @@ import pytest
 import typer.main
 
 from tests.commands.novel import done
+from tests.test_cli import python
 from txlcli.cli import COMMANDS as SECTIONS
 from txlcli.cli import app
 
+HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "pyarrow", "safetensors"}
 COMMANDS = typer.main.get_command(app).commands
 WITH_SUBCOMMANDS = COMMANDS | {
     f"{name} {inner}": command
@@ -67,3 +69,17 @@ def test_the_same_option_has_the_same_help_everywhere():
             if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
                 texts.setdefault(parameter.opts[0], set()).add(parameter.help)
     assert {option: len(helps) for option, helps in texts.items()} == dict.fromkeys(texts, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char", "runs published ptb"]
+)
+def test_commands_that_need_no_model_import_nothing_heavy(here, line):
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
+from txlcli.cli import app
+app({line.split()!r})
+"""
+    ended = python("-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "[]\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal, txl
-from tests.test_cli import HEAVY, python
 from txlcli.config import recipe
 
 NAMES = recipe.packaged_names()
@@ -164,18 +163,6 @@ def test_json_before_the_command_is_rejected():
 def test_wrong_arguments_are_rejected_on_one_line_with_exit_code_2(words, message):
     result = txl("recipes", *words)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
-
-
-@pytest.mark.parametrize("words", [[], ["show", "lm1b"]])
-def test_list_and_show_import_nothing_heavy(words):
-    script = f"""
-import atexit, sys
-atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
-from txlcli.cli import app
-app({["recipes", *words]!r})
-"""
-    ended = python("-c", script)
-    assert (ended.returncode, ended.stderr) == (0, "[]\n")
 
 
 def test_keys_lists_every_setting_with_its_values_and_default():

@@ -12,7 +12,6 @@ import pytest
 from tests.cards import read_log
 from tests.commands.novel import card, cells, done, json_of, refusal, reports
 from tests.commands.test_plots import MAGIC
-from tests.test_cli import HEAVY, python
 from txlcli.runs import history, log_file, run_directory
 from txlcli.workflows.overview import x_coordinates
 
@@ -45,9 +44,6 @@ def saved_at(directory, seconds):
         os.utime(file, (seconds, seconds))
 
 
-# One run
-
-
 def test_show_has_the_facts_and_the_settings_that_are_not_the_default(here):
     facts = shown("byte")
     entry = listed()["byte"]
@@ -58,9 +54,6 @@ def test_show_has_the_facts_and_the_settings_that_are_not_the_default(here):
     assert facts["best valid"] == f"{entry['best_valid']:.3f} bpc at step 7"
     assert (facts["model.n_layers"], facts["train.lr"]) == ("2", "0.03")
     assert "train.schedule" not in facts
-
-
-def test_show_as_json_has_every_setting(here):
     result = json_of("runs", "show", "byte")
     assert result["settings"]["train"]["schedule"] == "cosine"
     assert (result["name"], result["state"]) == ("byte", "finished")
@@ -71,9 +64,6 @@ def test_show_of_a_damaged_or_unknown_run(here):
     with (here / "runs/char/metrics.jsonl").open("a") as file:
         file.write("nonsense\n")
     assert shown("char")["state"] == "damaged"
-
-
-# The list
 
 
 def test_the_list_has_all_runs_the_most_recent_first(here):
@@ -160,9 +150,6 @@ def test_an_option_before_the_command_is_rejected(here, option):
     assert message == f"{option[0]} must come last: txl runs compare ... {option[0]}"
 
 
-# Recorded evaluations
-
-
 def recorded(name):
     return read_log(Path("runs", name, "evals.jsonl"))
 
@@ -245,9 +232,6 @@ def test_a_result_that_cannot_be_recorded_is_reported(here):
     assert result.stderr.splitlines()[-1] == (
         "runs/byte/evals.jsonl: result not recorded (Is a directory); check that the run's folder is writable"
     )
-
-
-# The comparison
 
 
 @pytest.fixture
@@ -364,9 +348,6 @@ def test_wrong_options_of_compare_are_rejected(here, arguments, message):
     assert not list(here.glob("c.*"))
 
 
-# The rank among the paper's results
-
-
 def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
     """Change a run as if it had been trained on a benchmark."""
     directory = Path("runs", name)
@@ -457,18 +438,6 @@ def test_the_most_recent_run_is_the_default_and_is_named(here):
     result = done("runs", "published")
     assert result.stderr.startswith("the most recent run: runs/word\n")
     assert "> runs/word" in result.stdout
-
-
-@pytest.mark.parametrize("words", [["runs"], ["runs", "compare", "byte", "char"], ["runs", "published", "ptb"]])
-def test_the_runs_commands_load_nothing_heavy(here, words):
-    script = f"""
-import atexit, sys
-atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr))
-from txlcli.cli import app
-app({words!r})
-"""
-    ended = python("-c", script)
-    assert (ended.returncode, ended.stderr) == (0, "[]\n")
 
 
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):

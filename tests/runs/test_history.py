@@ -66,35 +66,20 @@ def test_the_state_follows_from_the_saved_and_the_reported_step(run, saved, repo
     assert (past.step, past.state) == (saved, state)
 
 
-def test_a_run_without_its_last_validation_is_unfinished(run):
+def test_a_run_without_its_last_validation_or_without_a_checkpoint_has_not_finished(run):
+    past = read(run, report(10), report(40))
+    assert (past.step, past.state) == (40, "interrupted")
     save(run, step=40, validated=20)
-    assert read(run, report(40)).state == "unfinished"
+    assert history.read(run).state == "unfinished"
 
 
-def test_a_training_without_a_checkpoint_was_interrupted_at_its_last_report(run):
-    past = read(run, report(10), report(20))
-    assert (past.step, past.state) == (20, "interrupted")
-
-
-def test_a_run_of_imported_weights_is_imported(run):
+def test_the_last_checkpoint_is_preferred_to_the_best_one_which_may_be_imported(run):
     save(run, "best.safetensors", step=0, imported_from="elsewhere")
     assert history.read(run).state == "imported"
-
-
-def test_the_last_checkpoint_is_preferred_to_the_best_one(run):
     save(run, "best.safetensors", step=20)
     assert history.read(run).step == 20
     save(run, step=30)
     assert history.read(run).step == 30
-
-
-def test_the_header_of_a_real_checkpoint_is_read_without_its_tensors(run):
-    import torch
-
-    from txlcli.core.training import checkpoint
-
-    checkpoint.save(run.directory / "last.safetensors", checkpoint.Checkpoint({"model.w": torch.ones(3)}, {"step": 17}))
-    assert history.read(run).saved == {"format": 1, "step": 17}
 
 
 def test_best_and_last_validation_are_distinguished(run):
@@ -125,50 +110,48 @@ def test_only_results_of_whole_splits_by_the_model_alone_count(run):
     assert past.test_result[0]["loss_nats"] == 1.5
 
 
-def test_the_test_result_is_chosen_on_valid(run):
-    evals = [
-        evaluated(1.5, mem_len=64),
-        evaluated(1.4, mem_len=128),
-        evaluated(1.3, mem_len=256),
-        evaluated(1.9, mem_len=64, split="valid"),
-        evaluated(1.8, mem_len=128, split="valid"),
-        evaluated(1.7, mem_len=512, split="valid"),  # test was not evaluated with these settings
-    ]
+def window(loss, attn_len, effective, **more):
+    return evaluated(
+        loss, mem_len=0, attn_len=attn_len, attn_len_min=effective, attn_len_max=effective, stride=1, **more
+    )
+
+
+def memory(loss, mem_len, effective=None, **more):
+    effective = effective or mem_len
+    return evaluated(loss, mem_len=mem_len, attn_len_min=effective, attn_len_max=effective, **more)
+
+
+VALID, WIDE, HALF = {"split": "valid"}, {"batch_size": 64}, {"batch_size": 10, "precision": "bf16"}
+TEN, ON_VALID = {"batch_size": 10}, ((1.9, 64), (1.8, 128), (1.7, 512))
+CHOSEN = {  # results, the loss of the test result, the number of results that it was chosen from
+    "chosen on valid, where test was evaluated with the same settings": (
+        [memory(1.5, 64), memory(1.4, 128), memory(1.3, 256), *(memory(*row, **VALID) for row in ON_VALID)],
+        (1.4, 1),
+    ),
+    "the newest of the same batch size and precision": (
+        (evaluated(1.5, batch_size=1), evaluated(1.4, **TEN), evaluated(1.45, **HALF), evaluated(1.6, **TEN)),
+        (1.45, 3),
+    ),
+    "windows by the requested length": (
+        (window(1.5, 400, 400), window(1.4, 420, 420), window(1.7, 400, 300, **VALID), window(1.8, 420, 420, **VALID)),
+        (1.5, 1),
+    ),
+    "memories by the requested length": (
+        (memory(1.5, 640, 500, **WIDE), memory(1.4, 64), memory(1.7, 640, **WIDE, **VALID), memory(1.8, 64, **VALID)),
+        (1.5, 1),
+    ),
+    "the best of all without results on valid": (
+        (memory(1.5, 64), memory(1.4, 128), memory(1.4, 128), memory(1.8, 256)),
+        (1.4, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_test_result_is_that_of_the_settings_chosen_on_valid(run, name):
+    evals, expected = CHOSEN[name]
     result, count = read(run, evals=evals).test_result
-    assert (result["mem_len"], count) == (128, 1)
-
-
-def test_batch_size_and_precision_are_settings_and_the_newest_result_of_the_same_settings_counts(run):
-    evals = [
-        evaluated(1.5, batch_size=1),
-        evaluated(1.4, batch_size=10),
-        evaluated(1.45, batch_size=10, precision="bf16"),
-        evaluated(1.6, batch_size=10),
-    ]
-    result, count = read(run, evals=evals).test_result
-    assert (result["loss_nats"], count) == (1.45, 3)
-
-
-def test_windows_are_compared_by_the_requested_length(run):
-    evals = [
-        evaluated(1.5, mem_len=0, attn_len=400, attn_len_min=400, attn_len_max=400, stride=1),
-        evaluated(1.4, mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
-        evaluated(1.7, split="valid", mem_len=0, attn_len=400, attn_len_min=300, attn_len_max=300, stride=1),
-        evaluated(1.8, split="valid", mem_len=0, attn_len=420, attn_len_min=420, attn_len_max=420, stride=1),
-    ]
-    result, count = read(run, evals=evals).test_result
-    assert (result["loss_nats"], count) == (1.5, 1)
-
-
-def test_memories_are_compared_by_the_requested_length(run):
-    evals = [
-        evaluated(1.5, mem_len=640, attn_len_min=500, attn_len_max=500, batch_size=64, lanes=63),
-        evaluated(1.4, mem_len=64, attn_len_min=64, attn_len_max=64),
-        evaluated(1.7, split="valid", mem_len=640, attn_len_min=640, attn_len_max=640, batch_size=64, lanes=64),
-        evaluated(1.8, split="valid", mem_len=64, attn_len_min=64, attn_len_max=64),
-    ]
-    result, count = read(run, evals=evals).test_result
-    assert (result["loss_nats"], count) == (1.5, 1)
+    assert (result["loss_nats"], count) == expected
 
 
 def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
@@ -182,17 +165,6 @@ def test_results_on_an_earlier_version_of_the_split_do_not_count(run):
     past = read(run, evals=evals)
     assert [line["loss_nats"] for line in past.evals_of("test")] == [1.25, 1.5]
     assert past.test_result[0]["loss_nats"] == 1.25
-
-
-def test_without_results_on_valid_the_number_of_test_results_is_returned(run):
-    evals = [
-        evaluated(1.5, mem_len=64),
-        evaluated(1.4, mem_len=128),
-        evaluated(1.4, mem_len=128),
-        evaluated(1.8, mem_len=256),
-    ]
-    result, count = read(run, evals=evals).test_result
-    assert (result["mem_len"], count) == (128, 3)
 
 
 def test_results_of_earlier_weights_do_not_count(run):
