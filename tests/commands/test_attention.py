@@ -209,10 +209,9 @@ def test_a_model_without_memory_is_measured_by_segments(other):
 
 def test_an_output_directory_that_cannot_be_created_is_rejected(here):
     (here / "taken").write_text("")
-    assert refusal("attention", "byte", "--out", "taken") == "--out taken: this is a file; give a folder"
-    assert refusal("attention", "byte", "--out", "taken/in", code=1) == (
-        "taken/in: cannot be created (Not a directory); give another --out"
-    )
+    for path, reason in (("taken", "File exists"), ("taken/in", "Not a directory")):
+        message = refusal("attention", "byte", "--out", path, code=1)
+        assert message == f"{path}: cannot be created ({reason}); give another --out"
 
 
 def test_an_unfinished_run_is_rejected_without_unfinished(here):

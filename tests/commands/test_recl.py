@@ -276,7 +276,7 @@ def spoil_last_row(table):
     ("options", "message"),
     [
         ({"top_r": (0.1, 1.5)}, "`top_r` 1.5: must be at most 1"),
-        ({"top_r": (math.nan,)}, "`top_r` nan: must be above 0"),
+        ({"top_r": (math.nan,)}, "`top_r` nan: must be at least 0"),
         ({"threshold": 0.0}, "`threshold` 0.0: must be above 0"),
         ({"start": 3, "step": 4, "longest": 6}, "`longest` 6: give at least `start` + `step`, 7"),
         *(({name: 0}, f"`{name}` 0: must be at least 1") for name in ("start", "step", "positions", "batch_size")),

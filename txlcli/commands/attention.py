@@ -1,6 +1,8 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -8,7 +10,7 @@ from typer import Option
 from txlcli import console
 from txlcli.commands.options import Force, Json, Run, Verbose, Where, with_options
 from txlcli.config.encodings import ENCODINGS, limits_distance
-from txlcli.errors import RunError, UsageError
+from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import AttentionOptions
 
@@ -42,14 +44,14 @@ def attention(
 
     directory = run.directory / "figures" if out is None else out
     paths = {number: directory / f"figure{number}.{format_}" for number in workflow.select_figures(run, options)}
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--out {directory}: this is a file; give a folder")
     existing = [path for path in paths.values() if path.exists()]
     if existing and not force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
-    workspace = where.workspace(json=json)
-    result = workflow.run(str(run.directory), options, workspace)
-    _make_directory(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
+    result = workflow.run(str(run.directory), options, where.workspace(json=json))
     for number, path in paths.items():
         plot_figure(result, number, path)
     if json:
@@ -58,17 +60,9 @@ def attention(
         show(result, verbose=verbose)
 
 
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
-
-
 def show(result: "AttentionResult", *, verbose: bool = False) -> None:
     """Write the table to stdout, a row per layer."""
-    heads = result.heads
-    rows = [_row([head for head in heads if head.layer == layer]) for layer in sorted({head.layer for head in heads})]
+    rows = [_row(list(heads)) for _, heads in groupby(result.heads, key=lambda head: head.layer)]
     columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     title = f"Attention of {result.opened.run.directory} on {result.text.title}, {result.maps.queries:,} tokens"
     console.show_table(title, columns, rows, _notes(result), verbose=verbose)
@@ -78,9 +72,9 @@ def _row(heads: "list[HeadMeasures]") -> list[str]:
     widest = max(heads, key=lambda head: head.width_tokens)
     return [
         str(widest.layer),
-        f"{sum(head.mean_distance_tokens for head in heads) / len(heads):,.1f}",
-        f"{sum(head.entropy_nats for head in heads) / len(heads):.2f}",
-        f"{sum(head.memory_share for head in heads) / len(heads):.1%}",
+        f"{fmean(head.mean_distance_tokens for head in heads):,.1f}",
+        f"{fmean(head.entropy_nats for head in heads):.2f}",
+        f"{fmean(head.memory_share for head in heads):.1%}",
         f"{widest.layer}.{widest.head}",
         f"{widest.width_tokens:,.1f}",
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txlcli import console
 from txlcli.paper import metrics
+from txlcli.paper.effective_length import THRESHOLD
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
 from txlcli.workflows.evaluation.sweep import SHORT_LANE, SLOWDOWN_WINDOWS, EvalRow, LengthSearch
 
@@ -115,7 +116,7 @@ def _describe_search(search: LengthSearch) -> str:
     ending = "" if search.gains_ended else f"; {longest}, the longest one tried, still lowers it"
     return console.with_flags(
         f"`{search.option}` {search.found} is the shortest of {len(search.tried)} lengths up to {longest} beyond which "
-        f"perplexity on {search.split} falls by less than {search.threshold:.1%}{ending}."
+        f"perplexity on valid falls by less than {THRESHOLD:.1%}{ending}."
     )
 
 

@@ -56,17 +56,15 @@ class AttentionResult:
     @property
     def position(self) -> str:
         """Encoding of the model."""
-        model = self.opened.run.settings.model
-        assert isinstance(model, TransformerSettings)
-        return model.position
+        return self.opened.transformer.settings.position
 
     @property
     def heads(self) -> list[HeadMeasures]:
         """Measures of all heads, layer by layer."""
         maps = self.maps
-        measures = (maps.mean_distance, maps.width, maps.entropy_nats, maps.memory_share)
+        measures = np.stack([maps.mean_distance, maps.width, maps.entropy_nats, maps.memory_share], axis=-1)
         return [
-            HeadMeasures(layer + 1, head + 1, *(_rounded(measure.item(layer, head)) for measure in measures))
+            HeadMeasures(layer + 1, head + 1, *map(_rounded, measures[layer, head].tolist()))
             for layer, head in np.ndindex(maps.width.shape)
         ]
 
@@ -160,17 +158,18 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     opened = workspace.open_run(run_name)
     figures = select_figures(opened.run, options)
     settings = _eval_settings(opened.run, options)
-    text, positions = _text(opened, options, settings, workspace)
+    text = _text(opened, options, settings, workspace)
+    first, count = first_query(settings), len(text.inputs)
     workspace.reporter.say(
-        f"measuring attention on {positions:,} tokens of {text.title} with {opened.run.directory} "
+        f"measuring attention on {count - first:,} tokens of {text.title} with {opened.run.directory} "
         f"({opened.run.best_or_last.name}, step {opened.checkpoint.state['step']:,}), L = {settings.seg_len}, "
         f"M = {settings.mem_len}"
     )
-    rows = min(ROWS, positions)
+    rows = min(ROWS, count - first)
     at = options.at
     if at is None:
-        at = random.Random(options.seed).randrange(first_query(settings), len(text.inputs) - rows + 1)
-    with workspace.reporter.progress("attention", total=len(text.inputs), unit="tokens") as bar:
+        at = random.Random(options.seed).randrange(first, count - rows + 1)
+    with workspace.reporter.progress("attention", total=count, unit="tokens") as bar:
         maps = observe(
             opened.transformer,
             text.inputs,
@@ -193,19 +192,17 @@ def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
     return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=options.seg_len or settings.eval.seg_len)
 
 
-def _text(
-    opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace
-) -> tuple[ScoredText, int]:
-    """Return the text, and the number of its queries to average over."""
+def _text(opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace) -> ScoredText:
+    """Return the text, whose queries with a full memory are averaged over."""
     first = first_query(settings)
     text = texts.split_text(opened, options.split, first + (options.positions or DEFAULT_QUERIES), workspace)
-    available = len(text.inputs) - first
-    if available < (options.positions or 1):
+    count = len(text.inputs)
+    if count - first < (options.positions or 1):
         raise UsageError(
-            f"{text.title} has {len(text.inputs):,} tokens to predict, {first:,} of them without a full memory; give "
+            f"{text.title} has {count:,} tokens to predict, {first:,} of them without a full memory; give "
             "fewer `positions`, or a shorter `mem_len` or `seg_len`"
         )
-    if options.at is not None and not first <= options.at < len(text.inputs):
-        measured = f"{first} to {len(text.inputs) - 1}"
+    if options.at is not None and not first <= options.at < count:
+        measured = f"{first} to {count - 1}"
         raise UsageError(f"`at` {options.at}: give one of the tokens measured, {measured}, or change `positions`")
-    return text, available
+    return text

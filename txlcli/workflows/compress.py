@@ -29,7 +29,7 @@ from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.workflows.evaluation import adapted
+from txlcli.workflows.evaluation import adapted, texts
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AdaptationSearch, CompressOptions, read_user_text
 from txlcli.workflows.workspace import Workspace
@@ -249,7 +249,8 @@ def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> 
             "`dynamic`"
         )
     search = AdaptationSearch()
-    valid = adapted.valid_for_dynamic(opened, settings, search, workspace)
+    positions = adapted.dynamic_positions(settings, search)
+    valid = texts.first_positions(opened, "valid", positions, workspace.data_dir)
     rms = adapted.rms_of_train(opened, settings, workspace)
     best = adapted.search_dynamic(Scoring(opened, valid, settings, workspace.reporter), rms, search)
     return best if best.lr > 0 else None

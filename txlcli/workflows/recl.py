@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,23 +208,19 @@ def _group_losses(
         member: {length: file.missing(member.facts, length, positions) for length in lengths[member]}
         for member in group
     }
-    tokens = sum(_tokens_to_read(parts) for parts in missing.values())
-    if tokens:
+    tokens = {member: sum(length * len(part) for length, part in parts.items()) for member, parts in missing.items()}
+    if total := sum(tokens.values()):
         file.save(anyway=True)  # fails before any loss is computed
         count = sum(len(part) for parts in missing.values() for part in parts.values())
-        reporter.say(f"{count:,} losses to compute, {tokens:,} tokens to read; saved in {file.path}")
+        reporter.say(f"{count:,} losses to compute, {total:,} tokens to read; saved in {file.path}")
     else:
         reporter.say(f"nothing to compute: {file.path} has every loss")
     for member, parts in missing.items():
-        with reporter.progress(str(member.opened.run.directory), total=_tokens_to_read(parts), unit="tokens") as bar:
+        with reporter.progress(str(member.opened.run.directory), total=tokens[member], unit="tokens") as bar:
             for context_len, part in parts.items():
                 if len(part):
                     _compute(member, text, part, context_len, options.batch_size, file, bar)
     return np.array([[file.losses(member.facts, length, positions) for length in lengths[member]] for member in group])
-
-
-def _tokens_to_read(parts: Mapping[int, NDArray[np.int64]]) -> int:
-    return sum(context_len * len(part) for context_len, part in parts.items())
 
 
 def _compute(

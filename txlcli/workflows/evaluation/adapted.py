@@ -28,7 +28,7 @@ from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.sweep import EvalRow, make_row, with_memory
-from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
@@ -39,10 +39,9 @@ FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
     """Yield the rows of the model alone, with the cache, and with dynamic evaluation."""
-    opened, text, settings = scoring.opened, scoring.text, scoring.settings
-    search, cache = options.search, options.cache
-    lane_len = Lanes.of(len(text.targets), settings).length
-    if cache is not None and cache > lane_len:
+    opened, settings, search, cache = scoring.opened, scoring.settings, options.search, options.cache
+    lane_len = Lanes.of(len(scoring.text.targets), settings).length
+    if (cache or 0) > lane_len:
         raise UsageError(
             f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
         )
@@ -51,15 +50,13 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
     methods: list[Callable[[], EvalRow]] = []
     if cache is not None:
         positions = max(search.cache_tokens, search.cache_fills * cache * settings.batch_size)
-        on_valid = texts.first_positions(opened, "valid", positions, workspace.data_dir)
-        methods.append(partial(_with_cache, scoring, dataclasses.replace(scoring, text=on_valid), cache))
+        methods.append(partial(_with_cache, scoring, scoring.on_valid(positions, workspace), cache))
     if options.dynamic:
-        on_valid = valid_for_dynamic(opened, settings, search, workspace)
-        rms = rms_of_train(opened, settings, workspace)
-        methods.append(partial(_dynamic, scoring, dataclasses.replace(scoring, text=on_valid), rms, search))
-    if text.split is None:
+        valid = scoring.on_valid(dynamic_positions(settings, search), workspace)
+        methods.append(partial(_dynamic, scoring, valid, rms_of_train(opened, settings, workspace), search))
+    if scoring.text.split is None:
         texts.warn_if_trained_on(opened, "valid", workspace)
-    if text.split == "valid":
+    if scoring.text.split == "valid":
         scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
     yield dataclasses.replace(with_memory(scoring, settings.mem_len), method="model")
     for score_with_method in methods:
@@ -93,12 +90,9 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: Ad
     return dataclasses.replace(row, method="dynamic", adaptation=parameters)
 
 
-def valid_for_dynamic(
-    opened: OpenRun, settings: EvalSettings, search: AdaptationSearch, workspace: Workspace
-) -> ScoredText:
-    """Return the beginning of the validation split, long enough for `search_dynamic`."""
-    positions = max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
-    return texts.first_positions(opened, "valid", positions, workspace.data_dir)
+def dynamic_positions(settings: EvalSettings, search: AdaptationSearch) -> int:
+    """Return how many positions of the validation split `search_dynamic` needs."""
+    return max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
 
 
 def rms_of_train(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[Tensor]:

@@ -150,9 +150,8 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
     if not math.isfinite(scores.total_nats):
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
-    fewest, most = None, None
-    if not opened.run.settings.model.recurrent_state:
-        fewest, most = attention_span_in(opened.model, settings, len(text.targets))
+    is_state = opened.run.settings.model.recurrent_state
+    fewest, most = (None, None) if is_state else attention_span_in(opened.model, settings, len(text.targets))
     measures = metrics.measures(scores.total_nats, text.scored)
     return EvalRow(
         mem_len=settings.mem_len,
@@ -236,9 +235,6 @@ class LengthSearch:
 
     option: Literal["mem_len", "attn_len"]
     """Option whose length is searched for."""
-    split: str = "valid"
-    threshold: float = effective_length.THRESHOLD
-    """Smallest relative gain of perplexity that counts."""
     found: int
     gains_ended: bool
     """False if the longest length that was tried still lowers the perplexity."""
@@ -247,8 +243,12 @@ class LengthSearch:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
-        tried = [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()]
-        return {**vars(self), "option": "--" + self.option.replace("_", "-"), "tried": tried}
+        return vars(self) | {
+            "option": "--" + self.option.replace("_", "-"),
+            "split": "valid",
+            "threshold": effective_length.THRESHOLD,
+            "tried": [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()],
+        }
 
 
 def search_length(
@@ -265,25 +265,24 @@ def search_length(
     step = max(stride, (train.mem_len if is_memory else train.seg_len) // SEARCH_STEPS)
     if options.text is not None:
         texts.warn_if_trained_on(opened, "valid", workspace)
-    valid = texts.first_positions(opened, "valid", options.positions, workspace.data_dir)
-    on_valid = dataclasses.replace(scoring, text=valid)
-    longest, known = len(valid.targets), opened.run.settings.model.longest_window
-    if not is_memory and known is not None:
-        longest = min(longest, known)
+    on_valid = scoring.on_valid(options.positions, workspace)
+    longest = tokens = len(on_valid.text.targets)
+    if is_memory:
+        score_at = partial(with_memory, on_valid)
+    else:
+        score_at = partial(in_windows, on_valid, stride=stride, batch_size=options.batch_size)
+        longest = min(tokens, opened.run.settings.model.longest_window or tokens)
     if stride > longest:
         raise UsageError(
             f"`stride` {stride} exceeds the longest window that can be tried, {longest}; give at most that"
         )
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "
-        f"{effective_length.THRESHOLD:.1%}, on {len(valid.targets):,} tokens of valid, in steps of {step}"
+        f"{effective_length.THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
     )
 
     def loss_at(length: int) -> float:
-        if is_memory:
-            row = with_memory(on_valid, length)
-        else:
-            row = in_windows(on_valid, length, stride=stride, batch_size=options.batch_size)
+        row = score_at(length)
         ppl, bits = metrics.format_measure(row.measures["ppl"]), metrics.bits(row.loss_nats)
         reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")
         return row.loss_nats

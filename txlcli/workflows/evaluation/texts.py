@@ -67,6 +67,10 @@ class Scoring:
         with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
             return function(model, text.inputs, text.targets, precision=self.opened.precision, on_tokens=bar.reach)
 
+    def on_valid(self, positions: int | None, workspace: Workspace) -> "Scoring":
+        """Return the first positions of the validation split, scored with the same settings."""
+        return dataclasses.replace(self, text=first_positions(self.opened, "valid", positions, workspace.data_dir))
+
     def changed(self, **settings: Any) -> "Scoring":
         """Return the same text scored with other settings."""
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **settings))
