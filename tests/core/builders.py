@@ -82,6 +82,11 @@ def make_decoder(
     return Decoder(model, reading, dataclasses.replace(Graphs.of(model), **graphs))
 
 
+def close(given, expected, *, atol=1e-10):
+    """Assert that two tensors are equal up to rounding."""
+    torch.testing.assert_close(given, expected, rtol=0, atol=atol)
+
+
 def draw_tokens(lanes, count, *, vocab_size=V, seed=2):
     return torch.randint(vocab_size, (lanes, count), generator=torch.Generator().manual_seed(seed))
 

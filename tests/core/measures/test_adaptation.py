@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,11 +27,18 @@ from txlcli.core.reading.scoring import score
 
 B, L, M, SIZE = 2, 5, 7, 6
 SETTINGS = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=20)
+ONE_LANE = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
+close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
 def stream(count, seed=2):
     tokens = draw_tokens(1, count + 1, seed=seed)[0].numpy()
     return tokens[:-1], tokens[1:]
+
+
+def ones(model):
+    """RMS of the gradients, all 1."""
+    return [torch.ones_like(parameter) for parameter in model.parameters()]
 
 
 def draw(*shape, seed=3):
@@ -72,9 +80,9 @@ def test_the_cache_does_not_change_the_losses_of_the_model():
     model, (inputs, targets) = small_model(), stream(23)
     scores, cached = score_with_cache(model, inputs, targets, SETTINGS, size=SIZE, thetas=[0.1, 0.2])
     expected = score(model, inputs, targets, SETTINGS).losses_nats
-    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-6)
+    close(scores.losses_nats, expected, rtol=1e-06)
     assert cached.shape == (2, 23)
-    np.testing.assert_allclose(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-6)
+    close(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-06)
     for start in (0, 12):  # the cache of a lane is empty, so that a mixture changes nothing
         assert mixed_losses(scores.losses_nats, cached[0], 0.5)[start] == pytest.approx(expected[start], rel=1e-5)
 
@@ -90,11 +98,10 @@ def test_a_cache_improves_the_loss_of_a_repetitive_text():
     model = small_model(std=0.02, dtype=torch.float32)  # untrained
     tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 20)
     inputs, targets = tokens[:-1], tokens[1:]
-    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
-    thetas = theta_candidates(model, inputs, settings)
+    thetas = theta_candidates(model, inputs, ONE_LANE)
     assert thetas == sorted(thetas)
     assert min(thetas) > 0
-    scores, cached = score_with_cache(model, inputs, targets, settings, size=50, thetas=thetas)
+    scores, cached = score_with_cache(model, inputs, targets, ONE_LANE, size=50, thetas=thetas)
     theta, share = search_cache(scores.losses_nats, cached, thetas)
     row = cached[thetas.index(theta)]
     assert mixed_losses(scores.losses_nats, row, share).mean() < 0.8 * scores.losses_nats.mean()
@@ -135,7 +142,7 @@ def test_dynamic_evaluation_equals_its_definition():
                 moved = parameter - 0.01 * gradient / (size + typical)
                 back = min(1.0, 0.1 * float(size.flatten()[0]) / typical)
                 parameter.copy_(moved + back * (before[name] - moved))
-    np.testing.assert_allclose(given, expected, rtol=1e-5)
+    close(given, expected)
 
 
 def test_auxiliary_classifiers_do_not_change_dynamic_evaluation():
@@ -155,20 +162,19 @@ def test_auxiliary_classifiers_do_not_change_dynamic_evaluation():
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
 def test_with_steps_of_length_zero_dynamic_evaluation_equals_plain_evaluation(lr):
     model, (inputs, targets) = small_model(), stream(23)
-    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
-    given = score_dynamic(model, inputs, targets, SETTINGS, DynamicSettings(lr=lr, decay=0.0), rms)
-    np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, SETTINGS).losses_nats, rtol=1e-5)
+    given = score_dynamic(model, inputs, targets, SETTINGS, DynamicSettings(lr=lr, decay=0.0), ones(model))
+    close(given.losses_nats, score(model, inputs, targets, SETTINGS).losses_nats)
 
 
 def test_dynamic_evaluation_uses_the_requested_precision():
     model, (inputs, targets) = small_model(dtype=torch.float32), stream(23)
-    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    rms = ones(model)
     exact, short = (
         score_dynamic(model, inputs, targets, SETTINGS, DynamicSettings(lr=1e-3, decay=0.0), rms, precision=precision)
         for precision in ("fp32", "bf16")
     )
     assert not np.array_equal(exact.losses_nats, short.losses_nats)
-    np.testing.assert_allclose(exact.losses_nats, short.losses_nats, atol=0.1)
+    close(exact.losses_nats, short.losses_nats, atol=0.1)
 
 
 def test_embeddings_of_words_unseen_in_training_change_slowly():
@@ -176,11 +182,10 @@ def test_embeddings_of_words_unseen_in_training_change_slowly():
     model, (inputs, targets) = small_model(), stream(17)
     rms = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
     rms[0].zero_()
-    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
-    moved = score_dynamic(model, inputs, targets, settings, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
-    still = score(model, inputs, targets, settings).losses_nats
+    moved = score_dynamic(model, inputs, targets, ONE_LANE, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
+    still = score(model, inputs, targets, ONE_LANE).losses_nats
     assert not np.array_equal(moved, still)
-    np.testing.assert_allclose(moved, still, atol=0.5)
+    close(moved, still, atol=0.5)
 
 
 def test_padding_of_the_last_lane_does_not_train_the_model():
@@ -191,12 +196,12 @@ def test_padding_of_the_last_lane_does_not_train_the_model():
     with torch.no_grad():
         for rows in (swapped.embedding.tables[0], swapped.softmax.biases[0]):
             rows.copy_(rows[swap])
-    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
+    rms = ones(model)
     settings, dynamic = EvalSettings(seg_len=2, mem_len=M, batch_size=5), DynamicSettings(lr=0.1, decay=0.0)
     one = score_dynamic(model, inputs, targets, settings, dynamic, rms).losses_nats
     other = score_dynamic(swapped, swap.numpy()[inputs], swap.numpy()[targets], settings, dynamic, rms).losses_nats
     assert len(one) == 21
-    np.testing.assert_allclose(one, other, rtol=1e-6)
+    close(one, other, rtol=1e-06)
 
 
 def test_gradient_rms_is_the_root_mean_square_over_segments():
@@ -226,14 +231,13 @@ def test_gradients_of_an_lstm_are_computed_in_training_mode_without_dropout():
     given = score_dynamic(model, inputs, targets, settings, DynamicSettings(lr=1e-30, decay=0.0), rms)
     assert modes == {nn.LSTM: {True}, Dropout: {False}}
     assert not any(module.training for module in model.modules())
-    np.testing.assert_allclose(given.losses_nats, score(model, inputs, targets, settings).losses_nats, rtol=1e-5)
+    close(given.losses_nats, score(model, inputs, targets, settings).losses_nats)
 
 
 def test_dynamic_evaluation_improves_on_a_repetitive_text():
     model = small_model(std=0.1)
     tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 40)
     inputs, targets = tokens[:-1], tokens[1:]
-    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
-    rms = [torch.ones_like(parameter) for parameter in model.parameters()]
-    losses = score_dynamic(model, inputs, targets, settings, DynamicSettings(lr=0.05, decay=0.0), rms).losses_nats
+    dynamic = DynamicSettings(lr=0.05, decay=0.0)
+    losses = score_dynamic(model, inputs, targets, ONE_LANE, dynamic, ones(model)).losses_nats
     assert losses[-50:].mean() < 0.7 * losses[:50].mean()

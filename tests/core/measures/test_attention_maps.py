@@ -1,6 +1,7 @@
 """Attention maps, compared with the oracle's weights and with heads that are constructed to look at given distances."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ L, M, H, D, WIDTH, N = 5, 7, 3, 11, 14, 2
 FIRST = 10  # two segments fill the memory
 COUNTED = 13  # two whole segments, and one of 3 tokens
 R = 4
+TERMS = ("a", "b", "d", "abcd")
+close = partial(np.testing.assert_allclose, atol=1e-10)
 
 
 def eval_settings(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
@@ -40,35 +43,34 @@ def shares(scores, names):
     return attended
 
 
-def oracle_queries(model, tokens, settings, key_limit):
-    """Return for every query its weights by distance (N, H, n), in total and by term, and the share of memory."""
-    weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
-    memory, results = reference.first_memory(weights), []
-    n = min(settings.mem_len + settings.seg_len, key_limit or math.inf)
-    for begin in range(0, len(tokens), settings.seg_len):
-        segment = tokens[begin : begin + settings.seg_len].tolist()
-        hidden, kept = np.stack([reference.embed(token, weights) for token in segment]), []
-        queries = [[] for _ in segment]
-        for number in range(model.settings.n_layers):
-            layer, past = reference.layer_weights(weights, number), memory[number]
-            limits = {"max_distance": settings.max_distance, "key_limit": key_limit}
+def by_distance(numbers, allowed, *, past, reach, empty=np.nan):
+    """Arrange numbers of pairs (H, L, K) by distance (H, L, n), the nearest first; `empty` where no key is seen."""
+    arranged = np.full((*numbers.shape[:2], reach), empty)
+    for i, j in allowed:
+        arranged[:, i, past + i - j] = numbers[:, i, j]
+    return arranged
+
+
+def oracle_weights(model, tokens, settings, reach, key_limit):
+    """Return the weights of all queries by distance (N, H, T, n), by term and in total, and the share of memory."""
+    weights, limits = oracle.weights_of(oracle.numbers_of(model), model.settings), {"key_limit": key_limit}
+    memory = reference.first_memory(weights)
+    results = {name: [[] for _ in range(N)] for name in (*TERMS, "memory")}
+    for begin in range(0, len(tokens), L):
+        hidden = np.stack([reference.embed(token, weights) for token in tokens[begin : begin + L].tolist()])
+        for number, past in enumerate(memory):
+            layer, limits["max_distance"] = reference.layer_weights(weights, number), settings.max_distance
             scores = reference.attention_scores(hidden, past, layer, **limits)
+            for name in TERMS:
+                by_key = shares(scores, name)
+                results[name][number].append(by_distance(by_key, scores.allowed, past=len(past), reach=reach))
             whole = reference.attention_weights(scores, head_width=D)
-            np.testing.assert_allclose(whole, shares(scores, "abcd"), atol=1e-12)
-            weights_by_term = {"all": whole, **{name: shares(scores, name) for name in "abd"}}
-            for i in range(len(segment)):
-                query = {name: np.zeros((H, n)) for name in weights_by_term}
-                for j in range(len(past) + i + 1):
-                    if (i, j) in scores.allowed:
-                        for name, share in weights_by_term.items():
-                            query[name][:, len(past) + i - j] = share[:, i, j]
-                queries[i].append({**query, "memory": whole[:, i, : len(past)].sum(-1)})
+            close(whole, shares(scores, "abcd"), atol=1e-12)
+            results["memory"][number].append(whole[:, :, : len(past)].sum(-1))
             layer_input, hidden = hidden, reference.attention_layer(hidden, past, layer, **limits)
             remembered = hidden if model.settings.memory_source == "layer_output" else layer_input
-            kept.append(reference.update_memory(remembered, past, mem_len=settings.mem_len))
-        memory = kept
-        results += queries
-    return [{key: np.stack([layer[key] for layer in query]) for key in query[0]} for query in results]
+            memory[number] = reference.update_memory(remembered, past, mem_len=settings.mem_len)
+    return {name: np.stack([np.concatenate(parts, axis=1) for parts in layers]) for name, layers in results.items()}
 
 
 @pytest.mark.parametrize(
@@ -82,26 +84,21 @@ def oracle_queries(model, tokens, settings, key_limit):
     ],
 )
 def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance, changed):
-    model, tokens = small_model(**changed), stream()
+    model, tokens, reach = small_model(**changed), stream(), key_limit or M + L
     settings = eval_settings(same_length=same_length, max_distance=max_distance)
     given = observe(model, tokens, settings, at=FIRST + 3, rows=R)
-    queries = oracle_queries(model, tokens, settings, key_limit)
-    counted = queries[FIRST:]
-    n = key_limit or M + L
-    assert given.by_distance.shape == (N, H, n)
-    np.testing.assert_allclose(given.by_distance, np.mean([query["all"] for query in counted], axis=0), atol=1e-10)
+    weights = oracle_weights(model, tokens, settings, reach, key_limit)
+    close(given.rows, weights["abcd"][:, :, FIRST + 3 : FIRST + 3 + R], atol=1e-6)
+    counted = {name: np.nan_to_num(each[:, :, FIRST:]) for name, each in weights.items()}
+    means = {name: each.mean(axis=2) for name, each in counted.items()}
+    assert given.by_distance.shape == (N, H, reach)
     assert given.by_term.keys() == {"a", "b", "d"}
-    for name, averaged in given.by_term.items():
-        np.testing.assert_allclose(averaged, np.mean([query[name] for query in counted], axis=0), atol=1e-10)
-    np.testing.assert_allclose(given.memory_share, np.mean([query["memory"] for query in counted], axis=0), atol=1e-10)
-    entropies = [-(query["all"] * np.log(np.maximum(query["all"], 1e-300))).sum(-1) for query in counted]
-    np.testing.assert_allclose(given.entropy_nats, np.mean(entropies, axis=0), atol=1e-10)
-    rows = np.stack([query["all"] for query in queries[FIRST + 3 : FIRST + 3 + R]], axis=2)
-    np.testing.assert_allclose(np.nan_to_num(given.rows), rows, atol=1e-6)
-    assert (np.isnan(given.rows) == (rows == 0)).all()
+    for name, averaged in {"abcd": given.by_distance, **given.by_term, "memory": given.memory_share}.items():
+        close(averaged, means[name])
+    close(given.entropy_nats, -(counted["abcd"] * np.log(np.maximum(counted["abcd"], 1e-300))).sum(-1).mean(axis=2))
     assert (given.first, given.queries, given.at) == (FIRST, COUNTED, FIRST + 3)
     assert given.mean_distance.shape == (N, H)
-    np.testing.assert_allclose(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(n)))
+    close(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(reach)))
 
 
 @pytest.mark.parametrize("term", "abcd")
@@ -115,23 +112,12 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
     (terms,) = model.score_terms(reach, max_distance=max_distance)
     keys, _ = attention.project_keys_values(context)
     given = term_scores(attention, attention.project_queries(context[:, M:])[0], keys[0], terms)
-    scores = reference.attention_scores(
-        context[0, M:].numpy(),
-        context[0, :M].numpy(),
-        reference.layer_weights(weights, 0),
-        max_distance=max_distance,
-        key_limit=key_limit,
-    )
-    wanted = getattr(scores, term) / math.sqrt(D)
-    total = (scores.a + scores.b + scores.c + scores.d) / math.sqrt(D)
-    for i in range(L):
-        for c in range(reach):
-            j = M + i - (reach - 1 - c)
-            if (i, j) in scores.allowed:
-                np.testing.assert_allclose(given[term].expand(H, L, -1)[:, i, c], wanted[:, i, j], atol=1e-10)
-                np.testing.assert_allclose(given[TOTAL][:, i, c], total[:, i, j], atol=1e-10)
-            else:
-                assert (given[term].expand(H, L, -1)[:, i, c] == -math.inf).all()
+    past, hidden = context[0].numpy()[:M], context[0].numpy()[M:]
+    limits, layer = {"max_distance": max_distance, "key_limit": key_limit}, reference.layer_weights(weights, 0)
+    scores = reference.attention_scores(hidden, past, layer, **limits)
+    for name, wanted in ((term, getattr(scores, term)), (TOTAL, scores.a + scores.b + scores.c + scores.d)):
+        expected = by_distance(wanted / math.sqrt(D), scores.allowed, past=M, reach=reach, empty=-np.inf)
+        close(given[name].expand(H, L, -1).flip(-1), expected)
 
 
 @pytest.mark.parametrize("position", CHANGES)
@@ -163,7 +149,7 @@ def test_the_terms_of_the_encoding_are_averaged(position):
     wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])
     assert list(maps.by_term) == list(ENCODINGS[position].score_terms) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
-        np.testing.assert_allclose(averaged.sum(-1), 1, atol=1e-12)
+        close(averaged.sum(-1), 1, atol=1e-12)
 
 
 def model_looking_at(distances):
@@ -187,15 +173,15 @@ def model_looking_at(distances):
 def test_a_head_that_looks_at_one_distance_is_shown_so():
     wanted = [(0, 3, 6), (2, 5, 1)]
     maps = observe(model_looking_at(wanted), stream(FIRST + 3 * L), eval_settings(same_length="m"), at=FIRST, rows=R)
-    np.testing.assert_allclose(maps.by_distance, np.eye(M)[np.array(wanted)], atol=1e-10)
-    np.testing.assert_allclose(maps.by_term["d"], np.eye(M)[np.array(wanted)], atol=1e-10)
-    np.testing.assert_allclose(maps.by_term["a"], np.full((N, H, M), 1 / M), atol=1e-10)
-    np.testing.assert_allclose(maps.by_term["b"], np.full((N, H, M), 1 / M), atol=1e-10)
-    np.testing.assert_allclose(maps.mean_distance, wanted, atol=1e-10)
-    np.testing.assert_allclose(maps.width, 1, atol=1e-8)
-    np.testing.assert_allclose(maps.entropy_nats, 0, atol=1e-8)
+    close(maps.by_distance, np.eye(M)[np.array(wanted)])
+    close(maps.by_term["d"], np.eye(M)[np.array(wanted)])
+    close(maps.by_term["a"], np.full((N, H, M), 1 / M))
+    close(maps.by_term["b"], np.full((N, H, M), 1 / M))
+    close(maps.mean_distance, wanted)
+    close(maps.width, 1, atol=1e-08)
+    close(maps.entropy_nats, 0, atol=1e-08)
     # Distance k leaves the segment for its first k queries: k of L, all of them where k >= L.
-    np.testing.assert_allclose(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]], atol=1e-10)
+    close(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]])
 
 
 def test_the_widest_head_looks_everywhere():
@@ -203,8 +189,8 @@ def test_the_widest_head_looks_everywhere():
         model_looking_at([(0, 3, 6), (2, None, 1)]), stream(), eval_settings(same_length="m"), at=FIRST, rows=R
     )
     assert maps.widest(1) == [(1, 1)]
-    np.testing.assert_allclose(maps.width[1, 1], M, atol=1e-8)
-    np.testing.assert_allclose(maps.entropy_nats[1, 1], math.log(M), atol=1e-8)
+    close(maps.width[1, 1], M, atol=1e-08)
+    close(maps.entropy_nats[1, 1], math.log(M), atol=1e-08)
 
 
 def maps_of(by_distance, rows=((((),),),)):
@@ -217,8 +203,8 @@ def maps_of(by_distance, rows=((((),),),)):
 def test_widest_heads_are_sorted_by_width():
     # Widths: exp of the entropy. 4, 1, 2 and 2: the distance makes no difference, and equal ones keep their order.
     maps = maps_of([[[0.25] * 4, [0, 0, 0, 1.0]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]])
-    np.testing.assert_allclose(maps.width, [[4, 1], [2, 2]])
-    np.testing.assert_allclose(maps.mean_distance, [[1.5, 3], [0.5, 2.5]])
+    close(maps.width, [[4, 1], [2, 2]])
+    close(maps.mean_distance, [[1.5, 3], [0.5, 2.5]])
     assert maps.widest(4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
     assert maps.widest(1) == [(0, 0)]
 
@@ -269,30 +255,30 @@ def test_scores_stay_within_their_bytes_without_changing_the_results(queries):
         parts = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R, score_bytes=bound)
     assert (queries - 1) / queries * bound / 2 < largest.bytes <= bound
     for name in ("by_distance", "entropy_nats", "memory_share"):
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-12)
+        close(getattr(parts, name), getattr(whole, name), atol=1e-12)
     for name in "abd":
-        np.testing.assert_allclose(parts.by_term[name], whole.by_term[name], atol=1e-12)
-    np.testing.assert_allclose(parts.rows, whole.rows, atol=1e-6)
+        close(parts.by_term[name], whole.by_term[name], atol=1e-12)
+    close(parts.rows, whole.rows, atol=1e-06)
 
 
 @pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
 def test_segments_of_a_single_token_are_observed_too(seg_len, count):
     settings = eval_settings(seg_len=seg_len)
     maps = observe(small_model(), stream(count), settings, at=first_query(settings), rows=1)
-    np.testing.assert_allclose(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
+    close(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
 
 
 def test_rows_end_with_the_text():
     maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R)
     assert maps.rows.shape == (N, H, 2, M + L)
-    np.testing.assert_allclose(np.nansum(maps.rows, axis=-1), 1, atol=1e-6)
+    close(np.nansum(maps.rows, axis=-1), 1, atol=1e-06)
 
 
 def test_without_memory_no_attention_leaves_the_segment():
     maps = observe(small_model(), stream(), eval_settings(mem_len=0), at=0, rows=R)
     assert (maps.first, maps.queries, maps.distances) == (0, FIRST + COUNTED, L)
     np.testing.assert_array_equal(maps.memory_share, 0)
-    np.testing.assert_allclose(maps.by_distance.sum(-1), 1, atol=1e-12)
+    close(maps.by_distance.sum(-1), 1, atol=1e-12)
     assert np.isnan(maps.rows[0, 0, 0]).tolist() == [False, True, True, True, True]
 
 
@@ -305,7 +291,7 @@ def test_reduced_precision_changes_the_maps_slightly():
     model, tokens = small_model(dtype=torch.float32), stream()
     exact = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
     rounded = observe(model, tokens, eval_settings(), at=FIRST, rows=R, precision="bf16")
-    np.testing.assert_allclose(rounded.by_distance.sum(-1), 1, atol=1e-6)
+    close(rounded.by_distance.sum(-1), 1, atol=1e-06)
     difference = np.abs(rounded.by_distance - exact.by_distance).max()
     assert 1e-6 < difference < 0.05
 

@@ -24,6 +24,7 @@ from txlcli.core.reading.scoring import Lanes, score
 
 VOCAB, COUNT = 37, 503
 SETTINGS = EvalSettings(seg_len=7, mem_len=11, batch_size=3, same_length="off", max_distance=13)
+LANES = Lanes.of(COUNT, SETTINGS)
 DYNAMIC = DynamicSettings(lr=0.01, decay=0.01)
 
 
@@ -108,19 +109,19 @@ def test_dynamic_evaluation_takes_the_steps_of_whole_segments(changes):
 
 def test_a_decoder_repeats_the_steps_of_dynamic_evaluation(model):
     rms = [torch.ones_like(parameter) for parameter in model.predicting_weights]
-    ids, lanes = random_ids(), Lanes.of(COUNT, SETTINGS)
+    ids = random_ids()
 
     def predictor():
-        return DynamicPredictor(model, SETTINGS, lanes, DYNAMIC, rms, before=0)
+        return DynamicPredictor(model, SETTINGS, LANES, DYNAMIC, rms, before=0)
 
     words = encoded(predictor(), CodedText(ids.copy())).words()
     assert (decoded(predictor(), words).ids == ids).all()
 
 
 def test_symbols_outside_the_vocabulary_are_restored(model):
-    ids, lanes = random_ids(VOCAB + 1), Lanes.of(COUNT, SETTINGS)
+    ids = random_ids(VOCAB + 1)
     others = {int(at): bytes([at % 256]) * (1 + at % 4) for at in np.flatnonzero(ids == VOCAB)}
-    predictor = FixedPredictor(model, SETTINGS, lanes)
+    predictor = FixedPredictor(model, SETTINGS, LANES)
     words = encoded(predictor, CodedText(ids.copy(), dict(others)), escapes=True).words()
     predictor.reset()
     text = decoded(predictor, words, escapes=True)
@@ -129,8 +130,8 @@ def test_symbols_outside_the_vocabulary_are_restored(model):
 
 
 def test_escapes_that_never_occur_cost_a_few_bits(model):
-    ids, lanes = random_ids(), Lanes.of(COUNT, SETTINGS)
-    predictor = FixedPredictor(model, SETTINGS, lanes)
+    ids = random_ids()
+    predictor = FixedPredictor(model, SETTINGS, LANES)
     without = encoded(predictor, CodedText(ids.copy())).bits
     predictor.reset()
     with_escapes = encoded(predictor, CodedText(ids.copy()), escapes=True).bits
@@ -138,11 +139,10 @@ def test_escapes_that_never_occur_cost_a_few_bits(model):
 
 
 def test_a_probe_differs_for_other_weights_and_leaves_no_trace(model):
-    lanes = Lanes.of(COUNT, SETTINGS)
-    predictor = FixedPredictor(model, SETTINGS, lanes)
-    first = predictor.read(np.zeros(lanes.number, dtype=np.int64))
+    predictor = FixedPredictor(model, SETTINGS, LANES)
+    first = predictor.read(np.zeros(LANES.number, dtype=np.int64))
     digest = predictor.probe()
-    assert (predictor.read(np.zeros(lanes.number, dtype=np.int64)) == first).all()
+    assert (predictor.read(np.zeros(LANES.number, dtype=np.int64)) == first).all()
     torch.manual_seed(6)
     other = make_model(model.settings, VOCAB).eval()
-    assert FixedPredictor(other, SETTINGS, lanes).probe() != digest
+    assert FixedPredictor(other, SETTINGS, LANES).probe() != digest

@@ -29,6 +29,8 @@ from txlcli.core.measures.cost import (
 )
 
 B, L, M = 3, 5, 7
+COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L}
+MEMORY_TOKENS = {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2}
 
 
 def test_one_token_with_kept_keys_equals_a_calculation_by_hand():
@@ -104,13 +106,7 @@ def read_memory(model, mem_len):
         {"block": "modern", "norm": "pre"},
         {"gating": "gru", "norm": "pre"},
         {"memory_source": "layer_output", "norm": "pre"},
-        {
-            "arch": "compressive",
-            "compressed_len": 3,
-            "compression_rate": M,
-            "compression": "mean",
-            "memory_start": "zeros",
-        },
+        {**COMPRESSIVE, "compression_rate": M, "compression": "mean", "memory_start": "zeros"},
     ],
     ids=str,
 )
@@ -122,38 +118,25 @@ def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_step_that_trains_a_compression_equals_the_count_of_pytorch(norm):
-    model = small_model(
-        arch="compressive", compressed_len=3, compression_rate=L, norm=norm, dtype=torch.float32
-    ).train()
-    memory, tokens = model.full_memory(B, M), draw_tokens(B, L)
+@pytest.mark.parametrize(
+    ("changed", "seg_len", "mem_len", "rows"), [(COMPRESSIVE, L, M, L), (MEMORY_TOKENS, 3 * L, 0, L + 2 * 2)]
+)
+def test_a_step_with_a_trained_memory_equals_the_count_of_pytorch(norm, changed, seg_len, mem_len, rows):
+    model = small_model(norm=norm, dtype=torch.float32, **changed).train()
+    memory, tokens = model.full_memory(B, mem_len), draw_tokens(B, seg_len)
     with FlopCounterMode(display=False) as counter:
-        objective, _, _ = model.objective(tokens, tokens, memory, mem_len=M, part="full", progress=0.0)
-        objective.backward()
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
-    unseen = unseen_flops_per_token(model.settings, L)
-    assert counter.get_total_flops() == pytest.approx(B * L * (formula + unseen), rel=1e-12)
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_step_of_several_segments_with_memory_tokens_equals_the_count_of_pytorch(norm):
-    model = small_model(arch="rmt", segment_len=L, n_memory_tokens=2, norm=norm, dtype=torch.float32)
-    counted = count(model, model.full_memory(B, 0), draw_tokens(B, 3 * L), mem_len=0)
-    formula = training_flops_per_token(model.settings, V, seg_len=3 * L, mem_len=0, batch_size=B)
-    rows = model.settings.rows
+        model.objective(tokens, tokens, memory, mem_len=mem_len, part="full", progress=0.0)[0].backward()
+    formula = training_flops_per_token(model.settings, V, seg_len=seg_len, mem_len=mem_len, batch_size=B)
     unseen = unseen_flops_per_token(model.settings, rows) * rows / L
-    assert counted == pytest.approx(B * 3 * L * (formula + unseen), rel=1e-12)
+    assert counter.get_total_flops() == pytest.approx(B * seg_len * (formula + unseen), rel=1e-12)
 
 
-def test_one_token_with_memory_tokens_equals_a_calculation_by_hand():
+def test_one_token_with_another_memory_equals_a_calculation_by_hand():
     # Seven tokens are read as 7 + 2 x 3 rows, which see 1 to 13 keys, 7 on average.
     model = model_settings(arch="rmt", segment_len=7, n_memory_tokens=3)
     layer = 4 * 14 * 33 + 3 * 7 * 33 + 2 * 14 * 17
     expected = 2 * (2 * layer * 13 / 7 + 14 * V)
     assert decoding_flops_per_token(model, V, keys=1) == pytest.approx(expected, rel=1e-12)
-
-
-def test_one_token_with_compressed_memory_equals_a_calculation_by_hand():
     # 12 keys, rate 3: a third of a slot is made of 3 x 14 numbers and projected to keys and values, in two layers.
     model = model_settings(arch="compressive", compressed_len=5)
     added = 2 * 2 * (14 * 14 + 2 * 14 * 33 / 3)

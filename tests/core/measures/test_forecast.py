@@ -86,6 +86,7 @@ def test_weights_gradients_optimizer_and_memory_take_four_bytes_per_value(change
     assert (needed.optimizer, needed.average) == (states * size, averages * size)
     assert needed.memory == 4 * 2 * B * M * 14
     assert needed.to_json()["total"] == sum(vars(needed).values())
+    assert step_bytes(model_settings(), V, train_settings(**changed, precision="tf32")) == needed
 
 
 def test_muon_keeps_one_state_of_each_matrix_of_the_layers_and_two_of_all_other_parameters():
@@ -100,29 +101,24 @@ def test_buckets_are_a_second_copy_of_the_gradients_on_a_cpu_only(device, proces
     assert needed.buckets == copies * needed.gradients
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize(("norm", "size"), [("post", 2), ("pre", 4)])
-def test_memory_that_only_products_read_takes_two_bytes_per_value(norm, size, precision):
-    needed = step_bytes(model_settings(norm=norm), V, train_settings(precision=precision))
-    assert needed.memory == size * 2 * B * M * 14
+@pytest.mark.parametrize(
+    ("settings", "changed", "size"),
+    [
+        *((model_settings(), {"precision": precision}, 2 * 2 * M * 14) for precision in ("bf16", "fp16")),
+        *((model_settings(norm="pre"), {"precision": precision}, 4 * 2 * M * 14) for precision in ("bf16", "fp16")),
+        *((model_settings(window=window), {}, 4 * 2 * kept * 14) for window, kept in ((4, 3), (M + 1, M), (100, M))),
+        (rnn_settings("lstm"), {"mem_len": 0}, 4 * 2 * (11 + 11 + 7)),  # h and c of each layer
+        (rnn_settings("qrnn"), {"mem_len": 0}, 4 * (11 + 2 * 7 + 11 + 7)),  # c, and the last two inputs of the first
+    ],
+)
+def test_memory_takes_four_bytes_per_value_and_two_if_only_products_read_it(settings, changed, size):
+    assert step_bytes(settings, V, train_settings(**changed)).memory == B * size
 
 
-@pytest.mark.parametrize(("arch", "numbers"), [("lstm", 2 * (11 + 11 + 7)), ("qrnn", 11 + 2 * 7 + 11 + 7)])
-def test_a_state_takes_four_bytes_per_value(arch, numbers):
-    # h and c of each layer; c of each layer and, in the first, the last two inputs.
-    assert step_bytes(rnn_settings(arch), V, train_settings(mem_len=0)).memory == 4 * B * numbers
-
-
-@pytest.mark.parametrize(("window", "kept"), [(4, 3), (M + 1, M), (100, M)])
-def test_a_window_keeps_a_shorter_memory(window, kept):
+@pytest.mark.parametrize("window", [4, M + 1, 100])
+def test_a_window_keeps_fewer_activations(window):
     settings = model_settings(window=window, dropout=0.5)
-    assert step_bytes(settings, V, train_settings()).memory == 4 * 2 * B * kept * 14
     assert activations(settings) == saved_by_a_step(settings)
-
-
-def test_tf32_takes_the_memory_of_fp32():
-    expected = step_bytes(model_settings(), V, train_settings(precision="fp32"))
-    assert step_bytes(model_settings(), V, train_settings(precision="tf32")) == expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,5 +1,6 @@
 """The work that is timed; the times themselves depend on the machine."""
 
+import dataclasses
 import itertools
 import math
 import time
@@ -19,6 +20,7 @@ B, L, M = 2, 5, 7
 TRAIN = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=3)
 
 
+NEAR = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
 FP32 = {"precision": "fp32"}
 
 
@@ -57,25 +59,25 @@ def test_a_repetition_has_several_steps_each_with_a_time(steps):
     assert sum(times.step_ms) == pytest.approx(3 * steps * sum(times.ms_per_token))
 
 
-class Event:
-    """A CUDA event whose time is the number of steps queued before it; it notes when the host waits for it."""
-
-    def __init__(self, queued, waits):
-        self._queued, self._waits = queued, waits
-
-    def record(self, stream):
-        self.at = len(self._queued)
-
-    def synchronize(self):
-        self._waits.append(self.at)
-
-    def elapsed_time(self, later):
-        return 7.0 * (later.at - self.at)
-
-
 def test_on_cuda_the_host_waits_once_per_repetition_after_the_last_step(monkeypatch):
     queued, waits = [], []
-    monkeypatch.setattr(torch.cuda, "Event", lambda *, enable_timing: Event(queued, waits))
+
+    class Event:
+        """An event whose time is the number of steps queued before it; it notes when the host waits for it."""
+
+        def __init__(self, *, enable_timing):
+            self.at = None
+
+        def record(self, stream):
+            self.at = len(queued)
+
+        def synchronize(self):
+            waits.append(self.at)
+
+        def elapsed_time(self, later):
+            return 7.0 * (later.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     for name in ("synchronize", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     times = timing.measure(lambda: queued.append(0), torch.device("cuda"), tokens=14, repeat=3, steps=10, warm_up=0)
@@ -145,9 +147,8 @@ def slides(calls):
 
 
 def test_evaluation_is_timed_with_a_full_memory():
-    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=4, same_length="m_plus_one")
     model, calls = observed_model()
-    timing.time_evaluation(model, settings, **FP32, repeat=2)
+    timing.time_evaluation(model, NEAR, **FP32, repeat=2)
     scored = calls[2:]  # two segments fill the memory
     assert set(sizes(scored)) == {(B, L, M)}
     assert {(call.distances, call.reach) for call in scored} == {(5, M + 1)}
@@ -173,9 +174,8 @@ def test_a_repetition_of_single_tokens_includes_the_slide_of_the_buffer(mem_len)
 
 
 def test_single_tokens_are_timed_with_a_full_memory():
-    settings = EvalSettings(seg_len=L, mem_len=M, max_distance=4, same_length="m_plus_one")
     model, calls = observed_model()
-    timing.time_single_tokens(model, settings, **FP32, repeat=3)
+    timing.time_single_tokens(model, dataclasses.replace(NEAR, batch_size=1), **FP32, repeat=3)
     assert sizes(calls[:2]) == [(1, L, 0), (1, M - L, L)]  # the memory, in segments
     assert sizes(calls[2:]) == [(1, 1, M)] * (1 + 3 * L)  # L is more than a quarter of M
     assert {(call.distances, call.reach) for call in calls[2:]} == {(5, M + 1)}
@@ -183,15 +183,14 @@ def test_single_tokens_are_timed_with_a_full_memory():
 
 def test_single_tokens_without_memory_are_timed_with_a_window_for_each():
     model, calls = observed_model()
-    timing.time_single_tokens(model, EvalSettings(seg_len=L, mem_len=0, max_distance=3), **FP32, repeat=3)
+    timing.time_single_tokens(model, windows(L, max_distance=3), **FP32, repeat=3)
     assert sizes(calls) == [(1, L, 0)] * 5  # the first window, the warm-up, three repetitions
     assert {call.distances for call in calls} == {4}
 
 
 @pytest.mark.parametrize("arch", ["lstm", "qrnn"])
 def test_single_tokens_of_a_recurrent_model_are_timed(arch):
-    model, settings = small_rnn(arch, dtype=torch.float32), EvalSettings(seg_len=L, mem_len=0)
-    times = timing.time_single_tokens(model, settings, **FP32, repeat=3)
+    times = timing.time_single_tokens(small_rnn(arch, dtype=torch.float32), windows(L), **FP32, repeat=3)
     assert len(times.ms_per_token) == 3
     assert 0 < times.low < math.inf
 
@@ -207,21 +206,6 @@ def test_the_vanilla_model_reads_its_whole_window_for_every_prediction(attn_len)
     assert {call.distances for call in calls} == {5}  # as with memory
 
 
-def test_batched_windows_share_distances_like_a_single_one():
-    model, calls = observed_model()
-    one = Timing((1e9,))  # everything is faster
-    timing.best_windows(model, windows(L, max_distance=3), one, **FP32, repeat=1)
-    assert {1, 2, 4} - {call.rows for call in calls} == {1}
-    assert {call.distances for call in calls} == {4}
-
-
-def test_training_is_timed_with_a_full_memory():
-    model, calls = small_float_model(), []
-    model.register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape, inputs[1][0].shape[1])))
-    timing.time_training(model, TRAIN, repeat=2)
-    assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
-
-
 def test_a_longer_window_takes_the_vanilla_model_longer():
     # 2,500 tokens against 5: even on a busy machine the ratio is far from 1.
     long, short = (
@@ -230,22 +214,24 @@ def test_a_longer_window_takes_the_vanilla_model_longer():
     assert long.low > 2 * short.low
 
 
-def test_more_windows_are_used_only_if_they_are_faster():
-    model = small_float_model()
-    one = Timing((1e9,))  # everything is faster
-    number, best = timing.best_windows(model, windows(L), one, **FP32, repeat=2)
+SLOWEST, FASTEST = Timing((1e9,)), Timing((1e-9,))
+
+
+def test_more_windows_are_used_only_if_they_are_faster_and_share_distances():
+    model, calls = observed_model()
+    number, best = timing.best_windows(model, windows(L, max_distance=3), SLOWEST, **FP32, repeat=2)
     assert number >= 2
-    assert best.median < one.median
-    none = Timing((1e-9,))  # nothing is faster
-    assert timing.best_windows(model, windows(L), none, **FP32, repeat=2) == (1, none)
+    assert best.median < SLOWEST.median
+    assert {1, 2, 4} - {call.rows for call in calls} == {1}
+    assert {call.distances for call in calls} == {4}
+    assert timing.best_windows(model, windows(L), FASTEST, **FP32, repeat=2) == (1, FASTEST)
 
 
 def search_where_windows_beyond(limit, work):
     """Search the best number of windows with a model that does some work when it reads more than `limit` of them."""
     model = small_float_model()
     model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: work() if len(inputs[0]) > limit else None)
-    one = Timing((1e9,))  # everything is faster
-    return timing.best_windows(model, windows(L), one, **FP32, repeat=1)
+    return timing.best_windows(model, windows(L), SLOWEST, **FP32, repeat=1)
 
 
 def test_the_search_for_windows_ends_where_memory_ends():
@@ -254,11 +240,13 @@ def test_the_search_for_windows_ends_where_memory_ends():
         search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2))
 
 
-def test_timing_of_training_runs_real_steps_and_writes_no_files(tmp_path, monkeypatch):
+def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = small_float_model()
+    model, calls = small_float_model(), []
+    model.register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape, inputs[1][0].shape[1])))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     times = timing.time_training(model, TRAIN, repeat=2)
+    assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions
     assert len(times.ms_per_token) == 2
     assert any(not parameter.equal(before[name]) for name, parameter in model.named_parameters())
     assert list(tmp_path.iterdir()) == []

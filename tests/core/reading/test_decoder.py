@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.core.builders import draw_tokens, make_decoder, read_segments, small_model
+from tests.core.builders import close, draw_tokens, make_decoder, read_segments, small_model
+from txlcli.core.reading.graphs import MAX_PHASES
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 
 B, L, M, T = 2, 5, 7, 53
@@ -43,7 +44,7 @@ def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, s
     model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
     options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
     expected = by_the_model(model, tokens, **options)
-    torch.testing.assert_close(decode(model, tokens, **options), expected, rtol=0, atol=1e-10)
+    close(decode(model, tokens, **options), expected)
 
 
 @pytest.mark.parametrize("position", ["shaw", "rotary", "sinusoid"])
@@ -56,7 +57,7 @@ def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(pos
         torch.nn.init.normal_(layer.attention_norm.bias)
     tokens, lengths = draw_tokens(B, T), {"seg_len": seg_len, "mem_len": mem_len}
     expected = by_the_model(model, tokens, **lengths)
-    torch.testing.assert_close(decode(model, tokens, **lengths), expected, rtol=0, atol=1e-10)
+    close(decode(model, tokens, **lengths), expected)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
@@ -69,7 +70,7 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
         make_decoder(model, batch_size=B, **options | limit) for limit in ({}, {"max_distance": None})
     )
     expected = by_the_model(model, tokens, **options)
-    torch.testing.assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected, rtol=0, atol=1e-10)
+    close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected)
     decode(model, tokens, seg_len=seg_len, decoder=without_limit)  # both memories are full now
     saved = flops_of_read(without_limit, tokens[:, :seg_len]) - flops_of_read(decoder, tokens[:, :seg_len])
     sizes = model.settings
@@ -77,19 +78,28 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
     assert saved == per_distance * (decoder.reach - (max_distance + seg_len))
 
 
-@pytest.mark.parametrize(("mem_len", "seg_len", "capacity"), [(7, 5, 12), (80, 5, 100), (0, 5, 5), (7, 1, 8)])
-def test_the_buffer_holds_the_memory_and_some_room_to_slide(mem_len, seg_len, capacity):
-    # Room for one segment, or a quarter of the memory where that is more.
-    assert make_decoder(small_model(), batch_size=1, mem_len=mem_len, seg_len=seg_len).capacity == capacity
+@pytest.mark.parametrize(
+    ("replay_segments", "mem_len", "seg_len", "capacity"),
+    [
+        (False, 7, L, 12),  # room for one segment, or a quarter of the memory where that is more
+        (False, 80, L, 100),
+        (False, 0, L, 5),
+        (False, 7, 1, 8),
+        (True, 7, L, 12),  # a multiple of a segment
+        (True, 48, L, 63),
+        (True, 4 * L * MAX_PHASES, L, 5 * L * MAX_PHASES),
+    ],
+)
+def test_the_buffer_holds_the_memory_and_some_room_to_slide(replay_segments, mem_len, seg_len, capacity):
+    lengths = {"mem_len": mem_len, "seg_len": seg_len}
+    assert make_decoder(small_model(), batch_size=1, **lengths, replay_segments=replay_segments).capacity == capacity
 
 
 def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
     # 24 + max(1, 24 // 4) = 30 positions: 600 tokens slide it about 100 times.
     model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
     options = {"seg_len": 1, "mem_len": 24}
-    torch.testing.assert_close(
-        decode(model, tokens, **options), by_the_model(model, tokens, **options), rtol=0, atol=1e-10
-    )
+    close(decode(model, tokens, **options), by_the_model(model, tokens, **options))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
@@ -112,7 +122,7 @@ def test_reset_forgets_everything(norm, memory_start):
     first = decode(model, tokens, seg_len=L, decoder=decoder)
     assert not torch.allclose(decode(model, tokens, seg_len=L, decoder=decoder)[:, :L], first[:, :L])
     decoder.reset()
-    torch.testing.assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, rtol=0, atol=1e-12)
+    close(decode(model, tokens, seg_len=L, decoder=decoder), first, atol=1e-12)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m"])
@@ -126,10 +136,10 @@ def test_reading_only_the_last_position_equals_reading_everything(length, layers
     *_, expected = (full.read(part) for part in tokens[:, :length].split(L, dim=1))
     last = short.read_last(tokens[:, :length])
     assert last.shape == (B, 1, 14)
-    torch.testing.assert_close(last, expected[:, -1:], rtol=0, atol=1e-12)
+    close(last, expected[:, -1:], atol=1e-12)
     # What follows finds the same memory.
     rest = [decode(model, tokens[:, length:], seg_len=L, decoder=decoder) for decoder in (short, full)]
-    torch.testing.assert_close(*rest, rtol=0, atol=1e-12)
+    close(*rest, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory_start", ["empty", "zeros"])
@@ -145,7 +155,7 @@ def test_bf16_is_close_to_fp32(memory_start):
     exact, rounded = losses("fp32"), losses("bf16")
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
-    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+    close(rounded, exact, atol=0.05)
 
 
 def test_another_precision_leaves_the_weights_of_the_model_alone():
@@ -154,15 +164,6 @@ def test_another_precision_leaves_the_weights_of_the_model_alone():
     make_decoder(model, batch_size=1, mem_len=M, seg_len=L, precision="bf16").read(draw_tokens(1, L))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_decoding_uses_no_dropout():
-    model = small_model(dropout=0.5, attention_dropout=0.5).train()
-    decoder = make_decoder(model, batch_size=B, mem_len=M, seg_len=L)
-    tokens = draw_tokens(B, L)
-    first = decoder.read(tokens)
-    decoder.reset()
-    assert torch.equal(decoder.read(tokens), first)
 
 
 def test_log_probabilities_and_losses_belong_together():

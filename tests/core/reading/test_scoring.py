@@ -1,6 +1,7 @@
 """Scoring: every token once, in the order of the stream, given what memory and segment hold."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import V, draw_tokens, model_settings, small_model
+from tests.core.builders import V, draw_tokens, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_reader
@@ -25,6 +26,7 @@ from txlcli.core.reading.scoring import (
 from txlcli.core.training.validation import ValidSplit
 
 L, M = 5, 7
+close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
 def draw_stream(count, *, vocab_size=V):
@@ -61,34 +63,32 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
     scores = score(
         model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes), on_tokens=seen.append
     )
-    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+    close(scores.losses_nats, expected)
     assert seen == sorted(seen)
     assert seen[-1] == count
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
 @pytest.mark.parametrize(
-    ("norm", "mem_len", "max_distance"), [("post", M, None), ("pre", 3, 4), ("post", 0, None), ("post", 97, 4)]
+    ("changed", "mem_len", "max_distance", "lengths"),
+    [
+        ({}, M, None, [5, 5, 5, 5, 3]),
+        ({"norm": "pre"}, 3, 4, [5, 5, 5, 5, 3]),
+        ({}, 0, None, [5, 5, 5, 5, 3]),
+        ({}, 97, 4, [5, 5, 5, 5, 3]),
+        ({"memory_start": "zeros"}, 37, 4, [5, 5, 1]),  # the zeros are seen whole by the shortest lane
+    ],
 )
-def test_one_lane_gives_the_losses_of_the_oracle(same_length, norm, mem_len, max_distance):
-    model = small_model(norm=norm)
-    inputs, targets = draw_stream(23)
-    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
-    log_probs, _ = oracle.read_segments(
-        model,
-        torch.from_numpy(inputs)[None],
-        [5, 5, 5, 5, 3],
-        mem_len=mem_len,
-        key_limit=limit,
-        max_distance=max_distance,
-    )
+def test_one_lane_gives_the_losses_of_the_oracle(same_length, changed, mem_len, max_distance, lengths):
+    model, (inputs, targets) = small_model(**changed), draw_stream(sum(lengths))
+    limits = {"key_limit": {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None}
+    limits["max_distance"] = max_distance
+    log_probs, _ = oracle.read_segments(model, torch.from_numpy(inputs)[None], lengths, mem_len=mem_len, **limits)
     settings = EvalSettings(
         seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length
     )
     scores = score(model, inputs, targets, settings)
-    np.testing.assert_allclose(
-        scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()), rtol=1e-5
-    )
+    close(scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()))
     assert scores.lanes == 1
 
 
@@ -110,32 +110,27 @@ def test_the_buffer_is_no_longer_than_a_lane_can_fill(same_length):
     assert allocated == [allocated[2]] * 3
 
 
-@pytest.mark.parametrize(("same_length", "limit"), [("off", None), ("m", 37), ("m_plus_one", 38)])
-def test_a_memory_of_zeros_is_seen_whole_by_the_shortest_lane(same_length, limit):
-    model = small_model(memory_start="zeros")
-    inputs, targets = draw_stream(11)
-    log_probs, _ = oracle.read_segments(
-        model, torch.from_numpy(inputs)[None], [5, 5, 1], mem_len=37, key_limit=limit, max_distance=4
-    )
-    settings = EvalSettings(seg_len=L, mem_len=37, batch_size=1, max_distance=4, same_length=same_length)
-    scores = score(model, inputs, targets, settings)
-    expected = reference.cross_entropy_nats(log_probs[0], targets.tolist())
-    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
-    ("memory_start", "mem_len", "same_length", "span"),
+    ("memory_start", "seg_len", "mem_len", "same_length", "span", "in_lane"),
     [
-        ("empty", 7, "m", (7, 7)),
-        ("empty", 7, "off", (8, 12)),
-        ("empty", 11, "off", (12, 12)),  # a lane has 12 tokens
-        ("empty", 999, "m", (12, 12)),
-        ("zeros", 999, "m", (999, 999)),
+        ("empty", L, 7, "m", (7, 7), (7, 7)),
+        ("empty", L, 7, "m_plus_one", (8, 8), (8, 8)),
+        ("empty", L, 7, "off", (8, 12), (8, 12)),
+        ("empty", 1, 7, "off", (8, 8), (8, 8)),
+        ("empty", L, 0, "m", (1, 5), (1, 5)),
+        ("empty", L, 0, "off", (1, 5), (1, 5)),
+        ("empty", L, 11, "off", (12, 16), (12, 12)),  # a lane has 12 tokens
+        ("empty", L, 999, "m", (999, 999), (12, 12)),
+        ("zeros", L, 999, "m", (999, 999), (999, 999)),
     ],
 )
-def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(memory_start, mem_len, same_length, span):
-    settings = EvalSettings(seg_len=L, mem_len=mem_len, batch_size=2, same_length=same_length)
-    assert attention_span_in(small_model(memory_start=memory_start), settings, 23) == span
+def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(
+    memory_start, seg_len, mem_len, same_length, span, in_lane
+):
+    model = small_model(memory_start=memory_start)
+    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=2, same_length=same_length)
+    assert attention_span(model.settings, settings) == span
+    assert attention_span_in(model, settings, 23) == in_lane
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
     pieces = [slice(first, first + lane_len) for first in range(0, count, lane_len)]
     alone = [score(model, inputs[piece], targets[piece], reading(1)).losses_nats for piece in pieces]
     assert scores.lanes == lanes == len(pieces)
-    np.testing.assert_allclose(scores.losses_nats, np.concatenate(alone), rtol=1e-5)
+    close(scores.losses_nats, np.concatenate(alone))
     if lanes > 1:
         assert inputs[pieces[1]][0] == targets[pieces[0]][-1]
 
@@ -161,7 +156,7 @@ def test_lanes_scored_apart_have_the_losses_that_they_have_together(count, parts
     whole = score(model, inputs, targets, reading(5)).losses_nats
     seen = []
     apart = [score(model, inputs, targets, reading(5), numbers=part, on_tokens=seen.append) for part in parts]
-    np.testing.assert_allclose(np.concatenate([piece.losses_nats for piece in apart]), whole, rtol=1e-5)
+    close(np.concatenate([piece.losses_nats for piece in apart]), whole)
     assert set(seen) == {25, 50, count}
 
 
@@ -171,22 +166,6 @@ def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():
     first, second = (score(model, inputs, targets, reading(2)).losses_nats for _ in range(2))
     assert np.array_equal(first, second)
     assert all(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("seg_len", "mem_len", "same_length", "span"),
-    [
-        (5, 7, "off", (8, 12)),
-        (5, 7, "m", (7, 7)),
-        (5, 7, "m_plus_one", (8, 8)),
-        (1, 7, "off", (8, 8)),
-        (5, 0, "m", (1, 5)),
-        (5, 0, "off", (1, 5)),
-    ],
-)
-def test_attention_span(seg_len, mem_len, same_length, span):
-    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length)
-    assert attention_span(model_settings(), settings) == span
 
 
 def test_the_total_is_summed_in_float64():

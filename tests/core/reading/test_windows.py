@@ -1,6 +1,7 @@
 """Windows without memory: every prediction sees exactly the tokens that it should, at its own positions."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from txlcli.core.reading.windows import WindowReader, score_windows
 from txlcli.errors import UsageError
 
 N = 7
+close = partial(np.testing.assert_allclose, rtol=1e-5)
 KINDS = {
     "relative": {},
     "relative, zeros": {"memory_start": "zeros", "norm": "pre"},
@@ -54,7 +56,7 @@ def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind
     inputs, targets = stream(23)
     seen = []
     scores = score_windows(model, inputs, targets, windows(batch_size), stride=1, on_tokens=seen.append)
-    np.testing.assert_allclose(scores.losses_nats, by_definition(model, inputs, targets, N), rtol=1e-5)
+    close(scores.losses_nats, by_definition(model, inputs, targets, N))
     assert seen == sorted(seen)
     assert seen[-1] == 23
 
@@ -75,7 +77,7 @@ def test_distances_beyond_the_largest_share_an_encoding():
     model = small_model()
     inputs, targets = stream(23)
     near = score_windows(model, inputs, targets, windows(3, max_distance=3), stride=1).losses_nats
-    np.testing.assert_allclose(near, by_definition(model, inputs, targets, N, max_distance=3), rtol=1e-5)
+    close(near, by_definition(model, inputs, targets, N, max_distance=3))
     far = score_windows(model, inputs, targets, windows(3), stride=1).losses_nats
     assert not np.allclose(near, far, rtol=1e-5)
 
@@ -91,7 +93,7 @@ def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, str
         # Windows end at N, N + S, N + 2S ...; the last one at the end of the text.
         end = min(count, N + max(0, -(-(place + 1 - N) // stride)) * stride)
         expected.append(-log_probs(model, inputs[max(0, end - N) : place + 1])[targets[place]].item())
-    np.testing.assert_allclose(scores.losses_nats, expected, rtol=1e-5)
+    close(scores.losses_nats, expected)
 
 
 def test_positions_that_were_not_learned_are_rejected():
