@@ -47,7 +47,7 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
     summary, figure, *following = result.stdout[result.stdout.rindex("\nMemory ") + 1 :].splitlines()
     assert re.match(r"Memory (lowered|did not lower) bits per byte from \d+\.\d{3} without memory", summary)
-    assert figure == "The figure runs/stdlib/memory.png shows the loss by memory length. Next:"
+    assert figure == "The figure runs/stdlib/memory.png shows both by memory length. Next:"
     assert (untouched / "runs/stdlib/memory.png").stat().st_size > 0
     assert [shlex.split(line)[:2] for line in following] == [
         ["txl", word] for word in ("generate", "attention", "prepare")

@@ -154,7 +154,7 @@ def scale(
     described = scaling.scale_recipe(
         recipe_source, TrainOptions(overrides=options.overrides), workspace, hardware=options
     )
-    console.show_result(described, view.show_scale, json=json)
+    console.show_result(described, view.show_devices, json=json)
 
 
 @app.command("schema")

@@ -80,13 +80,11 @@ def format_rate(tokens_per_s: float) -> str:
 def _notes(forecast: TrainingForecast) -> list[str]:
     peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
     timed = ", as in training steps timed just now" if forecast.step_was_timed else " measured just now"
-    notes = [
+    return [
         f"Expected on an idle machine: {forecast.share_of_peak:.0%} of the {peak} of a matrix product{timed}. "
-        "Memory: without the libraries and, on a GPU, the workspace of single operations."
+        "Memory: without the libraries and, on a GPU, the workspace of single operations.",
+        *([f"Share of tokens in each tail band: from {forecast.tails_by}."] if forecast.tails else []),
     ]
-    if forecast.tails:
-        notes.append(f"Share of tokens in each tail band: from {forecast.tails_by}.")
-    return notes
 
 
 def duration(seconds: float) -> str:
@@ -98,34 +96,14 @@ def duration(seconds: float) -> str:
 
 
 def show_devices(forecast: DevicesForecast) -> None:
-    """Print the plan of a training run on several GPUs as one line, and its cost on each as a table."""
-    (cost,) = forecast.by_devices
-    console.show_line(f"would train {forecast.title}")
-    rows = [["batch of each GPU", f"{cost.batch_size_per_device:,}"]]
-    rows += [
-        [f"memory of each GPU, {PURPOSES[part]}", format_size(size)] for part, size in cost.device_bytes.items() if size
-    ]
-    if cost.devices > 1:
-        if forecast.parallel != "fsdp":
-            rows.append(["DistributedDataParallel's buckets", f"{forecast.buckets:,}"])
-        sent = "gradients" if forecast.parallel == "ddp" else "weights and gradients"
-        rows.append([f"{sent} sent per GPU and step", format_size(cost.exchanged_bytes)])
-    rows.append(["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"])
-    if cost.tokens_per_s is not None and cost.seconds is not None:
-        rows.append(["tokens/s expected", format_rate(cost.tokens_per_s)])
-        rows.append([f"time of {forecast.steps:,} steps", duration(cost.seconds)])
-    if forecast.device_memory_bytes is not None:
-        rows.append([f"fits {format_size(forecast.device_memory_bytes)}", _fit(cost)])
-    console.show_table("", ("", ""), rows, _notes_on_gpus(forecast))
-
-
-def show_scale(scale: DevicesForecast) -> None:
-    """Print the cost of a recipe on different numbers of GPUs as a table."""
-    rows = scale.by_devices
+    """Print the cost of a training run or of a recipe on different numbers of GPUs as a table."""
+    if forecast.is_plan:
+        console.show_line(f"would train {forecast.title}")
+    rows = forecast.by_devices
     parts = [part for part in PURPOSES if any(row.device_bytes[part] for row in rows)]
     headings = ["GPUs", "batch of each", *(PURPOSES[part] for part in parts), "sent per step"]
-    headings += ["tokens/s", "days"] if scale.device_flops_per_s else []
-    headings += ["fits"] if scale.device_memory_bytes else []
+    headings += ["tokens/s", "days"] if forecast.device_flops_per_s else []
+    headings += ["fits"] if forecast.device_memory_bytes else []
     lines = []
     for row in rows:
         line = [f"{row.devices}", f"{row.batch_size_per_device:,}"]
@@ -134,7 +112,8 @@ def show_scale(scale: DevicesForecast) -> None:
         if row.tokens_per_s is not None and row.seconds is not None:
             line += [format_rate(row.tokens_per_s), f"{row.seconds / 86_400:,.2f}"]
         lines.append([*line, *([_fit(row)] if row.fits is not None else [])])
-    console.show_table(scale.title, headings, lines, _notes_on_gpus(scale))
+    title = "" if forecast.is_plan else forecast.title
+    console.show_table(title, headings, lines, _notes_on_gpus(forecast))
 
 
 def _fit(cost: DeviceCost) -> str:

@@ -4,7 +4,7 @@ A position in a stream is an epoch and the number of a segment in it. A segment 
 training can resume anywhere. Axes: B lanes, L segment.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,43 +31,36 @@ class StreamPosition:
     segment: int = 0
 
 
+@dataclass(kw_only=True)
 class TrainingSegments:
-    """Segments of the training split; tokens at its end that do not fill the lanes evenly are left out.
+    """Segments of the training split; tokens at its end that do not fill the lanes evenly are left out."""
 
-    Args:
-        ids: the split, (N,), in memory or memory-mapped.
-        batch_size: B.
-        seg_len: L.
-        sentence_starts: if given, every epoch reads the sentences in a new order.
-        roll: begin every epoch at random tokens of the lanes; not with `sentence_starts`.
-        seed: of these orders and tokens.
-    """
+    ids: Tokens = field(kw_only=False)
+    """The split, (N,), in memory or memory-mapped."""
+    batch_size: int
+    seg_len: int
+    sentence_starts: Tokens | None = None
+    """If given, every epoch reads the sentences in a new order."""
+    roll: bool = False
+    """Begin every epoch at random tokens of the lanes; not with `sentence_starts`."""
+    seed: int = 0
+    """Of these orders and tokens."""
 
-    def __init__(
-        self,
-        ids: Tokens,
-        *,
-        batch_size: int,
-        seg_len: int,
-        sentence_starts: Tokens | None = None,
-        roll: bool = False,
-        seed: int = 0,
-    ) -> None:
-        self._ids, self._batch_size, self._seg_len = ids, batch_size, seg_len
-        self._starts, self._roll, self._seed = sentence_starts, roll, seed
-        self._order: _SentenceOrder | None = None
-        self.lane_len = lane_length(len(ids), batch_size)
+    def __post_init__(self) -> None:
+        """Check that there is a token for every lane."""
+        self._shuffled_epoch: int | None = None
+        self.lane_len = lane_length(len(self.ids), self.batch_size)
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
             raise TrainingError(
-                f"the training split has {len(ids):,} tokens, too few for train.batch_size = {batch_size:,}; "
-                "lower that setting or prepare a longer text"
+                f"the training split has {len(self.ids):,} tokens, too few for train.batch_size = "
+                f"{self.batch_size:,}; lower that setting or prepare a longer text"
             )
 
     @property
     def per_epoch(self) -> int:
         """Segments in one epoch; the last may be shorter than L."""
-        return segments_per_epoch(self.lane_len, self._seg_len)
+        return segments_per_epoch(self.lane_len, self.seg_len)
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
@@ -77,47 +70,41 @@ class TrainingSegments:
 
     def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
         """Return the tokens at a position, (B, L + 1): all but the last are inputs, all but the first are targets."""
-        first = position.segment * self._seg_len
-        length = min(self._seg_len, self.lane_len - first)
-        lanes = range(self._batch_size) if lanes is None else lanes
-        if self._roll:
-            starts = np.random.default_rng((self._seed, position.epoch)).integers(self.lane_len, size=self._batch_size)
-            windows = [self._rolled_window(lane, int(starts[lane]) + first, length + 1) for lane in lanes]
+        first = position.segment * self.seg_len
+        count = min(self.seg_len, self.lane_len - first) + 1
+        lanes = range(self.batch_size) if lanes is None else lanes
+        if self.roll:
+            starts = np.random.default_rng((self.seed, position.epoch)).integers(self.lane_len, size=self.batch_size)
+            windows = [self._rolled_window(lane, int(starts[lane]) + first, count) for lane in lanes]
         else:
-            windows = [self._window(position.epoch, lane * self.lane_len + first, length + 1) for lane in lanes]
+            windows = [self._window(position.epoch, lane * self.lane_len + first, count) for lane in lanes]
         return np.stack(windows).astype(np.int64)
 
     def _rolled_window(self, lane: int, first: int, count: int) -> Tokens:
         """Return tokens of a lane, whose first token follows its last one."""
-        own = self._ids[lane * self.lane_len : (lane + 1) * self.lane_len]
+        own = self.ids[lane * self.lane_len : (lane + 1) * self.lane_len]
         head = own[first % self.lane_len :][:count]
         return np.concatenate([head, own[: count - len(head)]])
 
     def _window(self, epoch: int, first: int, count: int) -> Tokens:
-        if self._starts is None:
-            return self._ids[first : first + count]
-        if self._order is None or self._order.epoch != epoch:
-            self._order = _SentenceOrder(self._starts, len(self._ids), epoch, self._seed)
-        return self._order.window(self._ids, first, count)
-
-
-class _SentenceOrder:
-    """Order of the sentences in one epoch: the reordered stream can be read from any position."""
-
-    def __init__(self, starts: Tokens, total: int, epoch: int, seed: int) -> None:
-        self.epoch, self._starts = epoch, starts
-        self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
-        np.random.default_rng((seed, epoch)).shuffle(self._order)
-        lengths = np.diff(starts.astype(np.int64), append=total)
-        self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
-
-    def window(self, ids: Tokens, first: int, count: int) -> Tokens:
+        """Return tokens of the stream of an epoch, which can be read from any position."""
+        if self.sentence_starts is None:
+            return self.ids[first : first + count]
+        if self._shuffled_epoch != epoch:
+            self._shuffle_sentences(self.sentence_starts, epoch)
         parts = []
         sentence = int(np.searchsorted(self._ends, first, side="right"))
         while count > 0:
             begin = int(self._ends[sentence - 1]) if sentence else 0
             taken = min(int(self._ends[sentence]) - first, count)
-            source = int(self._starts[self._order[sentence]]) + first - begin
-            parts.append(ids[source : source + taken])
+            source = int(self.sentence_starts[self._order[sentence]]) + first - begin
+            parts.append(self.ids[source : source + taken])
             first, count, sentence = first + taken, count - taken, sentence + 1
         return np.concatenate(parts)
+
+    def _shuffle_sentences(self, starts: Tokens, epoch: int) -> None:
+        self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
+        np.random.default_rng((self.seed, epoch)).shuffle(self._order)
+        lengths = np.diff(starts.astype(np.int64), append=len(self.ids))
+        self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
+        self._shuffled_epoch = epoch

@@ -2,8 +2,9 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,13 +56,13 @@ class PlannedRun:
     """None if it is missing and the recipe declares the vocabulary size of its benchmark."""
     plan: plans.Plan
 
-    @property
+    @cached_property
     def shares(self) -> Shares | None:
         """Shares of the tokens in each band of the vocabulary; None: by Zipf's law."""
         cut = bands(self.run.settings.model, self.run.vocab_size)
         return counted_shares(cut, self.store.ids("train")) if self.store else None
 
-    @property
+    @cached_property
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step."""
         settings, train = self.run.settings, self.run.settings.train
@@ -122,52 +123,12 @@ def run(
     recipe_source: str, options: TrainOptions, workspace: Workspace, *, processes: int, backends: bool = False
 ) -> TrainingForecast:
     """Return the plan of a training run and its cost, on request with each attention backend; no run is made."""
-
-    def describe(settings: Settings) -> str:
-        device = plans.checked_device(settings, workspace.device, processes=processes)
-        return plans.describe_devices(device, processes)
-
-    planned = plan_run(recipe_source, options, workspace, describe, processes=processes)
-    return _cost(planned, pick_device(workspace.device), processes=processes, backends=backends)
-
-
-def plan_run(
-    recipe_source: str,
-    options: TrainOptions,
-    workspace: Workspace,
-    describe: Callable[[Settings], str],
-    *,
-    processes: int,
-) -> PlannedRun:
-    """Check a training run as `start.train` does, and plan it; `describe` checks the devices and describes them."""
-    settings = start.load_settings(recipe_source, options)
-    directory = start.new_directory(recipe_source, options, workspace.runs_dir)
-    store = store_if_prepared(settings, workspace)
-    if store is not None:
-        text.read_splits(settings, store, workspace.reporter)
-    devices = describe(settings)
-    run = start.new_run(recipe_source, settings, directory, store)
-    check_optimizer(settings.model, run.vocab_size, settings.train)
-    plan = plans.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=processes)
-    return PlannedRun(run=run, store=store, plan=plan)
-
-
-def store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
-    """Open the store of a recipe; None if it is missing and the recipe declares the vocabulary size."""
-    name, vocab_size = settings.corpus.store, settings.published.vocab_size
-    try:
-        return workspace.open_store(name)
-    except StoreError as error:
-        if workspace.store_path(name).exists() or vocab_size is None:
-            raise
-        workspace.reporter.say(f"{error}; counting with the benchmark's V = {vocab_size:,}")
-        return None
-
-
-def _cost(planned: PlannedRun, device: torch.device, *, processes: int, backends: bool) -> TrainingForecast:
-    """Return parameters, bytes of a step of one process, operations, and the time of the steps."""
+    device = pick_device(workspace.device)
+    described = plans.describe_devices(device, processes)
+    planned = plan_run(recipe_source, options, workspace, described, processes=processes)
     settings, vocab_size = planned.run.settings, planned.run.vocab_size
     train = settings.train
+    plans.check_device(settings, device, processes=processes)
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = planned.flops_per_token
@@ -193,6 +154,33 @@ def _cost(planned: PlannedRun, device: torch.device, *, processes: int, backends
         published=recipe.to_keys(settings.published),
         by_attention=tuple(_by_attention(planned, of_one, device, processes)) if backends else (),
     )
+
+
+def plan_run(
+    recipe_source: str, options: TrainOptions, workspace: Workspace, devices: str, *, processes: int
+) -> PlannedRun:
+    """Check a training run as `start.train` does, except for its devices, and plan it."""
+    settings = start.load_settings(recipe_source, options)
+    directory = start.new_directory(recipe_source, options, workspace.runs_dir)
+    store = _store_if_prepared(settings, workspace)
+    if store is not None:
+        text.read_splits(settings, store, workspace.reporter)
+    run = start.new_run(recipe_source, settings, directory, store)
+    check_optimizer(settings.model, run.vocab_size, settings.train)
+    plan = plans.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=processes)
+    return PlannedRun(run=run, store=store, plan=plan)
+
+
+def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
+    """Open the store of a recipe; None if it is missing and the recipe declares the vocabulary size."""
+    name, vocab_size = settings.corpus.store, settings.published.vocab_size
+    try:
+        return workspace.open_store(name)
+    except StoreError as error:
+        if workspace.store_path(name).exists() or vocab_size is None:
+            raise
+        workspace.reporter.say(f"{error}; counting with the benchmark's V = {vocab_size:,}")
+        return None
 
 
 BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (

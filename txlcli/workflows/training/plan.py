@@ -7,7 +7,7 @@ import torch
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import check_deterministic
-from txlcli.core.kernels.device import check_precision, describe, pick_device
+from txlcli.core.kernels.device import check_precision, describe
 from txlcli.core.training.segments import lane_length, segments_per_epoch
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
@@ -77,19 +77,12 @@ def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices:
     )
 
 
-def describe_devices(device: "torch.device", processes: int) -> str:
+def describe_devices(device: torch.device, processes: int) -> str:
     """Describe the devices of a training run in a few words."""
     return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
-def checked_device(settings: Settings, device: str, *, processes: int) -> "torch.device":
-    """Return the device by its name, after checking that it supports the settings."""
-    torch_device = pick_device(device)
-    check_device(settings, torch_device, processes=processes)
-    return torch_device
-
-
-def check_device(settings: Settings, device: "torch.device", *, processes: int) -> None:
+def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
     """Reject settings that a device does not support: precision, attention, graph, determinism."""
     check_precision(settings.train.precision, device)
     check_attention(settings.train.attention, device, d_head=settings.model.head_width)

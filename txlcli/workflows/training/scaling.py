@@ -3,23 +3,21 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_shapes, parameters_by_part, step_bytes
 from txlcli.core.training.distributed import of_one_process
-from txlcli.core.training.optimizer import check_optimizer
 from txlcli.errors import UsageError
 from txlcli.workflows.options import HardwareOptions, TrainOptions
 from txlcli.workflows.out_of_memory import USABLE
-from txlcli.workflows.training import start
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run, store_if_prepared
+from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run
 from txlcli.workflows.training.out_of_memory import options, smaller_steps
-from txlcli.workflows.training.plan import plan
 from txlcli.workflows.workspace import Workspace
 
 GPU = torch.device("cuda")
@@ -60,28 +58,26 @@ class DevicesForecast:
     """Facts that do not depend on the number of GPUs, and the cost on each number."""
 
     device_memory_bytes: float | None
-    usable_share: float
+    usable_share: float = USABLE
     bandwidth_bytes_per_s: float | None
     device_flops_per_s: float | None
-    share_of_peak: float
+    share_of_peak: float = SHARE_OF_PEAK
     training_flops_per_token: float
     parallel: str
     buckets: int
     largest_bucket_bytes: int
+    by_devices: tuple[DeviceCost, ...]
+    subject: dict[str, Any]
+    """The beginning of the object in JSON: the plan of the training run, or sizes of the recipe."""
     title: str
     """The training run, or the recipe, in words."""
-    steps: int
-    """Steps whose time is forecast."""
-    subject: dict[str, object]
-    """The beginning of the object in JSON: the plan of the training run, or sizes of the recipe."""
-    by_devices: tuple[DeviceCost, ...]
     is_plan: bool
     """True for a training run on a single number of GPUs."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl recipes scale --json`, or `txl train --dry-run --devices N --json`, prints."""
         own = dataclasses.asdict(self)
-        del own["title"], own["steps"], own["is_plan"]
+        del own["title"], own["is_plan"]
         whole = own.pop("subject") | own
         return whole | whole.pop("by_devices")[0] if self.is_plan else whole
 
@@ -93,46 +89,33 @@ def forecast_devices(
 
     What only the GPUs themselves can reject is not checked.
     """
-
-    def describe(settings: Settings) -> str:
-        _check_several(settings.train, devices)
-        return "1 GPU" if devices == 1 else f"{devices} GPUs"
-
-    planned = plan_run(recipe_source, options, workspace, describe, processes=devices)
+    described = "1 GPU" if devices == 1 else f"{devices} GPUs"
+    planned = plan_run(recipe_source, options, workspace, described, processes=devices)
     settings = planned.run.settings
+    _check_several(settings.train, devices)
     subject = dataclasses.asdict(planned.plan) | {
         "parameters_by_part": parameters_by_part(settings.model, planned.run.vocab_size),
         "published": recipe.to_keys(settings.published),
     }
-    return _Scale(planned, hardware).forecast(str(planned.plan), subject, [devices], is_plan=True)
+    return _forecast(planned, hardware, [devices], title=str(planned.plan), subject=subject, is_plan=True)
 
 
 def scale_recipe(
     source: str, options: TrainOptions, workspace: Workspace, *, hardware: HardwareOptions
 ) -> DevicesForecast:
     """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides."""
-    settings = start.load_settings(source, options)
-    store = store_if_prepared(settings, workspace)
-    run = start.new_run(source, settings, workspace.runs_dir / "none", store)
-    check_optimizer(settings.model, run.vocab_size, settings.train)
-    train = settings.train
+    planned = plan_run(source, options, workspace, "", processes=1)
+    plan, train = planned.plan, planned.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(most.bit_length() if _of_one_device(train) is None else 1)]
-    subject = {
-        "recipe": run.recipe_name,
-        "parameters": run.parameters,
-        "vocab_size": run.vocab_size,
-        "batch_size": train.batch_size,
-        "accumulate": train.accumulate,
-        "precision": train.precision,
-        "steps": train.max_steps,
-    }
+    names = ("recipe", "parameters", "vocab_size", "precision", "steps")
+    subject = {name: getattr(plan, name) for name in names}
+    subject |= {"batch_size": train.batch_size, "accumulate": train.accumulate}
     title = (
-        f"{run.recipe_name}: {run.parameters:,} parameters, batches of {train.batch_size}, {train.max_steps:,} steps, "
+        f"{plan.recipe}: {plan.parameters:,} parameters, batches of {train.batch_size}, {plan.steps:,} steps, "
         f"{train.precision}; memory of each GPU"
     )
-    planned = PlannedRun(run=run, store=store, plan=plan(run, until_step=None, store=store, devices="", processes=1))
-    return _Scale(planned, hardware).forecast(title, subject, counts)
+    return _forecast(planned, hardware, counts, title=title, subject=subject)
 
 
 def _check_several(train: TrainSettings, devices: int) -> None:
@@ -177,79 +160,77 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     return {"parameters": weights, **by_purpose, "total": total}
 
 
-class _Scale:
-    """Cost of a training run on different numbers of GPUs."""
+def _forecast(
+    planned: PlannedRun,
+    hardware: HardwareOptions,
+    counts: Iterable[int],
+    *,
+    title: str,
+    subject: dict[str, Any],
+    is_plan: bool = False,
+) -> DevicesForecast:
+    """Return the cost on each of these numbers of GPUs."""
+    run = planned.run
+    shapes = parameter_shapes(run.settings.model, run.vocab_size)
+    buckets = gradient_buckets(FLOAT * shape.numel() for shape in reversed(shapes.values()))  # the last ones are first
+    return DevicesForecast(
+        device_memory_bytes=hardware.device_memory,
+        bandwidth_bytes_per_s=hardware.bandwidth,
+        device_flops_per_s=hardware.device_flops,
+        training_flops_per_token=planned.flops_per_token,
+        parallel=run.settings.train.parallel,
+        buckets=len(buckets),
+        largest_bucket_bytes=max(buckets),
+        by_devices=tuple(_cost(planned, hardware, devices, sum(buckets)) for devices in counts),
+        subject=subject,
+        title=title,
+        is_plan=is_plan,
+    )
 
-    def __init__(self, planned: PlannedRun, hardware: HardwareOptions) -> None:
-        run = planned.run
-        self._hardware, self._steps, self._train = hardware, planned.plan.steps, run.settings.train
-        self._model, self._vocab_size, self._flops = run.settings.model, run.vocab_size, planned.flops_per_token
-        shapes = reversed(parameter_shapes(self._model, self._vocab_size).values())  # the last ones are first
-        self._buckets = gradient_buckets(FLOAT * shape.numel() for shape in shapes)
-        # The gradient of a tied table is ready at the end of the backward pass only.
-        self._late_share = parameters_by_part(self._model, self._vocab_size)["embedding"] / run.parameters
 
-    def forecast(
-        self, title: str, subject: dict[str, object], counts: Iterable[int], *, is_plan: bool = False
-    ) -> DevicesForecast:
-        """Return the cost on each of these numbers of GPUs."""
-        return DevicesForecast(
-            device_memory_bytes=self._hardware.device_memory,
-            usable_share=USABLE,
-            bandwidth_bytes_per_s=self._hardware.bandwidth,
-            device_flops_per_s=self._hardware.device_flops,
-            share_of_peak=SHARE_OF_PEAK,
-            training_flops_per_token=self._flops,
-            parallel=self._train.parallel,
-            buckets=len(self._buckets),
-            largest_bucket_bytes=max(self._buckets),
-            title=title,
-            steps=self._steps,
-            subject=subject,
-            by_devices=tuple(map(self._on, counts)),
-            is_plan=is_plan,
-        )
+def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient_bytes: int) -> DeviceCost:
+    """Return the cost on a number of GPUs; `fits` is None without their memory, times are None without their speed."""
+    model, vocab_size, train = planned.run.settings.model, planned.run.vocab_size, planned.run.settings.train
+    needed = device_bytes(model, vocab_size, train, devices)
+    exchanged = exchanged_bytes(gradient_bytes, devices, parallel=train.parallel)
+    step_s = _step_s(planned, hardware, devices, exchanged)
+    fits, fitting = None, list[tuple[str, int]]()
+    if hardware.device_memory is not None:
+        usable = USABLE * hardware.device_memory
+        fits = needed["total"] <= usable
+        smaller = smaller_steps(train, devices) if not fits else ()
+        sizes = ((options(train, less), device_bytes(model, vocab_size, less, devices)["total"]) for less in smaller)
+        fitting = list(islice((pair for pair in sizes if pair[1] <= usable), 1))
+    would_fit, would_fit_bytes = fitting[0] if fitting else (None, None)
+    return DeviceCost(
+        devices=devices,
+        batch_size_per_device=of_one_process(train, devices).batch_size,
+        device_bytes=needed,
+        exchanged_bytes=exchanged,
+        step_s=step_s,
+        tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
+        seconds=planned.plan.steps * step_s if step_s else None,
+        fits=fits,
+        would_fit=would_fit,
+        would_fit_bytes=would_fit_bytes,
+    )
 
-    def _on(self, devices: int) -> DeviceCost:
-        needed = device_bytes(self._model, self._vocab_size, self._train, devices)
-        exchanged = exchanged_bytes(sum(self._buckets), devices, parallel=self._train.parallel)
-        step_s, usable = self._step_s(devices, exchanged), USABLE * (self._hardware.device_memory or 0)
-        is_known, fits = self._hardware.device_memory is not None, needed["total"] <= usable
-        would_fit, would_fit_bytes = self._fitting(devices, usable) if is_known and not fits else (None, None)
-        return DeviceCost(
-            devices=devices,
-            batch_size_per_device=of_one_process(self._train, devices).batch_size,
-            device_bytes=needed,
-            exchanged_bytes=exchanged,
-            step_s=step_s,
-            tokens_per_s=self._train.batch_size * self._train.seg_len / step_s if step_s else None,
-            seconds=self._steps * step_s if step_s else None,
-            fits=fits if is_known else None,
-            would_fit=would_fit,
-            would_fit_bytes=would_fit_bytes,
-        )
 
-    def _step_s(self, devices: int, exchanged: int) -> float | None:
-        """Return the time of a step in seconds; None if the speed of the GPUs is unknown.
+def _step_s(planned: PlannedRun, hardware: HardwareOptions, devices: int, exchanged: int) -> float | None:
+    """Return the time of a step in seconds; None if the speed of the GPUs is unknown.
 
-        The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding.
-        """
-        hardware, train = self._hardware, self._train
-        if hardware.device_flops is None:
-            return None
-        of_one = of_one_process(train, devices)
-        compute_s = of_one.batch_size * train.seg_len * self._flops / (SHARE_OF_PEAK * hardware.device_flops)
-        if hardware.bandwidth is None:
-            return compute_s
-        exchange_s = exchanged / hardware.bandwidth
-        in_backward = ALL_REDUCE / PASSES[train.parallel] if train.parallel == "zero" else 1.0  # then come the weights
-        hidden_s = min((1 - self._late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
-        return compute_s + exchange_s - hidden_s
-
-    def _fitting(self, devices: int, usable: float) -> tuple[str | None, int | None]:
-        """Return the options of the least division of the batch that fits, and its bytes; None if none does."""
-        for smaller in smaller_steps(self._train, devices):
-            less = device_bytes(self._model, self._vocab_size, smaller, devices)["total"]
-            if less <= usable:
-                return options(self._train, smaller), less
-        return None, None
+    The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
+    of a tied table is ready at the end of the backward pass only.
+    """
+    run, train = planned.run, planned.run.settings.train
+    if hardware.device_flops is None:
+        return None
+    tokens = of_one_process(train, devices).batch_size * train.seg_len
+    compute_s = tokens * planned.flops_per_token / (SHARE_OF_PEAK * hardware.device_flops)
+    if hardware.bandwidth is None:
+        return compute_s
+    exchange_s = exchanged / hardware.bandwidth
+    in_backward = ALL_REDUCE / PASSES[train.parallel] if train.parallel == "zero" else 1.0  # then come the weights
+    late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
+    hidden_s = min((1 - late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
+    return compute_s + exchange_s - hidden_s

@@ -11,6 +11,7 @@ import torch
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.kernels.device import pick_device
 from txlcli.core.model import registry
 from txlcli.core.training import checkpoint, distributed
 from txlcli.core.training.checkpoint import Checkpoint
@@ -106,7 +107,8 @@ def resume(
 @contextmanager
 def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, torch.device]]:
     """Check the device, and join the processes that train together and fail together."""
-    device = plan.checked_device(settings, workspace.device, processes=launcher.world_size())
+    device = pick_device(workspace.device)
+    plan.check_device(settings, device, processes=launcher.world_size())
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together():
         yield world, device

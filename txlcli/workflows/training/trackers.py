@@ -10,10 +10,11 @@ import os
 import secrets
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.settings import LogSettings
@@ -25,16 +26,6 @@ from txlcli.system.plain_json import parse_json
 
 IDS = "trackers.json"
 PROJECT = "txl"
-
-
-class Tracker(Protocol):
-    """Receives the metrics of one run."""
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics, named like "train/loss_nats", at a step."""
-
-    def close(self) -> None:
-        """Write what is buffered and end the recording."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,22 @@ class TrackedRun:
     """Id that the tracker returned when the run was started; None for the first start."""
 
 
-class TensorBoardTracker:
+class Tracker(ABC):
+    """Receives the metrics of one run."""
+
+    tracked_id: str | None = None
+    """Id to continue the recording with; None if the run directory has it."""
+
+    @abstractmethod
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Record metrics, named like "train/loss_nats", at a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is buffered and end the recording."""
+
+
+class TensorBoardTracker(Tracker):
     """Event files in the run directory; points beyond the step at which training begins are replaced."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -69,7 +75,7 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -95,7 +101,7 @@ class WandbTracker:
         self._run.finish()
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """Trackio, which stores runs in its local directory."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -117,7 +123,7 @@ class TrackioTracker:
         self._run.finish()
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """MLflow, at MLFLOW_TRACKING_URI."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -126,43 +132,37 @@ class MlflowTracker:
 
         self._client, self._metric = MlflowClient(), Metric
         self._recorded: dict[str, set[int]] = {}
-        self._resumed = run.tracked_id is not None
+        self._run_id = self.tracked_id = run.tracked_id or self._new_run(run.name)
+        self._client.update_run(self._run_id, status="RUNNING")
+        before = self._client.get_run(self._run_id).data.params
         params = {f"{section}.{key}": str(value) for section, keys in run.config.items() for key, value in keys.items()}
-        if run.tracked_id is None:
-            experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-            known = self._client.get_experiment_by_name(experiment)
-            experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
-            self.tracked_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
-            before: dict[str, str] = {}
-        else:
-            self.tracked_id = run.tracked_id
-            before = self._client.get_run(self.tracked_id).data.params
-            self._client.update_run(self.tracked_id, status="RUNNING")
         for name, value in params.items():
             if name not in before:
-                self._client.log_param(self.tracked_id, name, value)
+                self._client.log_param(self._run_id, name, value)
             elif before[name] != value:  # parameters of MLflow are final
-                self._client.set_tag(self.tracked_id, f"resumed.{name}", value)
+                self._client.set_tag(self._run_id, f"resumed.{name}", value)
+
+    def _new_run(self, name: str) -> str:
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = self._client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
+        return str(self._client.create_run(experiment_id, run_name=name).info.run_id)
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Record metrics at a step, without those that were recorded before training resumed."""
-        now = int(time.time() * 1000)
-        new = {name: value for name, value in values.items() if step not in self._steps(name)}
-        points = [self._metric(name, value, now, step) for name, value in new.items()]
-        self._client.log_batch(self.tracked_id, metrics=points)
+        points = []
+        for name, value in values.items():
+            if name not in self._recorded:
+                self._recorded[name] = {point.step for point in self._client.get_metric_history(self._run_id, name)}
+            if step not in self._recorded[name]:
+                points.append(self._metric(name, value, int(time.time() * 1000), step))
+        self._client.log_batch(self._run_id, metrics=points)
 
     def close(self) -> None:
-        self._client.set_terminated(self.tracked_id)
-
-    def _steps(self, name: str) -> set[int]:
-        """Return the steps of a metric that an earlier part of training recorded."""
-        if self._resumed and name not in self._recorded:
-            history = self._client.get_metric_history(self.tracked_id, name)
-            self._recorded[name] = {point.step for point in history}
-        return self._recorded.get(name, set())
+        self._client.set_terminated(self._run_id)
 
 
-BACKENDS: dict[str, Callable[[TrackedRun], Any]] = {
+BACKENDS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
@@ -179,14 +179,10 @@ def requested(log: LogSettings) -> list[str]:
 def check_packages(log: LogSettings) -> None:
     """Reject trackers whose packages are missing, before anything is written."""
     for name in requested(log):
-        if not _is_installed(name):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a directory "wandb" of results has no origin
             setting = f'log.to = "{name}"' if name in log.to else "log.tensorboard"
             raise UsageError(f'{setting} needs the {name} package; pip install "transformer-xl[{name}]"')
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a directory "wandb" of results has no origin
 
 
 @contextlib.contextmanager
@@ -197,31 +193,30 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     """
     trackers: dict[str, Tracker] = {}
 
-    def attempt(name: str, action: Callable[[], None]) -> None:
+    def attempt(name: str, action: Callable[..., None], *arguments: Any) -> None:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout has the results of txl
-                action()
+                action(*arguments)
         except Exception as error:
             trackers.pop(name, None)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             say(f"{name} failed ({reason}); training continues without it")
 
     def start(name: str) -> None:
-        ids = _read_ids(run.directory)
+        path = run.directory / IDS
+        ids = parse_json(read_text(path, MAX_SETTINGS)) if path.exists() else {}
         config = recipe.to_table(run.settings)
-        tracker = BACKENDS[name](TrackedRun(run.name, run.directory, config, after, ids.get(name)))
-        trackers[name] = tracker
-        tracked_id = getattr(tracker, "tracked_id", None)  # TensorBoard has none: it appends to the run directory
-        if tracked_id is not None and tracked_id != ids.get(name):
-            _write_ids(run.directory, {**ids, name: tracked_id})
+        trackers[name] = tracker = BACKENDS[name](TrackedRun(run.name, run.directory, config, after, ids.get(name)))
+        if tracker.tracked_id != ids.get(name):
+            with replacing(path) as draft:
+                draft.write_text(json.dumps({**ids, name: tracker.tracked_id}, indent=2) + "\n", encoding="utf-8")
 
     def write(line: dict[str, Any]) -> None:
-        values = scalars(line)
         for name, tracker in list(trackers.items()):
-            attempt(name, lambda tracker=tracker: tracker.log(values, line["step"]))  # type: ignore[misc]
+            attempt(name, tracker.log, scalars(line), line["step"])
 
     for name in requested(run.settings.log):
-        attempt(name, lambda name=name: start(name))  # type: ignore[misc]
+        attempt(name, start, name)
     try:
         yield write
     finally:
@@ -237,14 +232,3 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
         for key, value in line.items()
         if isinstance(value, int | float) and key not in left_out
     }
-
-
-def _read_ids(directory: Path) -> dict[str, str]:
-    """Return the ids under which trackers know the run; none if the file is missing."""
-    path = directory / IDS
-    return parse_json(read_text(path, MAX_SETTINGS)) if path.exists() else {}
-
-
-def _write_ids(directory: Path, ids: dict[str, str]) -> None:
-    with replacing(directory / IDS) as draft:
-        draft.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
