@@ -105,20 +105,6 @@ def give_up(file: TextIO) -> None:
         os.dup2(null.fileno(), file.fileno())
 
 
-@contextmanager
-def _to_stdout() -> Iterator[None]:
-    """Raise a TxlError if the block cannot write; a closed pipe is left to the caller."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        give_up(sys.stdout)
-        raise TxlError(
-            f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
-        ) from error
-
-
 def show_line(text: str) -> None:
     """Write one line to stdout, and flush it."""
     show_text(on_one_line(text) + "\n")
@@ -135,9 +121,15 @@ def show_generated(text: str, *, raw: bool = False) -> None:
 
 
 def _write(text: str) -> None:
-    with _to_stdout():
+    try:
         sys.stdout.write(text)
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up(sys.stdout)
+        message = f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
+        raise TxlError(message) from error
 
 
 def show_json(result: Any) -> None:
@@ -179,8 +171,10 @@ def show_table(
         table.add_row(*map(_cell, row))
     if title:
         show_line(title)
-    with _to_stdout():
-        _plain(sys.stdout, MAX_WIDTH, MAX_HEIGHT).print(table, crop=False)
+    out = _plain(sys.stdout, MAX_WIDTH, MAX_HEIGHT)
+    with out.capture() as rendered:
+        out.print(table, crop=False)
+    _write(rendered.get())
     shown = notes if verbose else notes[:MAX_NOTES]
     for note in shown:
         show_line(note)

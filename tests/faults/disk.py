@@ -113,7 +113,7 @@ class DiskFault:
         mount(directory, AMPLE)
         self.sample.copy(job.needs, directory)
         resize(directory, used(directory) + self.free)
-        ended = outcome.examine(process.run(*job.words, directory=directory, fresh=job.words[0] == "prepare"))
+        ended = outcome.examine(process.run(*job.words, directory=directory))
         if ended.done and results.stable(ended.stdout) != self.rehearsal.result:
             outcome.add(SILENT, f"{ended.command}: another result")
         resize(directory, AMPLE)

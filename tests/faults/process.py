@@ -4,9 +4,6 @@ A fork takes milliseconds where a new interpreter takes seconds. Each process ha
 output goes to files in memory.
 """
 
-import contextlib
-import faulthandler
-import math
 import os
 import signal
 import sys
@@ -20,13 +17,7 @@ from tests.faults.table import HANG_S
 
 ROOT = Path(txlcli.__file__).parents[1]
 POLL_S = 0.002
-STACK_S = 1.0  # time that a process has to write its stack after the time limit
 READY = 8  # offset of the byte that says that txl is called now
-FRESH = """
-import os, runpy, sys
-os.pwrite(int(sys.argv.pop(1)), b"1", {READY})
-runpy.run_module("txlcli", run_name="__main__", alter_sys=True)
-"""
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink")
 
 
@@ -82,7 +73,7 @@ class Process:
 
     def wait(self, limit_s=HANG_S):
         """Wait for the end of the process; kill its group after the time limit."""
-        hung, sent, ready, stack_until = False, False, None, math.inf
+        hung, sent, ready = False, False, None
         while True:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -94,14 +85,9 @@ class Process:
                 if sent:
                     os.kill(self._pid, self._kill.number)
             if not hung and now - self._started > limit_s:
-                hung, stack_until = True, now + STACK_S
-                os.kill(self._pid, signal.SIGUSR1)  # it writes its stack
-            if now > stack_until:
-                os.killpg(self._pid, signal.SIGKILL)
+                hung = True
+                os.killpg(self._pid, signal.SIGKILL)  # its children, too
             time.sleep(POLL_S)
-        if hung:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)  # its children
         seconds = time.monotonic() - self._started
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         stdout, stderr = (_content(output) for output in self._outputs)
@@ -122,8 +108,8 @@ class Process:
             os.close(descriptor)
 
 
-def start(*arguments, directory, kill=None, fresh=False):
-    """Start a command in a directory, in a fork or in a fresh interpreter, which also covers the exit of Python."""
+def start(*arguments, directory, kill=None):
+    """Start a command in a directory, in a fork."""
     words = [str(argument) for argument in arguments]
     outputs = os.memfd_create("stdout"), os.memfd_create("stderr")
     counter = os.memfd_create("changes")
@@ -132,7 +118,7 @@ def start(*arguments, directory, kill=None, fresh=False):
     pid = os.fork()
     if pid == 0:
         try:
-            _become(words, Path(directory), outputs, counter, kill, fresh=fresh)
+            _become(words, Path(directory), outputs, counter, kill)
         except BaseException:
             os.write(outputs[1], traceback.format_exc().encode(errors="backslashreplace"))
         finally:
@@ -149,7 +135,7 @@ def run(*arguments, limit_s=HANG_S, **options):
         process.close()
 
 
-def _become(words, directory, outputs, counter, kill, *, fresh):
+def _become(words, directory, outputs, counter, kill):
     os.setpgid(0, 0)
     os.chdir(directory)
     with open(os.devnull, "rb") as null:
@@ -158,12 +144,7 @@ def _become(words, directory, outputs, counter, kill, *, fresh):
         os.dup2(output, number)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if fresh:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        os.set_inheritable(counter, True)
-        os.execve(sys.executable, [sys.executable, "-c", FRESH.format(READY=READY), str(counter), *words], environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.register(signal.SIGUSR1, file=2)
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115 - for the whole process
     sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as Python opens it
     sys.addaudithook(_Changes(directory, counter, kill))

@@ -109,7 +109,7 @@ def test_weights_of_a_model_with_other_settings_are_rejected(tmp_path):
         open_run(tmp_path)
     assert str(caught.value) == (
         f"{path}: the weights belong to a model with other settings than {run.directory}/run.json has "
-        "(memory_source, window); restore the run's files from one copy"
+        "(model.memory_source, model.window); restore the run's files from one copy"
     )
 
 

@@ -62,15 +62,11 @@ def check_vocabulary(run: Run, store: TokenStore) -> None:
 
 def check_checkpoint(run: Run, saved: Checkpoint, path: Path) -> None:
     """Reject weights of another vocabulary or model than the run's, even if the sizes are equal."""
-    own = recipe.function_keys(run.settings.model)
-    saved_model = saved.state.get("model", {})
-    if saved_model != own:
-        names = ", ".join(
-            sorted(key for key in saved_model.keys() | own.keys() if saved_model.get(key) != own.get(key))
-        )
+    models = [saved.state.get("model", {}), recipe.function_keys(run.settings.model)]
+    if names := recipe.differences([{"model": model} for model in models]):
         raise RunError(
             f"{path}: the weights belong to a model with other settings than {run.directory / run_directory.CARD} "
-            f"has ({names}); restore the run's files from one copy"
+            f"has ({', '.join(sorted(names))}); restore the run's files from one copy"
         )
     if saved.state.get("vocab_fingerprint", run.vocab_fingerprint) != run.vocab_fingerprint:
         raise VocabularyError(

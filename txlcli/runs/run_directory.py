@@ -37,6 +37,8 @@ MAX_CARD = 16 * MIB
 """Largest run.json, in bytes; it grows with every change of settings."""
 DIGEST = "checksum"
 """Key of run.json."""
+SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
+"""Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
 
 
@@ -178,17 +180,12 @@ def locked(directory: Path) -> Iterator[None]:
     busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
     with contextlib.ExitStack() as held:
         for name in [directory, directory.resolve()] if directory.is_symlink() else [directory]:
-            held.enter_context(locks.exclusive(_lock_of(name), busy))
+            lock = name.parent / LOCKS / name.name
+            # Writing to a run that exists reports its own error.
+            with contextlib.suppress(OSError) if name.is_dir() else errors_of_writing(name):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locks.exclusive(lock, busy))
         yield
-
-
-def _lock_of(directory: Path) -> Path:
-    """Return the lock file of a run, in a directory that exists."""
-    lock_directory = directory.parent / LOCKS
-    # Writing to a run that exists reports its own error.
-    with contextlib.suppress(OSError) if directory.is_dir() else errors_of_writing(directory):
-        lock_directory.mkdir(parents=True, exist_ok=True)
-    return lock_directory / directory.name
 
 
 def replaces(run: Run) -> bool:
@@ -237,10 +234,7 @@ def _card_of(run: Run) -> str:
         "format": FORMAT,
         "recipe": run.recipe_name,
         "settings": recipe.to_table(run.settings),
-        "vocab_fingerprint": run.vocab_fingerprint,
-        "vocab_size": run.vocab_size,
-        "parameters": run.parameters,
-        "metric": run.metric,
+        **{key: getattr(run, key) for key in SAME_KEYS},
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
     }
     return json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
@@ -347,10 +341,7 @@ def open_run(directory: Path) -> Run:
             directory=directory,
             recipe_name=card["recipe"],
             settings=recipe.resolve(card["settings"], where="settings"),
-            vocab_fingerprint=card["vocab_fingerprint"],
-            vocab_size=card["vocab_size"],
-            parameters=card["parameters"],
-            metric=card["metric"],
+            **{key: card[key] for key in SAME_KEYS},
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             has_checksum=DIGEST in card,
         )
