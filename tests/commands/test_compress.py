@@ -145,8 +145,9 @@ class TestRefusals:
             changed[at] ^= 4
             assert "truncated or altered" in self.rejected(bytes(changed))
         for data in (b"", b"TXL", b"\x1f\x8b rest"):
-            assert self.rejected(data) == 'damaged: no file of "txl compress"; give the file that it wrote'
-        assert "a format that this release does not know" in self.rejected(b"TXLZ9" + packed[5:])
+            assert (
+                self.rejected(data) == 'damaged: no file of this version of "txl compress"; give the file that it wrote'
+            )
 
     @pytest.mark.parametrize("body", [b"", b"\xff\xff\0\0", b"\x28\0\0\0" + bytes(40), b"\x03\0\0\0abc"])
     def test_a_header_of_another_program(self, packed, body):

@@ -16,8 +16,8 @@ def ids_of(parts):
 
 
 def read(path, dtype=None):
-    files = token_files.find(path, dtype)
-    return files.format, {split: ids_of(parts) for split, parts in files.splits.items()}
+    tokens = token_files.find(path, dtype)
+    return token_files.format_of(tokens), {split: ids_of(parts) for split, parts in tokens.items()}
 
 
 def refusal(path, dtype=None):
@@ -100,18 +100,11 @@ def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_pat
     assert read(tmp_path) == ("llm.c", {"train": [2, 3], "valid": [1]})
 
 
-def test_a_pickle_beside_the_ids_is_noticed_and_not_needed(tmp_path):
-    (tmp_path / "train.bin").write_bytes(packed("H", IDS))
-    assert not token_files.find(tmp_path, None).has_pickle
-    (tmp_path / "meta.pkl").write_bytes(b"no pickle at all")
-    assert token_files.find(tmp_path, None).has_pickle
-
-
 def test_other_files_and_directories_are_text(tmp_path):
     (tmp_path / "words.txt").write_text("the text")
-    assert token_files.find(tmp_path / "words.txt", None) is None
+    assert token_files.find(tmp_path / "words.txt", None) == {}
     (tmp_path / "firmware.bin").write_bytes(b"\1\2\3")
-    assert token_files.find(tmp_path, None) is None
+    assert token_files.find(tmp_path, None) == {}
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def _tokens(sample, work):
         index.write_bytes(data[1:])
         if not is_index:
             index.unlink()
-        for part in token_files.find(ids, None).splits[""]:
+        for part in token_files.find(ids, None)[""]:
             assert sum(len(block) for block in part.blocks()) == part.count
 
     return refused(read)

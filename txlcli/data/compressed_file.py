@@ -80,10 +80,8 @@ def write(path: Path, header: CompressionHeader, words: NDArray[np.uint32]) -> i
 def read(path: Path) -> CompressedFile:
     """Read a file that `write` wrote."""
     content = read_bytes(path, MAX_TEXT)
-    if not content.startswith(MAGIC[:-1]):
-        raise CompressedFileError(f'{path}: no file of "txl compress"; give the file that it wrote')
     if not content.startswith(MAGIC):
-        raise CompressedFileError(f"{path}: a format that this release does not know; use the release that wrote it")
+        raise CompressedFileError(f'{path}: no file of this version of "txl compress"; give the file that it wrote')
     if bytes.fromhex(digest(content[:-CHECKSUM_BYTES])) != content[-CHECKSUM_BYTES:]:
         raise CompressedFileError(f"{path}: truncated or altered (its checksum differs); restore it from a copy")
     start = len(MAGIC) + LENGTH_BYTES

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import SPLITS
 from txlcli.corpora.locate import split_of
 from txlcli.errors import CorpusInputError, ExportError
-from txlcli.exchange.vocabularies import META_OF_NANOGPT
 from txlcli.system.input_files import check_regular
 
 BLOCK = 1 << 20  # ids
@@ -72,19 +71,12 @@ class TokenPart:
         return replace(self, offset=offset, count=stop - start, first=self.first + start)
 
 
-@dataclass(frozen=True)
-class TokenFiles:
-    """Files of token ids, by split."""
-
-    format: str
-    splits: Mapping[str, tuple[TokenPart, ...]]
-    """Ids of each split; those of a single file are under "" until they are cut."""
-    has_pickle: bool
-    """True if nanoGPT's vocabulary lies next to the ids."""
+Tokens = Mapping[str, tuple[TokenPart, ...]]
+"""Ids of each split; those of a single file are under "" until they are cut."""
 
 
-def find(source: Path, dtype: str | None) -> TokenFiles | None:
-    """Return the token files at a path; None if it is text.
+def find(source: Path, dtype: str | None) -> Tokens:
+    """Return the token files at a path; empty if it is text.
 
     Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train.
 
@@ -96,14 +88,16 @@ def find(source: Path, dtype: str | None) -> TokenFiles | None:
         by_split = _by_split(source)
     else:
         by_split = {"": [_with_ending(source, BIN)]} if source.suffix.lower() in (BIN, IDX) else {}
-    if not by_split:
-        return None
-    splits = {split: tuple(_open(path, dtype) for path in paths) for split, paths in by_split.items()}
-    formats = sorted({part.format for parts in splits.values() for part in parts})
+    tokens = {split: tuple(_open(path, dtype) for path in paths) for split, paths in by_split.items()}
+    formats = sorted({part.format for parts in tokens.values() for part in parts})
     if len(formats) > 1:
         raise CorpusInputError(f"{source}: its files are of {' and '.join(formats)}; keep one format in a folder")
-    directory = source if source.is_dir() else source.parent
-    return TokenFiles(formats[0], splits, (directory / META_OF_NANOGPT).exists())
+    return tokens
+
+
+def format_of(tokens: Tokens) -> str | None:
+    """Return the name of the format of token files; None if there are none."""
+    return next((parts[0].format for parts in tokens.values()), None)
 
 
 def _by_split(directory: Path) -> dict[str, list[Path]]:

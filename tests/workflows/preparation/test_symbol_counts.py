@@ -25,7 +25,7 @@ def test_symbols_are_numbered_in_first_seen_order_and_counted_per_split(together
         for first in range(0, len(own), together):
             group = own[first : first + together]
             chunks = [
-                encoded_chunk(pyarrow.array(symbols, pyarrow.string()), counts) for _, symbols, counts, _ in group
+                encoded_chunk(pyarrow.array(symbols, pyarrow.large_string()), counts) for _, symbols, counts, _ in group
             ]
             assert [table.tolist() for table in counted.add(split, chunks)] == [table for *_, table in group]
     assert counted.symbols == ["b", "é", "a", "c", "d", "e"]

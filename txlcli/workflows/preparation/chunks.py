@@ -1,6 +1,5 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,17 +15,12 @@ from txlcli.data.vocabulary import TokenizerName, smallest_dtype, spell_line_end
 from txlcli.errors import CorpusInputError
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
-TAIL = 1 << 16  # bytes before the end of a chunk that are searched for a line end
-LONGEST_WORD = 64 << 20  # bytes; a longer word is cut between characters
-_MAX_BYTES_OF_A_STRING = 2**31 - 1  # for Arrow; longer ones take more memory
 
 Chunk = tuple[Slice, ...]
 """Bytes of one file, or several small files."""
 
 
-def cut_into_chunks(
-    slices: Iterable[Slice], size: int = CHUNK, *, tail: int = TAIL, longest_word: int = LONGEST_WORD
-) -> Iterator[Chunk]:
+def cut_into_chunks(slices: Iterable[Slice], size: int = CHUNK) -> Iterator[Chunk]:
     """Yield chunks of about `size` bytes in reading order, cut after a line end, else after a blank, else a character.
 
     The cuts depend only on the text, so they are the same for any number of workers.
@@ -39,31 +33,15 @@ def cut_into_chunks(
             held, filled = [], 0
         rest = piece
         while rest.size > size:
-            stop = rest.start + _cut(rest, size, min(tail, size), longest_word)
-            yield (Slice(rest.path, rest.start, stop),)
-            rest = Slice(rest.path, stop, rest.stop)
+            head = rest.read(0, size)
+            end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or _character_end(rest, size)
+            yield (Slice(rest.path, rest.start, rest.start + end),)
+            rest = Slice(rest.path, rest.start + end, rest.stop)
         if rest.size:
             held.append(rest)
             filled += rest.size
     if held:
         yield tuple(held)
-
-
-def _cut(piece: Slice, near: int, tail: int, longest_word: int) -> int:
-    """Return the offset after the last line end, or blank, in the `tail` bytes before `near`, or the first one after.
-
-    It is the end of a character if the word at `near` is too long.
-    """
-    before = piece.read(near - tail, near)
-    for mark in (b"\n", b" "):
-        if end := before.rfind(mark) + 1:
-            return near - tail + end
-    offset = near
-    while offset < near + longest_word and (block := piece.read(offset, offset + tail)):
-        if blank := re.search(rb"[\n ]", block):
-            return offset + blank.end()
-        offset += len(block)
-    return _character_end(piece, offset)
 
 
 def _character_end(piece: Slice, offset: int) -> int:
@@ -177,7 +155,7 @@ def _number_codes(codes: NDArray[Any], symbol: Callable[[int], str]) -> tuple[An
     import pyarrow as arrow
 
     encoded = arrow.array(codes).dictionary_encode()
-    symbols = arrow.array(map(symbol, encoded.dictionary.to_pylist()), arrow.string())
+    symbols = arrow.array(map(symbol, encoded.dictionary.to_pylist()), arrow.large_string())
     return symbols, encoded.indices.to_numpy().astype(smallest_dtype(len(symbols)))
 
 
@@ -187,8 +165,8 @@ def _number_words(text: str) -> tuple[Any, NDArray[Any]]:
     from pyarrow import compute
 
     data = text.strip().encode()  # Arrow finds an empty word before a blank at the beginning
-    string = arrow.string() if len(data) <= _MAX_BYTES_OF_A_STRING else arrow.large_string()
-    words = compute.utf8_split_whitespace(arrow.array([data] if data else [], string)).values.dictionary_encode()
+    string = arrow.array([data] if data else [], arrow.large_string())
+    words = compute.utf8_split_whitespace(string).values.dictionary_encode()
     return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary)))
 
 

@@ -14,7 +14,7 @@ from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.exchange import token_files, vocabularies
-from txlcli.exchange.token_files import TokenFiles
+from txlcli.exchange.token_files import Tokens
 from txlcli.paper.metrics import metric_of
 from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
@@ -43,8 +43,8 @@ class Plan:
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None
     """File of that vocabulary."""
-    tokens: TokenFiles | None
-    """Token files, whose ids are kept; None for text."""
+    tokens: Tokens
+    """Token files, whose ids are kept; empty for text."""
     parquet: "tuple[ParquetText, ...]"
     """Parquet files that have the text in a column; empty for text files."""
 
@@ -52,12 +52,6 @@ class Plan:
     def own_convention(self) -> bool:
         """True if the benchmark's own tokenizer and vocabulary are used."""
         return self.tokenizer == self.corpus.unit
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Largest number of words, or size of a SentencePiece model."""
-        default = DEFAULT_VOCAB_SIZE if self.tokenizer == "sentencepiece" else None
-        return self.options.vocab_size or default
 
     @property
     def min_count(self) -> int:
@@ -101,7 +95,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
     own = source if corpus is corpora.OWN_TEXT else None
-    tokens = token_files.find(own, options.dtype) if own and options.tokenizer is None else None
+    tokens = token_files.find(own, options.dtype) if own and options.tokenizer is None else {}
     parquet = _find_parquet(own, options) if own and not tokens else ()
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
     if own and vocab is None and (tokens or (parquet and all(text.is_pieces for text in parquet))):
@@ -184,14 +178,14 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> tuple[Path | 
 
 
 def _reject_unused(
-    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: TokenFiles | None, *, is_parquet: bool
+    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: Tokens, *, is_parquet: bool
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
-    if options.dtype is not None and (tokens is None or tokens.format != token_files.WITHOUT_HEADER):
+    if options.dtype is not None and token_files.format_of(tokens) != token_files.WITHOUT_HEADER:
         raise UsageError("`dtype` has no effect here; it is for a .bin of ids without a header, without `tokenizer`")
     if options.column is not None and not is_parquet:
         raise UsageError(f"`column` has no effect here; it is for files that end with {PARQUET}")
-    if tokens is not None:
+    if tokens:
         _reject_unused_with_ids(options, tokens)
         return
     if tokenizer == "ids":
@@ -210,10 +204,10 @@ def _reject_unused(
         raise UsageError(f"`released_convention` has no effect here; it is for {known} with their own tokenizer")
 
 
-def _reject_unused_with_ids(options: PrepareOptions, tokens: TokenFiles) -> None:
+def _reject_unused_with_ids(options: PrepareOptions, tokens: Tokens) -> None:
     if unused := options.given("min_count", "sp_type", "released_convention", "workers"):
         raise UsageError(f"{unused[0]} has no effect here: the ids of a token file are kept; leave it out")
-    if options.split is not None and "" not in tokens.splits:
+    if options.split is not None and "" not in tokens:
         raise UsageError("`split` has no effect here: the names of the token files give the splits; leave it out")
     if options.vocab_size is not None and options.vocab_size > MAX_IDS:
         raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")

@@ -5,6 +5,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from txlcli import __version__
@@ -18,25 +19,26 @@ from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
 
 
-def locate_text(plan: Plan, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
-    """Return the location of each split's text, and notes on the source; archives are unpacked into `work`."""
+def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
+    """Return the location of each split's text; archives are unpacked into `work`."""
     source, corpus = plan.source, plan.corpus
     if source is None:
         _download(plan, work, reporter)
         if altered := _altered_files(work, corpus):
             wrong = "; ".join(f"{path}: {fault}" for path, fault in altered)
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
-        return corpus.read(work, plan.read), ()
+        return corpus.read(work, plan.read)
     if plan.parquet:
         return _read_parquet(plan, source, work / "text", reporter)
     for path in (packed := _packed_files(source, corpus)):
         _unpack_or_copy(path, work, corpus, reporter)
     source = work if packed else source
     text = corpus.read(source, plan.read)
-    return text, tuple(f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus))
+    notes = [f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus)]
+    return replace(text, notes=(*text.notes, *notes))
 
 
-def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> tuple[Text, tuple[str, ...]]:
+def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> Text:
     """Write the text column of Parquet files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import parquet_text
 
@@ -63,7 +65,7 @@ def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> t
         notes.append(f"files in the folder that are not Parquet, which were left out: {list_names(others, source)}")
     if missing:
         notes.append(f"rows without a text (null), which were left out: {missing:,}")
-    return found, tuple(notes)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _download(plan: Plan, work: Path, reporter: Reporter) -> None:

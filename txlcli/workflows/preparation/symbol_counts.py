@@ -36,7 +36,7 @@ class SymbolCounts:
         import pyarrow as arrow
 
         # Arrow numbers in first-seen order, so the symbols that are known keep their numbers.
-        arrays = [self._symbols, *(chunk.symbols.cast(arrow.large_string()) for chunk in chunks)]
+        arrays = [self._symbols, *(chunk.symbols for chunk in chunks)]
         encoded = arrow.concat_arrays(arrays).dictionary_encode()
         self._symbols = encoded.dictionary
         _, *tables, _ = np.split(encoded.indices.to_numpy(), np.cumsum([len(array) for array in arrays]))

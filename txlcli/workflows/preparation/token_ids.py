@@ -1,7 +1,7 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,23 @@ from txlcli.corpora.locate import list_names, missing_note
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange.token_files import TokenFiles, TokenPart
+from txlcli.exchange.token_files import TokenPart, Tokens, format_of
+from txlcli.exchange.vocabularies import META_OF_NANOGPT
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter, Step
 
-Parts = Mapping[str, tuple[TokenPart, ...]]
 
-
-def write_store(plan: Plan, files: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
+def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     """Write the store, after a first pass that finds the largest id."""
-    splits = _cut(files, plan.read.shares or SHARES)
+    splits = _cut(plan.tokens, plan.read.shares or SHARES)
     total = sum(part.count for parts in splits.values() for part in parts)
     with reporter.progress("counting ids", total, "tokens") as step:
         counted = {split: _count(parts, plan, step) for split, parts in splits.items()}
     vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(counts) for counts, _ in counted.values()))
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     facts = plan.facts(
-        conventions={"ids": f"as in the token files ({files.format})"},
-        notes=_notes(files, plan, vocab, splits),
+        conventions={"ids": f"as in the token files ({format_of(plan.tokens)})"},
+        notes=_notes(plan, vocab, splits),
         source_digest=hashlib.sha256(b"".join(digest for _, digest in counted.values())).hexdigest(),
         every_byte_scored=has_bytes,
     )
@@ -81,11 +80,11 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArra
     return total, sha256.digest()
 
 
-def _cut(files: TokenFiles, shares: tuple[float, ...]) -> Parts:
+def _cut(tokens: Tokens, shares: tuple[float, ...]) -> Tokens:
     """Return the splits; a single file is cut by shares of its ids."""
-    if "" not in files.splits:
-        return files.splits
-    (part,) = files.splits[""]
+    if "" not in tokens:
+        return tokens
+    (part,) = tokens[""]
     ends = [*(round(end) for end in np.cumsum((0.0, *shares[:-1])) * part.count / 100), part.count]
     splits = {
         split: (part.between(start, stop),)
@@ -97,7 +96,7 @@ def _cut(files: TokenFiles, shares: tuple[float, ...]) -> Parts:
     return splits
 
 
-def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[str, ...]:
+def _notes(plan: Plan, vocab: Vocab, splits: Tokens) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({part.path for parts in splits.values() for part in parts})
     dtype = next(iter(splits.values()))[0].dtype.name
@@ -106,7 +105,7 @@ def _notes(files: TokenFiles, plan: Plan, vocab: Vocab, splits: Parts) -> tuple[
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
         )
-        if files.has_pickle:
+        if paths[0].with_name(META_OF_NANOGPT).exists():
             notes.append(
                 "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
             )

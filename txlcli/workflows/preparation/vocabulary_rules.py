@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
+from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
@@ -34,11 +35,10 @@ def rule_of(plan: Plan) -> VocabularyRule:
 
 def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
-    corpus = plan.corpus
-    about_splits = {"split", *text.splits}
-    described = {key: value for key, value in corpus.conventions.items() if key in about_splits}
-    if plan.own_convention:
-        described |= {key: value for key, value in corpus.conventions.items() if key not in SPLITS}
+    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", *text.splits}
+    described = {
+        key: value for key, value in corpus.conventions.items() if key in about_splits or (own and key not in SPLITS)
+    }
     if plan.read.released:
         described |= corpus.released_conventions
     described |= text.conventions
@@ -47,11 +47,11 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     if plan.vocab is not None:
         kept = {key: value for key, value in described.items() if key in about_splits}
         return kept | {"vocabulary": "given by --vocab" if plan.options.vocab else f"from {plan.vocab_file}"}
-    if plan.own_convention:
+    if own:
         built_from = _built_from(corpus.rule, text)
         return described | ({"vocabulary": f"{plan.tokenizer}s of {built_from} by frequency"} if built_from else {})
     at_least = f", at least {plan.min_count} times" if plan.min_count > 1 else ""
-    most = f", the {plan.vocab_size:,} most frequent" if plan.vocab_size else ""
+    most = f", the {plan.options.vocab_size:,} most frequent" if plan.options.vocab_size else ""
     described["vocabulary"] = {
         "byte": "all 256 bytes",
         "char": f"characters of train by frequency{at_least}, others {UNK}",
@@ -63,8 +63,15 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     return described
 
 
-def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_file: Path | None) -> Vocab:
-    """Build a vocabulary of bytes, characters or words, or read it from the benchmark's `vocabulary_file`."""
+def build(
+    plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_file: Path | None, model: bytes, most: int
+) -> Vocab:
+    """Return the given vocabulary, or build one of at most `most` bytes of JSON."""
+    if plan.vocab is not None:
+        _check_given(counted, plan.vocab)
+        return plan.vocab
+    if plan.tokenizer == "sentencepiece":
+        return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
     splits = [split for split in rule.splits if split in counted.splits] or counted.splits
     if plan.tokenizer == "byte":
         present = [ord(symbol) for symbol in counted.by_frequency(splits)]
@@ -74,17 +81,19 @@ def build(plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_fi
         symbols = _read_list(vocabulary_file, rule.specials)
     else:
         frequent = counted.by_frequency(splits, plan.min_count)
-        symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.vocab_size]
+        symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
         if rule.unknown is not None and rule.unknown not in symbols and not set(counted.symbols) <= set(symbols):
             symbols.append(rule.unknown)
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    return Vocab(
-        plan.tokenizer,
-        symbols,
-        boundary=None if rule.boundary is None else ids[rule.boundary],
-        unknown=None if rule.unknown is None else ids.get(rule.unknown),
-        lower_case=rule.lower_case,
-    )
+    boundary, unknown = (symbols.index(name) if name in symbols else None for name in (rule.boundary, rule.unknown))
+    vocab = Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
+    size = len(vocab.to_json())
+    if size > most:
+        raise CorpusInputError(
+            f"{plan.source or plan.corpus.name}: its {vocab.size:,} {plan.tokenizer}s make a vocabulary of "
+            f"{size:,} bytes, more than {most:,}; give `vocab_size` or `min_count`, or if the text has few blanks, "
+            "choose another `tokenizer`"
+        )
+    return vocab
 
 
 def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
@@ -96,7 +105,7 @@ def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     return symbols
 
 
-def check_given(counted: SymbolCounts, vocab: Vocab) -> None:
+def _check_given(counted: SymbolCounts, vocab: Vocab) -> None:
     """Reject a given vocabulary that lacks a symbol of the text and has no unknown symbol."""
     if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
         return

@@ -1,12 +1,13 @@
 """Maps a function over items in worker processes, results in order."""
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -64,12 +65,10 @@ def _call(item: Any) -> Any:
     return _function(item)
 
 
-def _in_order(pool: ProcessPoolExecutor, items: Iterable[Item], limit: int) -> Iterator[Any]:
+def _in_order(pool: ProcessPoolExecutor, items: Iterable[Any], limit: int) -> Iterator[Any]:
     """Yield results in order, with at most `limit` items in progress, so that memory stays bounded."""
-    waiting: deque[Future[Any]] = deque()
-    for item in items:
-        if len(waiting) >= limit:
-            yield waiting.popleft().result()
-        waiting.append(pool.submit(_call, item))
+    jobs = (pool.submit(_call, item) for item in items)
+    waiting = deque(itertools.islice(jobs, limit))
     while waiting:
         yield waiting.popleft().result()
+        waiting.extend(itertools.islice(jobs, 1))
