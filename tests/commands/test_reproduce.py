@@ -19,37 +19,37 @@ from txlcli.workflows.options import PAPER_ITEMS, EvalOptions
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.evaluations import key_of
 
-SHORT = ("train.max_steps=3", "train.valid_every=3")
-EVEN = ("train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30")
-NO_MEMORY, RNNS = scales.DATA["changes"]["no-memory"], ("lstm", "qrnn")
-
-
-def small_scale(has_ptb=False):
-    """Return a scale of seconds instead of minutes, with the novel as its only text."""
-    models = {
-        part: scales.Model(part, "tiny.toml", (*SHORT, *(NO_MEMORY if "vanilla" in part or "adaptive" in part else ())))
-        for part in scales.PAPER.models
-    }
-    of_ablations = (*SHORT, "train.seg_len=4", "eval.seg_len=4")
-    models |= scales.ablation_models("ablation", of_ablations, "tiny.toml", seg_len=4, longer=(6, 8))
-    models |= scales.sentence_models(SHORT, "tiny.toml", seg_len=5)
-    models |= scales.frontier_models("tiny.toml", (*SHORT, *EVEN))
-    models |= {f"words-{arch}": scales.Model(f"words-{arch}", "state.toml", (f"model.arch={arch}",)) for arch in RNNS}
-    return scales.Scale(
-        name="tiny",
-        description="For tests.",
-        texts={"novel": scales.ScaleText("novel", "novel")},
-        models=models,
-        positions=40,
-        stride=1,
-        attn_lens=(8, 4),
-        recl_start=2,
-        recl_longest=6,
-        recl_positions=20,
-        sample_tokens=(5, 7),
-        context=5,
-        timed_recipe="tiny.toml",
-    )
+SHORT = ["tiny.toml", "train.max_steps=3", "train.valid_every=3"]
+EVEN = ["train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30"]
+RNNS = ("lstm", "qrnn")
+SCALE = {
+    "description": "For tests.",
+    "texts": {"novel": {"source": "novel"}},
+    "models": {
+        **{
+            part: [*SHORT, *(["@no-memory"] if "vanilla" in part or "adaptive" in part else [])]
+            for part in (*scales.DATA["paper"]["models"], "ablation-standard")
+        },
+        **{f"words-{arch}": ["state.toml", f"model.arch={arch}"] for arch in RNNS},
+    },
+    "ablation": {
+        "base": [*SHORT, "train.seg_len=4", "eval.seg_len=4"],
+        "numbers": {"seg_len": 4, "two_segments": 8, "longer_full": 6, "longer_half": 8, "longer_lanes": 3},
+    },
+    "sentences": {"base": SHORT, "numbers": {"seg_len": 5, "two_segments": 10}},
+    "frontier": [*SHORT, *EVEN],
+    "same": {},
+    "positions": 40,
+    "stride": 1,
+    "attn_lens": [8, 4],
+    "recl_start": 2,
+    "recl_longest": 6,
+    "recl_positions": 20,
+    "sample_tokens": [5, 7],
+    "context": 5,
+    "timed_recipe": "tiny.toml",
+}
+"""A scale of seconds instead of minutes, with the novel as its only text."""
 
 
 @pytest.fixture
@@ -63,8 +63,7 @@ def shrunk(here, monkeypatch):
     ):
         recipe = recipe.replace(text, other)
     Path("state.toml").write_text(recipe, encoding="utf-8")
-    scale = small_scale()
-    monkeypatch.setitem(scales.SCALES, "tiny", lambda has_ptb: scale)
+    monkeypatch.setitem(scales.DATA, "tiny", SCALE)
     return here
 
 
@@ -177,9 +176,8 @@ def test_an_interrupt_at_the_last_save_of_a_training_run_stops_the_reproduction(
 
 
 def test_an_interrupt_says_how_to_continue(shrunk, monkeypatch):
-    models = scales.get("tiny", has_ptb=False).models
-    more = (*models["short-xl"].changes, "train.valid_every=1")
-    models["short-xl"] = dataclasses.replace(models["short-xl"], changes=more)
+    more = {"base": [*SHORT, "train.valid_every=1"], "numbers": SCALE["sentences"]["numbers"]}
+    monkeypatch.setitem(scales.DATA["tiny"], "sentences", more)
     with monkeypatch.context() as patches:
         interrupt_at_save(1, patches)
         message = refusal("reproduce", "table7", code=130)

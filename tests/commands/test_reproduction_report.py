@@ -51,16 +51,22 @@ class Visible(html.parser.HTMLParser):
         self.text += data
 
 
+def page_of(directory):
+    return to_html("The report", [SECTION], to_markdown("The report", [SECTION], "the end"), directory)
+
+
 def test_a_verdict_has_its_css_class_and_a_missing_figure_is_named(tmp_path):
-    text = to_html("The report", [SECTION], "the end", tmp_path)
-    for css_class, verdict in (("held", "as in the paper"), ("failed", "NOT as in the paper"), ("note", "undecided")):
-        assert f'<span class="{css_class}">{verdict}</span>' in text
-    assert "<p>curve.png is missing; repeat txl reproduce</p>" in text
+    text = page_of(tmp_path)
+    for verdict in ('<strong class="held">as in the paper', '<strong class="failed">NOT as in', "<strong>undecided"):
+        assert verdict in text
+    assert 'src="curve.png"' in text
+    assert '<a href="#table6">Table 6</a>' in text
+    assert '<h2 id="table6">' in text
 
 
 def test_the_page_contains_all_text_and_the_figure(tmp_path):
     (tmp_path / "curve.png").write_bytes(b"\x89PNG picture")
-    page = Visible(to_html("The report", [SECTION], "the end", tmp_path))
+    page = Visible(page_of(tmp_path))
     text = " ".join(page.text.split())
     for words in (
         "Table 6: what <recurrence> is worth",

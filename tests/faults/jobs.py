@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.commands.test_reproduce import small_scale
+from tests.commands.test_reproduce import SCALE
 from tests.faults import process, results
 from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
 from tests.faults.sample import RECL
@@ -234,7 +234,7 @@ class Rehearsal:
 
 def rehearse(sample, jobs=JOBS):
     """Run each job to its end, and return it with its result, duration and number of file changes."""
-    scales.SCALES["tiny"] = small_scale
+    scales.DATA["tiny"] = SCALE
     rehearsals = []
     for job in jobs:
         parent = sample.directory.parent / f"rehearsal of {job.name}"

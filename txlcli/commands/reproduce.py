@@ -48,5 +48,5 @@ def reproduce(
     if options.list:
         console.show_result(costs.run(names, options, workspace), reproduction_report.show_costs, json=json)
     else:
-        result = workflow.run(names, options, workspace, reproduction_report)
+        result = workflow.run(names, options, workspace, reproduction_report.REPORT)
         console.show_result(result, reproduction_report.show, json=json)

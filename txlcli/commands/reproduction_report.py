@@ -4,59 +4,51 @@ import base64
 import re
 import shlex
 from collections.abc import Sequence
-from html import escape as esc
+from functools import partial
 from pathlib import Path
+from string import Template
+
+from markdown_it import MarkdownIt
 
 from txlcli import __version__, console
 from txlcli.commands import attention_plots, plots, recl
 from txlcli.commands.training_tables import duration
-from txlcli.workflows.attention import AttentionResult
-from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.costs import MAX_S, CostsResult
 from txlcli.workflows.reproduction.reproduce import ReproduceResult
-from txlcli.workflows.reproduction.runner import Curves
+from txlcli.workflows.reproduction.runner import Report
 from txlcli.workflows.reproduction.section import Section
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
 COLUMNS = 88
 """Largest width of a line of a script, which the manual shows without scrolling."""
-MARKDOWN, HTML = "report.md", "report.html"
-CLASSES = {True: "held", False: "failed", None: "note"}
-STYLE = """
+PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1.5rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #888; }
-pre { background: #f5f5f3; padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap; }
-img { max-width: 100%; } .held { color: #17692c; } .failed { color: #a11; font-weight: 600; }
-nav a { margin-right: .8rem; white-space: nowrap; } .note { color: #555; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; vertical-align: top; }
+thead th { border-bottom: 2px solid #888; }
+pre { background: #f5f5f3; padding: .8rem 1rem; overflow: auto; max-height: 24rem; white-space: pre-wrap; }
+img { max-width: 100%; } .held { color: #17692c; } .failed { color: #a11; }
+nav a { margin-right: .8rem; white-space: nowrap; }
 @media (prefers-color-scheme: dark) { body { background: #16181c; color: #e4e4e2; } pre { background: #22252b; }
 th, td, h2 { border-color: #3a3d44; } img { background: #fff; } .held { color: #6fcf87; } .failed { color: #ff8a80; }
-.note { color: #a8a8a4; } a { color: #8ab4f8; } }
-"""
+a { color: #8ab4f8; } }
+</style></head><body>
+<nav>$links</nav>
+$body</body></html>
+""")
 
 
 def render(sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]:
     """Return the text of each file of the report by name; the figures are in `directory`."""
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale_name} scale"
-    footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
-    return {MARKDOWN: to_markdown(title, sections, footer), HTML: to_html(title, sections, footer, directory)}
-
-
-def plot_curves(path: Path, curves: Curves, *, x_label: str, y_label: str, title: str) -> None:
-    """Plot curves to a file, with a logarithmic x axis."""
-    plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=title, log_x=True)
-
-
-def plot_recl(path: Path, result: ReclResult, number: int) -> None:
-    """Plot Figure 3 or 4 to a file."""
-    (recl.plot_gains if number == 3 else recl.plot_perplexities)(path, result)
-
-
-def plot_attention(path: Path, result: AttentionResult, number: int) -> None:
-    """Plot Figure 5, 6 or 7 to a file."""
-    attention_plots.plot_figure(result, number, path)
+    markdown = to_markdown(
+        title, sections, f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
+    )
+    return {"report.md": markdown, "report.html": to_html(title, sections, markdown, directory)}
 
 
 def show(result: ReproduceResult) -> None:
@@ -114,41 +106,21 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
     return "\n".join([*parts, footer, ""])
 
 
-def to_html(title: str, sections: Sequence[Section], footer: str, directory: Path) -> str:
-    """Return the report as one page that contains the figures, which are in `directory`."""
-    links = " ".join(f'<a href="#{section.name}">{esc(section.title.partition(":")[0])}</a>' for section in sections)
-    parts = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{esc(title)}</title>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
-        f"<h1>{esc(title)}</h1><nav>{links}</nav>",
-        *(_section_to_html(section, directory) for section in sections),
-        f'<p class="note">{esc(footer)}</p></body></html>',
-        "",
-    ]
-    return "\n".join(parts)
+def to_html(title: str, sections: Sequence[Section], markdown: str, directory: Path) -> str:
+    """Return a report in Markdown as one page that contains the figures, which are in `directory`."""
+    body: str = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table").render(markdown)
+    names = (section.name for section in sections)
+    body = re.sub("<h2>", lambda _: f'<h2 id="{next(names)}">', body)
+    body = re.sub('src="([^"]+)"', lambda image: f'src="{_embedded(directory / image[1])}"', body)
+    for words, css_class in (("as in", "held"), ("NOT", "failed")):
+        body = body.replace(f"<strong>{words}", f'<strong class="{css_class}">{words}')
+    links = " ".join(f'<a href="#{section.name}">{section.title.partition(":")[0]}</a>' for section in sections)
+    return PAGE.substitute(title=title, links=links, body=body)
 
 
-def _section_to_html(section: Section, directory: Path) -> str:
-    parts = [f'<h2 id="{section.name}">{esc(section.title)}</h2>', *(f"<p>{esc(note)}</p>" for note in section.notes)]
-    for grid in section.grids:
-        head, body = _html_row(grid.columns, "th"), "".join(_html_row(row, "td") for row in grid.rows)
-        parts.append(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
-        parts += [f'<p class="note">{esc(grid.caption)}</p>'] if grid.caption else []
-    for file, caption in section.figures:
-        parts.append(f"<figure>{_image(directory / file, caption)}<figcaption>{esc(caption)}</figcaption></figure>")
-    claims = "".join(
-        f'<li><span class="{CLASSES[claim.held]}">{claim.verdict}</span>: {esc(f"{claim.text} ({claim.detail})")}</li>'
-        for claim in section.claims
-    )
-    parts += [f"<ul>{claims}</ul>"] if claims else []
-    parts += [f"<h3>{esc(name)}</h3><pre>{esc(text)}</pre>" for name, text in section.texts]
-    readings = "".join(f'<p class="note">Evaluation: {esc(text)}</p>' for text in section.readings)
-    parts += [readings] if readings else []
-    commands = esc(to_script(section.commands))
-    summary = f'<summary class="note">{esc(_cost(section))} Commands</summary>'
-    return "\n".join([*parts, f"<details>{summary}<pre>{commands}</pre></details>"])
+def _embedded(path: Path) -> str:
+    """Return a figure as the address of an image; its name if the file is missing."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else path.name
 
 
 def to_script(commands: Sequence[str]) -> str:
@@ -167,18 +139,6 @@ def _continued(line: str) -> str:
     return " \\\n".join(lines)
 
 
-def _image(path: Path, caption: str) -> str:
-    """Return an embedded figure, or a note if the file is missing."""
-    if not path.is_file():
-        return f"<p>{esc(path.name)} is missing; repeat txl reproduce</p>"
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{esc(caption)}" src="data:image/png;base64,{data}">'
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{esc(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -192,3 +152,12 @@ def _fenced(text: str, language: str = "") -> str:
 
 def _cost(section: Section) -> str:
     return f"{section.seconds / 60:.1f} minutes on {section.hardware}. Finished training runs were reused, not counted."
+
+
+REPORT = Report(
+    render=render,
+    plot_curves=partial(plots.plot_curves, log_x=True),
+    plot_gains=recl.plot_gains,
+    plot_perplexities=recl.plot_perplexities,
+    plot_attention=attention_plots.plot_figure,
+)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from txlcli.commands import reproduction_report
+from txlcli.commands.reproduction_report import REPORT
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
 from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.reproduction import evaluations, reproduce
@@ -15,7 +15,7 @@ from txlcli.workflows.workspace import Workspace
 
 def begin(directory):
     workspace = Workspace(data_dir=directory / "data", runs_dir=directory / "runs")
-    return reproduce.run([], ReproduceOptions(out=directory), workspace, reproduction_report)
+    return reproduce.run([], ReproduceOptions(out=directory), workspace, REPORT)
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])
@@ -53,7 +53,10 @@ def test_a_damaged_report_or_one_at_another_scale_is_rejected(tmp_path):
 )
 def test_damaged_evaluations_are_named(tmp_path, text):
     (tmp_path / evaluations.FILE).write_text(text)
-    with pytest.raises(RunError, match=r"evaluations\.json: damaged \(.*\); remove it$"):
+    with pytest.raises(
+        RunError,
+        match=r"evaluations\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$",
+    ):
         evaluations.read(tmp_path)
 
 

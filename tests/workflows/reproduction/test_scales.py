@@ -65,7 +65,7 @@ def test_without_recurrence_max_distance_is_the_segment_length(name):
 
 
 def test_the_papers_scale_uses_the_packaged_recipes():
-    models = scales.PAPER.models
+    models = EVERY["paper"].models
     for row, key in zip(published.TABLES[10].rows, ITEMS["table10"].parts, strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
     assert models["words-xl"] == scales.Model("words-xl", "wt103")
@@ -74,7 +74,7 @@ def test_the_papers_scale_uses_the_packaged_recipes():
 
 def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps():
     for key, model in EVERY["small"].models.items():
-        small, paper = model.settings(), scales.PAPER.models[key].settings()
+        small, paper = model.settings(), EVERY["paper"].models[key].settings()
         assert small.train.max_steps == min(20_000, paper.train.max_steps)
         share = paper.train.warmup_steps / paper.train.max_steps
         assert small.train.warmup_steps == pytest.approx(share * small.train.max_steps, abs=1)
@@ -94,7 +94,7 @@ def test_tiny_scale_uses_penn_treebank_if_it_is_prepared_and_else_names_the_subs
 def test_parts_with_the_same_model_share_a_run():
     tiny = EVERY["tiny"]
     assert tiny.run_name("sentences-xl", 1) == tiny.run_name("short-xl", 1) == "tiny-short-xl-1"
-    assert scales.PAPER.run_name("short-xl", 1) == "paper-short-xl-1"
+    assert EVERY["paper"].run_name("short-xl", 1) == "paper-short-xl-1"
 
 
 def test_groups_are_those_of_table_8():

@@ -9,11 +9,12 @@ import pytest
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.options import EvalOptions, ReproduceOptions
-from txlcli.workflows.reproduction import figures, tables
-from txlcli.workflows.reproduction.evaluations import Evaluation, Score
+from txlcli.workflows.reproduction import figures, scales, tables
+from txlcli.workflows.reproduction.evaluations import Evaluation
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
-from txlcli.workflows.reproduction.scales import PAPER, tiny
 from txlcli.workflows.reproduction.section import Measured, parts
+
+PAPER, TINY = (scales.get(name, has_ptb=False) for name in ("paper", "tiny"))
 
 
 class FakeRunner(Runner):
@@ -31,8 +32,7 @@ class FakeRunner(Runner):
     def evaluate(self, run, options):
         value = self.numbers(run.name, options) + (0.25 if run.seed == FIRST_SEED + 1 else 0)
         lengths = options.mem_lens or (0,)
-        measures = {"bpc": value, "ppl": value}
-        rows = [Score(mem_len=length, measures=measures, loss_nats=math.log(value)) for length in lengths]
+        rows = [{"mem_len": length, "loss_nats": math.log(value), "bpc": value, "ppl": value} for length in lengths]
         worse = {0: 1.0, 8: 0.0, 300: self.loss_at_300}  # nats above the best, by length
         tried = {length: math.log(value) + more for length, more in worse.items()}
         found = 8 * (run.seed - FIRST_SEED + 1)
@@ -183,7 +183,7 @@ def test_a_number_over_several_seeds_has_its_deviation(values, text):
 
 
 def test_a_substitute_text_is_named_in_the_columns():
-    (grid,) = tables.benchmark(FakeRunner(lambda *_: 2.0, scale=tiny(has_ptb=False)), 5).grids
+    (grid,) = tables.benchmark(FakeRunner(lambda *_: 2.0, scale=TINY), 5).grids
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
 
 
@@ -192,7 +192,7 @@ def test_table_10_shows_the_tokens_per_step_of_each_row():
     assert section.notes[-1] == (
         "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172."
     )
-    models = tiny(has_ptb=False).models
+    models = TINY.models
     trained = [models[part].settings().train for part in parts("table10")]
     texts = [train.batch_size * train.seg_len for train in trained]
     assert max(texts) / min(texts) < 1.02  # about the same text for all

@@ -59,64 +59,46 @@ def run(
 
     Small models are timed, once per shape, until `clock` has counted MAX_S seconds. The others have the median rate.
     """
-    scale, machine = scale_of(options, workspace), _Machine(workspace, clock)
-    items = []
-    for name in names:
-        runs = [(part, seed) for part in ITEMS[name].parts for seed in seeds_of(options)]
-        missing = [part for part, seed in runs if not _is_finished(scale.run_name(part, seed), workspace.runs_dir)]
-        settings = [scale.models[part].settings() for part in missing]
-        costs = [machine.flops_and_seconds(each, _vocab_size(each, scale, workspace)) for each in settings]
-        item = ItemCost(
-            item=name,
-            models=len(runs),
-            missing=len(missing),
-            training_flops=sum(flops for flops, _ in costs),
-            seconds=sum(seconds for _, seconds in costs),
-        )
-        items.append(item)
-    return CostsResult(scale=scale, peak_flops_per_s=machine.peak, items=tuple(items))
+    scale, device = scale_of(options, workspace), pick_device(workspace.device)
+    peak = peak_flops_per_s(device, "fp32", seconds=time.thread_time)
+    shares: dict[tuple[object, ...], float] = {}
+    timed_until = clock() + MAX_S
 
-
-def _is_finished(name: str, runs_dir: Path) -> bool:
-    if not run_directory.is_run(name, runs_dir):
-        return False
-    return history.read(run_directory.open_run(runs_dir / name)).state == "finished"
-
-
-class _Machine:
-    """This machine, whose peak rate is measured once; models reach a share of it."""
-
-    def __init__(self, workspace: Workspace, clock: Callable[[], float]) -> None:
-        self._device = pick_device(workspace.device)
-        self.peak = peak_flops_per_s(self._device, "fp32", seconds=time.thread_time)
-        self._shares: dict[tuple[object, ...], float] = {}
-        self._clock, self._timed_until = clock, clock() + MAX_S
-
-    def flops_and_seconds(self, settings: Settings, vocab_size: int) -> tuple[float, float]:
+    def flops_and_seconds(settings: Settings) -> tuple[float, float]:
         """Return the operations and the time of a training run."""
-        model, train = settings.model, settings.train
+        model, train, vocab_size = settings.model, settings.train, _vocab_size(settings, scale, workspace)
         batch_size, seg_len, mem_len = train.batch_size, train.seg_len, train.mem_len
         flops_per_token = training_flops_per_token(
             model, vocab_size, seg_len=seg_len, mem_len=mem_len, batch_size=batch_size
         )
         flops = train.max_steps * batch_size * seg_len * flops_per_token
         shape = (model, vocab_size, batch_size, seg_len, mem_len)
-        if shape not in self._shares and self._clock() < self._timed_until:
-            share = timed_share_of_peak(model, vocab_size, train, device=self._device, peak=self.peak)
-            self._shares[shape] = share or SHARE_OF_PEAK
-        share = self._shares.get(shape) or statistics.median(self._shares.values() or [SHARE_OF_PEAK])
-        return flops, flops / (share * self.peak)
+        if shape not in shares and clock() < timed_until:
+            shares[shape] = timed_share_of_peak(model, vocab_size, train, device=device, peak=peak) or SHARE_OF_PEAK
+        share = shares.get(shape) or statistics.median(shares.values() or [SHARE_OF_PEAK])
+        return flops, flops / (share * peak)
+
+    items = []
+    for name in names:
+        runs = [(part, seed) for part in ITEMS[name].parts for seed in seeds_of(options)]
+        missing = [part for part, seed in runs if not _is_finished(workspace.runs_dir / scale.run_name(part, seed))]
+        costs = [flops_and_seconds(scale.models[part].settings()) for part in missing]
+        flops, seconds = (sum(column) for column in zip((0.0, 0.0), *costs, strict=True))
+        cost = ItemCost(item=name, models=len(runs), missing=len(missing), training_flops=flops, seconds=seconds)
+        items.append(cost)
+    return CostsResult(scale=scale, peak_flops_per_s=peak, items=tuple(items))
+
+
+def _is_finished(directory: Path) -> bool:
+    is_run = run_directory.is_run(directory.name, directory.parent)
+    return is_run and history.read(run_directory.open_run(directory)).state == "finished"
 
 
 def _vocab_size(settings: Settings, scale: Scale, workspace: Workspace) -> int:
-    """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
-
-    The benchmark's V is also used if the store, a part of the benchmark, has fewer words than the model's bands.
-    """
-    published, store = settings.published.vocab_size, settings.corpus.store
+    """Return the V of the benchmark, else of the store, or without a store that of the options of `txl prepare`."""
+    if settings.published.vocab_size is not None:
+        return settings.published.vocab_size
+    store = settings.corpus.store
     if workspace.store_path(store).is_file():
-        size = workspace.open_store(store).vocab.size
-        if published is None or size > max(settings.model.cutoffs, default=0):
-            return size
-    requested = scale.texts[store].options.get("vocab_size")
-    return published or (requested if isinstance(requested, int) else BYTES)
+        return workspace.open_store(store).vocab.size
+    return int(scale.texts[store].get("vocab_size", BYTES))

@@ -4,10 +4,10 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import txlcli
 from txlcli.data.token_store import TokenStore
@@ -20,25 +20,16 @@ from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
 from txlcli.workflows.options import EvalOptions
 
 FILE = "evaluations.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Result for one length."""
-
-    mem_len: int
-    loss_nats: float
-    """Mean loss per token."""
-    measures: dict[str, float]
-    """Results by name, such as ppl and bpc."""
+Restored = TypeVar("Restored")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Results of `txl eval` that tables need, and their duration."""
 
-    rows: list[Score]
-    found: int = 0
+    rows: list[dict[str, float]]
+    """For each length: mem_len, loss_nats (mean per token), and the measures by name, such as ppl and bpc."""
+    found: int
     """Length that a search has selected; 0 without a search."""
     tried: dict[int, float]
     """Loss in nats by length that the search has tried."""
@@ -52,36 +43,49 @@ class Evaluation:
         rows = []
         for row in result.rows:
             measures = {name: math.inf if value is None else value for name, value in row.measures.items()}
-            rows.append(Score(mem_len=row.mem_len, loss_nats=row.loss_nats, measures=measures))
+            rows.append({"mem_len": row.mem_len, "loss_nats": row.loss_nats, **measures})
         found, tried = (result.search.found, result.search.tried) if result.search else (0, {})
         settings = describe_settings(result, result.rows[0])
         return cls(rows=rows, found=found, tried=tried, settings=settings, seconds=seconds)
 
-    @classmethod
-    def from_json(cls, table: dict[str, Any]) -> "Evaluation":
-        """Restore an evaluation from the file, whose keys are text."""
-        tried = {int(length): loss for length, loss in table["tried"].items()}
-        return cls(**{**table, "rows": [Score(**row) for row in table["rows"]], "tried": tried})
+    @property
+    def losses(self) -> dict[int, float]:
+        """Mean loss per token in nats by memory length."""
+        return {int(row["mem_len"]): row["loss_nats"] for row in self.rows}
+
+
+def _from_json(table: dict[str, Any]) -> dict[str, Evaluation]:
+    """Restore evaluations from the file, whose keys are text."""
+    tried = {key: {int(length): loss for length, loss in stored["tried"].items()} for key, stored in table.items()}
+    return {key: Evaluation(**{**stored, "tried": tried[key]}) for key, stored in table.items()}
 
 
 def read(directory: Path) -> dict[str, Evaluation]:
     """Return the evaluations of the report in a directory by `key_of`."""
-    path = directory / FILE
+    return read_stored(directory / FILE, _from_json) or {}
+
+
+def read_stored(path: Path, restore: Callable[[Any], Restored]) -> Restored | None:
+    """Restore what a JSON file of a report has; None if the file is missing."""
     try:
-        stored = parse_json(read_text(path, MAX_REPORT))
-        return {key: Evaluation.from_json(table) for key, table in stored.items()}
+        return restore(parse_json(read_text(path, MAX_REPORT)))
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: damaged ({error}); remove it") from error
+        raise RunError(
+            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another `out`"
+        ) from error
 
 
 def write(directory: Path, evaluations: Mapping[str, Evaluation]) -> None:
     """Replace the evaluations of the report in a directory."""
-    path = directory / FILE
+    write_text(directory / FILE, json.dumps({key: asdict(evaluation) for key, evaluation in evaluations.items()}))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file of a report."""
     with errors_of_writing(path), replacing(path) as temporary:
-        tables = {key: asdict(evaluation) for key, evaluation in evaluations.items()}
-        temporary.write_text(json.dumps(tables), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str, code: str | None = None) -> str:
@@ -100,8 +104,7 @@ def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str, c
 @functools.cache
 def code_digest() -> str:
     """Return a digest of the source files of txl."""
-    directory = Path(txlcli.__file__).parent
     total = hashlib.sha256()
-    for path in sorted(directory.rglob("*.py")):
+    for path in sorted(Path(txlcli.__file__).parent.rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()

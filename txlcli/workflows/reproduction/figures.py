@@ -44,12 +44,13 @@ def table8(runner: Runner) -> Section:
 
 def recl_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 3, the gains, or Figure 4, perplexity by context length."""
+    report = runner.report
+    flag, plot = ("--plot", report.plot_gains) if number == 3 else ("--plot-ppl", report.plot_perplexities)
     figures = []
     for index, group in enumerate(GROUPS, 1):
         file = f"figure{number}-group{index}.png"
         path = runner.directory / file
-        result = _measure_group(runner, group, "--plot" if number == 3 else "--plot-ppl", str(path))
-        runner.report.plot_recl(path, result, number)
+        plot(path, _measure_group(runner, group, flag, str(path)))
         figures.append([file, f"Figure {number}, model group {index}: {', '.join(group)}"])
     return Section(notes=_recl_notes(runner), figures=figures)
 
@@ -134,7 +135,7 @@ def attention_figure(runner: Runner, number: int) -> Section:
     run, options, file = runner.run(STANDARD), AttentionOptions(figure=(number,)), f"figure{number}.png"
     runner.record_command("attention", str(run.directory), "--out", str(runner.directory), "--force", options=options)
     result = attention.run(str(run.directory), options, runner.workspace)
-    runner.report.plot_attention(runner.directory / file, result, number)
+    runner.report.plot_attention(result, number, runner.directory / file)
     caption = f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"
     return Section(notes=[runner.scale.description], figures=[[file, caption]])
 

@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txlcli.errors import RunError, TxlError, UsageError
+from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.system import locks
-from txlcli.system.atomic_files import replacing
-from txlcli.system.input_files import MAX_REPORT, read_text
-from txlcli.system.plain_json import parse_json
+from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import evaluations, figures, frontier, scales, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
@@ -69,13 +67,14 @@ def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
 
 def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
-    _make_directory(options.directory)
-    busy = f"another process writes to {options.directory}; wait for it, or give another `out`"
-    scale, sections = scale_of(options, workspace), []
-    with locks.exclusive(options.directory / LOCK, busy):
+    directory, scale, sections = options.directory, scale_of(options, workspace), []
+    _make_directory(directory)
+    with locks.exclusive(
+        directory / LOCK, f"another process writes to {directory}; wait for it, or give another `out`"
+    ):
         by_name = _read_sections(options)
         files = _write(by_name, options, report)
-        stored = evaluations.read(options.directory)
+        stored = evaluations.read(directory)
         for number, name in enumerate(names, 1):
             workspace.reporter.say("")
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
@@ -103,30 +102,21 @@ def _make(name: str, runner: Runner) -> Section:
 
 
 def _make_directory(directory: Path) -> None:
-    if (directory / SECTIONS).is_file():
-        return
-    begun = {LOCK, f".{SECTIONS}.new"}  # a killed process may have left these
-    if directory.exists() and not (directory.is_dir() and {path.name for path in directory.iterdir()} <= begun):
-        raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
-    try:
+    """Make the directory of a report, which a killed process may have left with hidden files only."""
+    with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TxlError(f"{directory}: cannot be created ({error.strerror}); give another `out`") from error
+        is_report = (directory / SECTIONS).is_file()
+        if not is_report and any(not path.name.startswith(".") for path in directory.iterdir()):
+            raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
 
 
 def _read_sections(options: ReproduceOptions) -> dict[str, Section]:
     """Return the sections of a report; a new one has none."""
-    path = options.directory / SECTIONS
-    if not path.exists():
-        return {}
-    try:
-        stored = parse_json(read_text(path, MAX_REPORT))
-        sections = {name: Section.from_json(table) for name, table in stored["sections"].items()}
-        scale_name = str(stored["scale"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another `out`"
-        ) from error
+
+    def restore(stored: dict[str, Any]) -> tuple[str, dict[str, Section]]:
+        return stored["scale"], {name: Section.from_json(table) for name, table in stored["sections"].items()}
+
+    scale_name, sections = evaluations.read_stored(options.directory / SECTIONS, restore) or (options.scale, {})
     if scale_name != options.scale:
         raise UsageError(f"{options.directory} is a reproduction at {scale_name} scale; give another `out`")
     return sections
@@ -134,14 +124,9 @@ def _read_sections(options: ReproduceOptions) -> dict[str, Section]:
 
 def _write(by_name: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
     """Write the sections and the files of the report; return the paths of the latter."""
-    directory = options.directory
-    texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, directory)
+    texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, options.directory)
     tables = {name: section.to_json() for name, section in by_name.items()}
-    stored = json.dumps({"scale": options.scale, "sections": tables})
-    try:
-        for name, text in {SECTIONS: stored, **texts}.items():
-            with replacing(directory / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TxlError(f"{directory}: the report cannot be written ({error.strerror}); free some space") from error
-    return [str(directory / name) for name in texts]
+    evaluations.write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
+    for name, text in texts.items():
+        evaluations.write_text(options.directory / name, text)
+    return [str(options.directory / name) for name in texts]

@@ -2,9 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
@@ -31,13 +30,18 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Curves by name: x and y values."""
 
 
-class Report(Protocol):
-    """Functions of the caller that show results, such as those of `commands.reproduction_report`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Functions of the caller that show results."""
 
-    def render(self, sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]: ...
-    def plot_curves(self, path: Path, curves: Curves, *, x_label: str, y_label: str, title: str) -> None: ...
-    def plot_recl(self, path: Path, result: ReclResult, number: int) -> None: ...
-    def plot_attention(self, path: Path, result: AttentionResult, number: int) -> None: ...
+    render: Callable[[Sequence[Section], str, Path], dict[str, str]]
+    """Return the text of each file of the report by name, given the name of the scale and the directory."""
+    plot_curves: Callable[..., None]
+    """Plot curves to a file: path, Curves, and as keywords x_label, y_label and title."""
+    plot_gains: Callable[[Path, ReclResult], None]
+    plot_perplexities: Callable[[Path, ReclResult], None]
+    plot_attention: Callable[[AttentionResult, int, Path], None]
+    """Plot Figure 5, 6 or 7 to a file."""
 
 
 def seeds_of(options: ReproduceOptions) -> range:
@@ -80,14 +84,14 @@ class Runner:
         """Return the finished run of a model; train or resume it if necessary."""
         model, name = self.scale.models[part], self.scale.run_name(part, seed)
         directory = self.workspace.runs_dir / name
-        changes = [*model.changes, f"train.seed={seed}"]
+        changes = (*model.changes, f"train.seed={seed}")
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
         if not run_directory.has_weights(directory):
             # A training process that was killed before its first save leaves a directory.
             replaces = (directory / run_directory.CARD).is_file()
-            options = dataclasses.replace(TRAINING, name=name, force=replaces, overrides=tuple(changes))
+            options = dataclasses.replace(TRAINING, name=name, force=replaces, overrides=changes)
             start.train(model.recipe, options, self.workspace)
             return run_directory.open_run(directory)
         run = run_directory.open_run(directory)
@@ -131,16 +135,16 @@ class Runner:
         settings, options = self.settings(part), EvalOptions(split=split)
         if settings.train.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
-        return Measured(tuple(result.rows[0].measures[metric] for result in self.evaluate_all(part, options)))
+        return Measured(tuple(result.rows[0][metric] for result in self.evaluate_all(part, options)))
 
     def _prepare(self, store: str) -> None:
-        text, workspace = self.scale.texts[store], self.workspace
-        name = None if store == text.source else store
-        options = PrepareOptions(name=name, **text.options)  # type: ignore[arg-type]
-        self.record_command("prepare", text.source, options=options)
+        source, workspace = self.scale.texts[store]["source"], self.workspace
+        changed = {name: value for name, value in self.scale.texts[store].items() if name != "source"}
+        options = PrepareOptions(name=None if store == source else store, **changed)
+        self.record_command("prepare", source, options=options)
         if not workspace.store_path(store).exists():
             workspace.reporter.say(f"preparing {store}")
-            preparing.run(text.source, options, workspace.data_dir, reporter=workspace.reporter)
+            preparing.run(source, options, workspace.data_dir, reporter=workspace.reporter)
         preparing.clean(workspace.data_dir)
 
     def record_command(self, *words: str, options: Options | None = None) -> None:

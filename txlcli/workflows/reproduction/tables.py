@@ -149,7 +149,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
     else:
         as_trained = runner.in_windows(part, "valid")
         search = dataclasses.replace(as_trained, attn_len=AUTO)
-    init = [evaluation.rows[0].measures["ppl"] for evaluation in runner.evaluate_all(part, as_trained)]
+    init = [evaluation.rows[0]["ppl"] for evaluation in runner.evaluate_all(part, as_trained)]
     searches = runner.evaluate_all(part, search)
     lowest = [perplexity(min(searched.tried.values())) for searched in searches]
     return Lengths(
@@ -164,8 +164,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
 def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
     """Return the loss in nats by memory length, for each seed."""
     options = EvalOptions(split="valid", mem_len=tuple(mem_lens))
-    results = runner.evaluate_all(part, options)
-    return [{row.mem_len: row.loss_nats for row in result.rows} for result in results]
+    return [result.losses for result in runner.evaluate_all(part, options)]
 
 
 def _row(row: published.Ablation, lengths: Lengths) -> list[str]:
