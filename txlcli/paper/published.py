@@ -3,12 +3,10 @@
 Values that no version of the paper prints are None.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from txlcli.errors import UsageError
@@ -38,11 +36,6 @@ class Result:
         return self.citation is None
 
     @property
-    def year(self) -> int:
-        """Year of publication."""
-        return int(re.findall(r"\((\d{4})", self.citation)[0]) if self.citation else 2019
-
-    @property
     def label(self) -> str:
         """First cell of the row; the paper's own rows are labelled with its authors."""
         return f"{self.citation or 'Dai et al. (2019)'} - {self.name}"
@@ -65,21 +58,6 @@ class Ablation:
     """The shortest attention length that gives `ppl_best`."""
     backprop_len: int | None = None
     """Tokens through which gradients flow back in training; None for the 151M model, since the paper omits it."""
-
-    @property
-    def position(self) -> str:
-        """Encoding as a value of `model.position`."""
-        return POSITIONS[self.encoding]
-
-
-POSITIONS = MappingProxyType(
-    {
-        "Ours": "relative",
-        "Shaw et al. (2018)": "shaw",
-        "Vaswani et al. (2017)": "sinusoid",
-        "Al-Rfou et al. (2018)": "learned",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +117,19 @@ class Table(Generic[Row]):
     rows: tuple[Row, ...]
 
 
-ROW_TYPES: dict[int, type] = {
-    **dict.fromkeys(range(1, 6), Result),
-    **dict.fromkeys((6, 10), Ablation),
-    7: Method,
-    8: ContextLength,
-    9: Slowdown,
-}
-
-
+ROW_TYPES = {**dict.fromkeys(range(1, 6), Result), 6: Ablation, 7: Method, 8: ContextLength, 9: Slowdown, 10: Ablation}
 DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
 
 
-def _hashable(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+def _row(number: int, values: dict[str, Any]) -> Any:
+    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return ROW_TYPES[number](**tuples)
 
 
-def _table(number: int, rows: list[dict[str, Any]], **titles: Any) -> Table[Any]:
-    return Table(number=number, rows=tuple(ROW_TYPES[number](**_hashable(row)) for row in rows), **titles)
-
-
-TABLES: Mapping[int, Table[Any]] = MappingProxyType({table["number"]: _table(**table) for table in DATA["tables"]})
+TABLES: Mapping[int, Table[Any]] = {
+    table["number"]: Table(**{**table, "rows": tuple(_row(table["number"], row) for row in table["rows"])})
+    for table in DATA["tables"]
+}
 LATER = tuple(LaterResult(**row) for row in DATA["later"]["rows"])
 """Results of variants of Transformer-XL."""
 BENCHMARKS: tuple[Table[Result], ...] = tuple(TABLES[number] for number in range(1, 6))
@@ -177,4 +147,4 @@ def table(number: int) -> Table[Any]:
 
 def benchmark(corpus: str) -> Table[Result] | None:
     """Return the benchmark table (1 to 5) of a corpus; None if the paper has none."""
-    return next((one for one in BENCHMARKS if one.corpus == corpus), None)
+    return next((table for table in BENCHMARKS if table.corpus == corpus), None)
