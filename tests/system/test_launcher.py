@@ -63,7 +63,7 @@ def test_a_single_process_is_alone(environment):
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, r'RANK="x" is not a number; start the processes with torchrun, or unset'),
         ({"RANK": "0", "WORLD_SIZE": "2(x3)"}, r'WORLD_SIZE="2\(x3\)" is not a number'),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK=2 and WORLD_SIZE=2 contradict each other; ranks are 0 to the number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK=2 and WORLD_SIZE=2 contradict each other; start the processes"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, r"RANK=0 and WORLD_SIZE=0 contradict each other"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, r'LOCAL_RANK="-1" is not a number'),
     ],

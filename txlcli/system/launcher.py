@@ -21,30 +21,20 @@ STARTED = "TXL_PROCESSES"
 _PARENT = os.getppid()
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A program that starts several processes, and the environment variables that it sets for each of them."""
-
-    name: str
-    world_size: str
-    rank: str
-    local_rank: str
-    local_world_size: str
-
-
 LAUNCHERS = (
-    Launcher("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by hand, or by a cluster
+    ("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by hand, or by a cluster
     # srun sets SLURM_STEP_NUM_TASKS; the batch script itself, which is one process, has SLURM_NTASKS.
-    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    Launcher(
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    (
         "mpirun",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    Launcher("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
 )
+"""Programs that start several processes, and the environment variables in which they write the fields of `Place`."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +53,18 @@ ALONE = Place()
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process; variables that contradict each other are a UsageError."""
-    for launcher in LAUNCHERS:
-        if launcher.rank in environment and launcher.world_size in environment:
-            world_size, rank = (_number(environment, name) for name in (launcher.world_size, launcher.rank))
-            if not 0 <= rank < world_size:
+    for name, size_name, rank_name, local_rank_name, local_size_name in LAUNCHERS:
+        if rank_name in environment and size_name in environment:
+            size, rank = _number(environment, size_name), _number(environment, rank_name)
+            if not 0 <= rank < size:
                 raise UsageError(
-                    f"{launcher.rank}={rank} and {launcher.world_size}={world_size} contradict each other; ranks are "
-                    "0 to the number of processes minus 1: start the processes with torchrun, or unset both"
+                    f"{rank_name}={rank} and {size_name}={size} contradict each other; start the processes with "
+                    "torchrun, or unset both"
                 )
-            if world_size == 1:
-                return ALONE
-            local_rank = _number(environment, launcher.local_rank, rank)
-            local_size = _number(environment, launcher.local_world_size, world_size)
-            return Place(launcher.name, world_size, rank, local_rank, local_size)
+            if size > 1:
+                local_rank = _number(environment, local_rank_name, rank)
+                return Place(name, size, rank, local_rank, _number(environment, local_size_name, size))
+            return ALONE
     return ALONE
 
 

@@ -160,13 +160,14 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state tensors of an optimizer; the inverse of `optimizer_tensors`."""
+    """Restore the state tensors of an optimizer, which may have some of the parameters only."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
-        # Fused kernels need the step counter on the device of the parameter.
-        optimizer.state[parameter][key] = value.to(parameter.device)
+        if id(parameter) in own:  # fused kernels need the step counter on the device of the parameter
+            optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def build_model(

@@ -18,7 +18,6 @@ from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
 from txlcli.core.training.parallel import DataParallel
-from txlcli.errors import RecipeError
 
 FLOAT_BYTES = 4
 """Bytes of a number of the optimizer's state, fp32."""
@@ -40,14 +39,7 @@ class ZeroParallel(DataParallel):
         """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
         own = {id(parameter) for group in groups for parameter in group["params"]}
         part = ModelPart({name: one for name, one in self.model.named_parameters() if id(one) in own})
-        optimizer = make_optimizer(part, self.settings)
-        if len(optimizer.param_groups) != len(groups):
-            raise RecipeError(
-                f'train.parallel = "zero" cannot divide train.optimizer = "{self.settings.optimizer}", which makes '
-                f"{len(optimizer.param_groups)} groups for a part of the parameters, not {len(groups)}; "
-                "`overrides` train.parallel=ddp"
-            )
-        return optimizer
+        return make_optimizer(part, self.settings)
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
@@ -60,11 +52,7 @@ class ZeroParallel(DataParallel):
         return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        local = self._local(optimizer)
-        own = {id(parameter) for group in local.param_groups for parameter in group["params"]}
-        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in own}
-        of_own = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in names}
-        checkpoint.restore_optimizer(self.model, local, of_own)
+        checkpoint.restore_optimizer(self.model, self._local(optimizer), tensors)
 
     @staticmethod
     def _local(optimizer: Optimizer) -> Optimizer:

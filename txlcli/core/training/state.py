@@ -141,7 +141,7 @@ class TrainingState:
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
-            "scaler": self.optimizer_step.state(),
+            "scaler": self.optimizer_step.scaler.state_dict(),
         }
 
     def restore(self, saved: Checkpoint) -> None:
@@ -164,7 +164,8 @@ class TrainingState:
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
-        self.optimizer_step.restore(state["scaler"])
+        if state["scaler"] and self.optimizer_step.scaler.is_enabled():  # another precision begins with its own scale
+            self.optimizer_step.scaler.load_state_dict(state["scaler"])
         averages = saved.group("average").items()
         self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
         self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))

@@ -6,7 +6,6 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,25 +32,25 @@ class OptimizerStep:
         self._model, self._clip, self._parallel = parallel.model, parallel.settings.clip, parallel
         self.optimizer = parallel.make_optimizer()
         is_fp16 = parallel.settings.precision == "fp16"
-        self._scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
+        self.scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
 
     @property
     def skips_steps(self) -> bool:
         """True if steps with non-finite gradients are skipped (fp16 loss scaling)."""
-        return self._scaler.is_enabled()
+        return self.scaler.is_enabled()
 
     @property
     def is_stuck(self) -> bool:
         """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
-        return self._scaler.is_enabled() and self._scaler.get_scale() < MIN_LOSS_SCALE
+        return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss (0-d) to the parameters'."""
-        self._scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()
 
     def clip(self) -> Tensor:
         """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
-        self._scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         parameters = list(self._model.parameters())
         norm = self._parallel.total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self._clip is not None:
@@ -61,18 +60,9 @@ class OptimizerStep:
     def step(self, lr: float) -> None:
         """Update the weights with the scheduled learning rate `lr`, and drop the gradients."""
         set_learning_rate(self.optimizer, lr)
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self._model.forget_gradients()
-
-    def state(self) -> dict[str, Any]:
-        """Return the loss scale for a checkpoint, if there is one; the optimizer's tensors are saved separately."""
-        return self._scaler.state_dict()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the loss scale from a checkpoint; without one, it begins as in a new run."""
-        if state and self._scaler.is_enabled():
-            self._scaler.load_state_dict(state)
 
 
 class ForwardBackward:
@@ -83,7 +73,8 @@ class ForwardBackward:
     ) -> None:
         self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
         self._optimizer_step = optimizer_step
-        self._captured = CapturedForwardBackward(self._run_without_schedule, parallel.model, capture_graph)
+        without_schedule = functools.partial(self._run, progress=0.0)  # a CUDA graph has no auxiliary losses
+        self._captured = CapturedForwardBackward(without_schedule, parallel.model, capture_graph)
 
     def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of a micro-batch and return its mean loss (0-d).
@@ -123,9 +114,6 @@ class ForwardBackward:
         with float32_products(self._model.device, settings.precision):
             self._optimizer_step.backward(objective * (fraction * self._parallel.world.size))
         return loss.detach()
-
-    def _run_without_schedule(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        return self._run(inputs, targets, memory, progress=0.0)  # a CUDA graph has no auxiliary losses
 
     def _eager_while_memory_grows(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
         """Switch compiled layers off while memory has another length at each step."""

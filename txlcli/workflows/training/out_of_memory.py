@@ -98,7 +98,7 @@ def _divisions(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
 
 def options(before: TrainSettings, after: TrainSettings) -> str:
     """Return the options of the command line that lead from one of these settings to the other."""
-    accumulate = [] if after.accumulate == before.accumulate else [f"--set train.accumulate={after.accumulate}"]
-    recompute = [] if after.recompute == before.recompute else ["--set train.recompute=true"]
-    parallel = [] if after.parallel == before.parallel else [f"--set train.parallel={after.parallel}"]
-    return " ".join(parallel + accumulate + recompute)
+    changed = {name: getattr(after, name) for name in ("parallel", "accumulate", "recompute")}
+    return " ".join(
+        f"--set train.{name}={str(value).lower()}" for name, value in changed.items() if value != getattr(before, name)
+    )

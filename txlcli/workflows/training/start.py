@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import chain, islice
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -152,29 +152,20 @@ def new_directory(recipe_source: str, options: TrainOptions, runs_dir: Path) -> 
 
 
 @contextmanager
-def claim_run_directory(
-    run: Run, *, is_required: bool, reporter: Reporter, max_taken: int = MAX_TAKEN
-) -> Iterator[Run]:
+def claim_run_directory(run: Run, *, is_required: bool, reporter: Reporter) -> Iterator[Run]:
     """Lock the directory of a new run while the block runs; no other process writes there.
 
     If another training has taken the directory meanwhile, the run gets the next free one, unless `is_required`.
     """
-    others = islice(
-        run_directory.free_directories(run.directory.parent, run.recipe_name), 0 if is_required else max_taken
-    )
-    error = BusyError(f"{run.directory} was taken by another process; give another `name`")
+    free = islice(run_directory.free_directories(run.directory.parent, run.recipe_name), MAX_TAKEN)
     with ExitStack() as lock:
-        for directory in chain([run.directory], others):
-            try:
+        for directory in [run.directory] if is_required else free:
+            with suppress(BusyError):
                 lock.enter_context(run_directory.locked(directory))
-            except BusyError as busy:
-                error = busy
-                continue
-            if is_required or not directory.exists():
                 break
-            lock.close()
         else:
-            raise error
+            busy = "is being written by another process; wait for it, or choose another `name`"
+            raise BusyError(f"{run.directory} {busy}")
         if directory != run.directory:
             reporter.say(f"{run.directory} was taken by another process; this run is {directory}")
         yield dataclasses.replace(run, directory=directory)
