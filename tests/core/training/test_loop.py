@@ -521,7 +521,7 @@ def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
     multiply_gradients(training, math.inf, steps=[1])
     run(training, until=2)
     again.restore(checkpoint.load(training.saver.last_path))
-    assert again.optimizer_step.state() == training.optimizer_step.state()
+    assert again.optimizer_step.scaler.state_dict() == training.optimizer_step.scaler.state_dict()
     assert again.optimizer_step.scaler.state_dict()["scale"] == 2.0**15
 
 

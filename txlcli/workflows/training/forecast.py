@@ -34,7 +34,7 @@ from txlcli.errors import StoreError, UsageError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import plan as plans
-from txlcli.workflows.training import start, text
+from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 SHARE_OF_PEAK = 0.5
@@ -164,7 +164,7 @@ def plan_run(
     directory = start.new_directory(recipe_source, options, workspace.runs_dir)
     store = _store_if_prepared(settings, workspace)
     if store is not None:
-        text.read_splits(settings, store, workspace.reporter)
+        start.read_splits(settings, store, workspace.reporter)
     run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     plan = plans.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=processes)

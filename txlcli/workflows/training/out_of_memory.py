@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import get_args
 
 import torch
@@ -13,9 +14,13 @@ from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
-from txlcli.errors import RecipeError, TrainingError, TxlError
-from txlcli.workflows import out_of_memory
+from txlcli.errors import RecipeError, TrainingError
+from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
+USABLE = 0.8
+"""Share of the memory that a forecast may fill; single operations need a workspace."""
+MAX_SHOWN = 2
+"""Largest number of suggestions."""
 MODES = get_args(Parallel)
 """Modes of train.parallel; each one divides more of the state than the one before."""
 
@@ -31,19 +36,20 @@ def explained(
     available: Callable[[torch.device], int | None] = available_bytes,
 ) -> Iterator[None]:
     """Raise a TrainingError with settings that would fit if memory runs out in the block."""
-
-    def explain(what: str) -> TxlError:
-        batch_size = settings.train.valid_batch_size
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        error.__traceback__ = None  # which holds the tensors of the block
+        what, batch_size = f"out of memory{requested_size(error)}", settings.train.valid_batch_size
         if training and training.validation_is_due() and training.valid is not None and batch_size > 1:
-            return TrainingError(
+            raise TrainingError(
                 f"{what} in the validation after step {training.step:,}; resume with `overrides` "
                 f"train.valid_batch_size={batch_size // 2}"
-            )
+            ) from error
         advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))
-        return TrainingError(f"{what}; {advised}")
-
-    with out_of_memory.explained(explain):
-        yield
+        raise TrainingError(f"{what}; {advised}") from error
 
 
 def advise(
@@ -63,9 +69,21 @@ def advise(
         train_of_one = of_one_process(settings, processes)
         return step_bytes(model, vocab_size, train_of_one, device=device, processes=processes).total
 
-    ways = ([(options(train, step), forecast(step))] for step in smaller_steps(train, processes))
-    otherwise = "no division of the batch fits; use shorter lengths or a smaller model"
-    return out_of_memory.advice("a step", forecast(train), available, ways, otherwise=otherwise)
+    needed = forecast(train)
+    most = USABLE * min(available or needed, needed)
+    named = [f"{options} (about {format_size(size)})" for options, size in fitting(train, processes, most, forecast)]
+    needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
+    if named:
+        return f"{needs}; try {', or '.join(named)}"
+    return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
+
+
+def fitting(
+    train: TrainSettings, processes: int, most: float, forecast: Callable[[TrainSettings], int], count: int = MAX_SHOWN
+) -> list[tuple[str, int]]:
+    """Return the options of the first settings that need at most `most` bytes by a forecast, and the bytes."""
+    sizes = ((smaller, forecast(smaller)) for smaller in smaller_steps(train, processes))
+    return [(_options(train, smaller), size) for smaller, size in islice((x for x in sizes if x[1] <= most), count)]
 
 
 def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
@@ -96,7 +114,7 @@ def _divisions(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
             yield dataclasses.replace(divided, recompute=True)
 
 
-def options(before: TrainSettings, after: TrainSettings) -> str:
+def _options(before: TrainSettings, after: TrainSettings) -> str:
     """Return the options of the command line that lead from one of these settings to the other."""
     changed = {name: getattr(after, name) for name in ("parallel", "accumulate", "recompute")}
     return " ".join(

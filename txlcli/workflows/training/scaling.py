@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_shapes, 
 from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import UsageError
 from txlcli.workflows.options import HardwareOptions, TrainOptions
-from txlcli.workflows.out_of_memory import USABLE
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run
-from txlcli.workflows.training.out_of_memory import options, smaller_steps
+from txlcli.workflows.training.out_of_memory import USABLE, fitting
 from txlcli.workflows.workspace import Workspace
 
 GPU = torch.device("cuda")
@@ -194,14 +192,15 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     needed = device_bytes(model, vocab_size, train, devices)
     exchanged = exchanged_bytes(gradient_bytes, devices, parallel=train.parallel)
     step_s = _step_s(planned, hardware, devices, exchanged)
-    fits, fitting = None, list[tuple[str, int]]()
-    if hardware.device_memory is not None:
-        usable = USABLE * hardware.device_memory
-        fits = needed["total"] <= usable
-        smaller = smaller_steps(train, devices) if not fits else ()
-        sizes = ((options(train, less), device_bytes(model, vocab_size, less, devices)["total"]) for less in smaller)
-        fitting = list(islice((pair for pair in sizes if pair[1] <= usable), 1))
-    would_fit, would_fit_bytes = fitting[0] if fitting else (None, None)
+    usable = USABLE * (hardware.device_memory or 0)
+    fits = None if hardware.device_memory is None else needed["total"] <= usable
+    would_fit: tuple[str | None, int | None] = (None, None)
+    if fits is False:
+
+        def forecast(smaller: TrainSettings) -> int:
+            return device_bytes(model, vocab_size, smaller, devices)["total"]
+
+        would_fit = next(iter(fitting(train, devices, usable, forecast, count=1)), would_fit)
     return DeviceCost(
         devices=devices,
         batch_size_per_device=of_one_process(train, devices).batch_size,
@@ -211,8 +210,8 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
         tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
         seconds=planned.plan.steps * step_s if step_s else None,
         fits=fits,
-        would_fit=would_fit,
-        would_fit_bytes=would_fit_bytes,
+        would_fit=would_fit[0],
+        would_fit_bytes=would_fit[1],
     )
 
 

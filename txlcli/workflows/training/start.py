@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from txlcli import corpora
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings, TrainSettings
@@ -21,15 +22,16 @@ from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import ValidSplit
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import BusyError, RecipeError, RunError, StoreError, UsageError
+from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
 from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
-from txlcli.workflows.options import TrainOptions
+from txlcli.workflows.options import PrepareOptions, TrainOptions
+from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, out_of_memory, plan, text, trackers
+from txlcli.workflows.training import execution, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.workspace import Workspace
 
@@ -57,12 +59,12 @@ def train(
     settings, directory, store = load_settings(recipe_source, options), Path(), None
     if launcher.is_main():
         directory = new_directory(recipe_source, options, workspace.runs_dir)
-        store = text.open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
+        store = _open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
     with _joined(settings, workspace) as (world, device):
         store = store or _open_store(settings, workspace)
         _agree(world, settings, store)
         run = new_run(recipe_source, settings, directory, store)
-        splits = text.read_splits(settings, store, workspace.reporter)
+        splits = read_splits(settings, store, workspace.reporter)
         is_named = options.name is not None or options.force
         claimed = claim_run_directory(run, is_required=is_named, reporter=workspace.reporter)
         with claimed if world.is_rank_zero else nullcontext(run) as run:
@@ -88,7 +90,7 @@ def resume(
             store = _open_store(run.settings, workspace)
             saved = _load_checkpoint(run, store)
             _agree(world, run.settings, store, saved)
-            splits = text.read_splits(run.settings, store, workspace.reporter)
+            splits = read_splits(run.settings, store, workspace.reporter)
             training = _build(run, store, splits, world, device, saved)
             _check_resumed(run, before, training, options.max_steps)
             run = _record_changes(run, before, training.step, workspace.reporter)
@@ -207,6 +209,54 @@ def new_run(recipe_source: str, settings: Settings, directory: Path, store: Toke
         vocab_size=vocab_size,
         parameters=parameters,
         metric=store.metric if store else "",
+    )
+
+
+def _open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStore:
+    """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
+    name = settings.corpus.store
+    corpus, path = corpora.CORPORA.get(name), workspace.store_path(name)
+    if corpus is not None and corpus.home is not None and not path.exists():
+        workspace.reporter.say(f"no token store at {path} yet; preparing it")
+        return preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter).store
+    preparing.clean(workspace.data_dir)
+    return TokenStore.open(path)
+
+
+def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Splits:
+    """Read the segments of the train split, and the valid split; None for a store without one."""
+    segments = _read_segments(settings, store)
+    if "valid" not in store.splits:
+        for key, value in (("schedule", "plateau"), ("average", "asgd")):
+            if getattr(settings.train, key) == value:
+                raise RecipeError(
+                    f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
+                    f"or set another train.{key}"
+                )
+        reporter.say(f"{store.path} has no valid split: training without validation")
+        return segments, None
+    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    if not len(valid.targets):
+        raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
+    return segments, valid
+
+
+def _read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
+    """Read the segments of the train split."""
+    starts = None
+    if settings.corpus.shuffle_sentences:
+        starts = store.sentence_starts("train")
+        if starts is None:
+            raise RecipeError(
+                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
+            )
+    return TrainingSegments(
+        store.ids("train"),
+        batch_size=settings.train.batch_size,
+        seg_len=settings.train.seg_len,
+        sentence_starts=starts,
+        roll=settings.train.roll_lanes,
+        seed=settings.train.seed,
     )
 
 
