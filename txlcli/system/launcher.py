@@ -91,24 +91,14 @@ def world_size() -> int:
     return _place_or_alone().world_size
 
 
-def rank() -> int:
-    """Return the rank of this process, from 0."""
-    return _place_or_alone().rank
-
-
 def local_rank() -> int:
     """Return the rank of this process on its machine, from 0."""
     return _place_or_alone().local_rank
 
 
-def local_world_size() -> int:
-    """Return the number of processes on this machine."""
-    return _place_or_alone().local_world_size
-
-
 def is_main() -> bool:
     """Return True for rank 0, which reports to the user and writes files."""
-    return rank() == 0
+    return _place_or_alone().rank == 0
 
 
 def is_own() -> bool:
@@ -164,8 +154,8 @@ def rendezvous_url(environment: Mapping[str, str] = os.environ) -> str:
         port = str(20_000 + int(environment["SLURM_JOB_ID"]) % 20_000)
     if not port and address == "localhost" and here.launcher != "torchrun":
         port = str(20_000 + _PARENT % 20_000)
-    if not address or not port:
-        missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
+    missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
+    if missing:
         raise UsageError(
             f"{here.world_size} processes cannot meet without {' and '.join(missing)}; set MASTER_ADDR to the machine "
             "of rank 0 and MASTER_PORT to a free port there, or start the processes with torchrun"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -31,16 +32,19 @@ OnProgress = Callable[[str, float | None, float | None], None]
 """Called with a message or a description, and the number of units done and in all; None is unknown."""
 
 
+@dataclass
 class _CallbackStep:
-    def __init__(self, on_progress: OnProgress, description: str, total: float | None, done: float) -> None:
-        self._on_progress, self._description, self._total, self._done = on_progress, description, total, done
+    on_progress: OnProgress
+    description: str
+    total: float | None
+    done: float
 
     def advance(self, amount: float, detail: str = "") -> None:
-        self.reach(self._done + amount, detail)
+        self.reach(self.done + amount, detail)
 
     def reach(self, done: float, detail: str = "") -> None:
-        self._done = done
-        self._on_progress(f"{self._description}: {detail}" if detail else self._description, done, self._total)
+        self.done = done
+        self.on_progress(f"{self.description}: {detail}" if detail else self.description, done, self.total)
 
 
 class CallbackReporter:

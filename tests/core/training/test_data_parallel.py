@@ -422,7 +422,7 @@ def test_more_processes_than_gpus_are_rejected(monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2; use fewer"):
+    with pytest.raises(UsageError, match=r"4 processes need 4 CUDA devices, and this machine has 2; use fewer of"):
         distributed.join(torch.device("cuda"))
 
 

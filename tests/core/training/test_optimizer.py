@@ -53,24 +53,28 @@ def updates(gradients, **changed):
     return given
 
 
-def test_sgd_steps_down_the_gradient():
-    assert updates([1, 0.5], optimizer="sgd") == pytest.approx([0.2, -0.2])
-
-
-def test_sgd_with_momentum():
+SECOND = 0.8 * (-0.21 / 0.19) / math.sqrt(0.009999 / (1 - 0.999**2))
+BY_HAND = [
+    ({"optimizer": "sgd"}, [1, 0.5], [0.2, -0.2], 1e-6),
     # Velocities 1 and 0.5 x 1 + 1 = 1.5.
-    assert updates([1, 1], optimizer="sgd", momentum=0.5) == pytest.approx([0.2, -1.0])
-
-
-def test_weight_decay_is_added_to_the_gradient():
-    # 0.25 + 0.5 x 1 = 0.75.
-    assert updates([0.25], optimizer="sgd", weight_decay=0.5) == pytest.approx([0.4])
-
-
-def test_adam_has_betas_0_9_and_0_999():
+    ({"optimizer": "sgd", "momentum": 0.5}, [1, 1], [0.2, -1.0], 1e-6),
+    # Weight decay is added to the gradient: 0.25 + 0.5 x 1 = 0.75.
+    ({"optimizer": "sgd", "weight_decay": 0.5}, [0.25], [0.4], 1e-6),
     # m = 0.1, v = 0.001, both corrected to 1; then m = 0.09 - 0.3 over 1 - 0.81, v = 0.000999 + 0.009 over 1 - 0.999^2.
-    second = 0.8 * (-0.21 / 0.19) / math.sqrt(0.009999 / (1 - 0.999**2))
-    assert updates([1, -3], optimizer="adam") == pytest.approx([0.2, 0.2 - second], rel=1e-5)
+    ({"optimizer": "adam"}, [1, -3], [0.2, 0.2 - SECOND], 1e-5),
+    # Decoupled; the update of Adam's first step is 1 for every gradient: 1 - 0.8 x 0.5 x 1 - 0.8.
+    ({"optimizer": "adamw", "weight_decay": 0.5}, [0.25], [-0.2], 1e-6),
+    # m = 0.1 x 0.5 and v = 0.001 x 0.25: an update of 0.05 / sqrt(0.00025), scaled to the weight's norm 1.
+    ({"optimizer": "lamb"}, [0.5], [0.2], 1e-5),
+    # The gradient of 0 gives an update of 0; weight decay alone gives 0.5, scaled to the weight's norm.
+    ({"optimizer": "lamb"}, [0, 0], [1, 1], 0.0),
+    ({"optimizer": "lamb", "weight_decay": 0.5}, [0], [0.2], 1e-5),
+]
+
+
+@pytest.mark.parametrize(("changed", "gradients", "expected", "rel"), BY_HAND)
+def test_the_first_steps_by_hand(changed, gradients, expected, rel):
+    assert updates(gradients, **changed) == pytest.approx(expected, rel=rel)
 
 
 def names_by_group(optimizer, model):
@@ -81,6 +85,7 @@ def names_by_group(optimizer, model):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_every_parameter_is_in_one_group(model, optimizer):
+    check_optimizer(model, V, train_settings(optimizer=optimizer))
     model = new_model(model, V, seed=1, device=CPU)
     groups = make_optimizer(model, train_settings(optimizer=optimizer)).param_groups
     parameters = [id(parameter) for group in groups for parameter in group["params"]]
@@ -119,12 +124,6 @@ def test_muon_rejects_a_model_without_matrices_in_its_layers():
     with pytest.raises(RecipeError, match=r'^train\.optimizer = "muon" is for matrices, .*; use "adamw"$') as caught:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="muon"))
     assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_check_without_the_model_accepts_what_can_be_trained(model, optimizer):
-    check_optimizer(model, V, train_settings(optimizer=optimizer))
 
 
 def take_steps(model, step, count=3):
@@ -167,19 +166,6 @@ def test_adamw_is_pytorchs():
     expected = by_torch(lambda model: [torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.3)])
     for name, parameter in by_optimizer_step(optimizer="adamw", weight_decay=0.3).items():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-14)
-
-
-def test_weight_decay_of_adamw_is_decoupled():
-    # The update of Adam's first step is 1 for every gradient: 1 - 0.8 x 0.5 x 1 - 0.8.
-    assert updates([0.25], optimizer="adamw", weight_decay=0.5) == pytest.approx([-0.2])
-
-
-def test_the_first_step_of_lamb_by_hand():
-    # m = 0.1 x 0.5 and v = 0.001 x 0.25: an update of 0.05 / sqrt(0.00025), scaled to the weight's norm 1.
-    assert updates([0.5], optimizer="lamb") == pytest.approx([0.2], rel=1e-5)
-    # The gradient of 0 gives an update of 0; weight decay alone gives 0.5, scaled to the weight's norm.
-    assert updates([0, 0], optimizer="lamb") == [1, 1]
-    assert updates([0], optimizer="lamb", weight_decay=0.5) == pytest.approx([0.2], rel=1e-5)
 
 
 def lamb_by_loop(weight, gradients, *, lr, weight_decay):

@@ -16,68 +16,58 @@ def rates(steps, **changed):
     return [scheduled_lr(train_settings(**changed), step) for step in steps]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
-def test_warm_up_rises_linearly_from_zero(schedule):
-    given = rates([1, 2, 5, 10], schedule=schedule, warmup_steps=10)
-    assert given == pytest.approx([0.08, 0.16, 0.4, 0.8])
+QUARTER = (1 + math.sqrt(0.5)) / 2
+WARM_UP = {"warmup_steps": 20, "cosine_from": "warmup"}
+SHARES = {  # of the rate at steps 10, 20, 21, 41, 61 and 101, with a warm-up of 20 steps
+    # (s - 1 - 20) / 80 of a half turn: full rate at 21, a quarter at 41, the half at 61.
+    "warmup": [0.5, 1.0, 1.0, QUARTER, 0.5, 0.0],
+    # (s - 1) / 100: step 21 is already a fifth of a half turn down.
+    "start": [0.5, 1.0, *((1 + math.cos(math.pi * done)) / 2 for done in (0.2, 0.4, 0.6, 1.0))],
+}
+RATES = {
+    # Step number s has 1 + cos(pi (s - 1) / 100) over 2: s = 26 is a quarter, 51 the half, 101 would be the end.
+    "cosine at its start, quarter, middle and end": ([1, 26, 51, 101], {}, [0.8, 0.8 * QUARTER, 0.4, 0.0]),
+    "cosine includes the steps of the warm-up": ([51], {"warmup_steps": 10}, [0.4]),
+    # From 0.8 to a tenth of it: in the middle 0.08 + 0.72 / 2.
+    "cosine falls to its floor": ([1, 51, 101], {"min_lr_ratio": 0.1}, [0.8, 0.44, 0.08]),
+    "a run of 7 steps only rises": ([1, 7], {**WARM_UP, "max_steps": 7}, [0.04, 0.28]),
+    "a run that ends with its warm-up only rises": ([1, 20], {**WARM_UP, "max_steps": 20}, [0.04, 0.8]),
+    "inverse sqrt halves when the steps quadruple": (
+        [16, 17, 64, 1600],
+        {"schedule": "inverse_sqrt", "warmup_steps": 16},
+        [0.8, 0.8 * math.sqrt(16 / 17), 0.4, 0.08],
+    ),
+    "inverse sqrt without warm-up": ([4, 100], {"schedule": "inverse_sqrt"}, [0.4, 0.08]),
+    "inverse sqrt stops at its floor": (
+        [4, 100, 10_000],
+        {"schedule": "inverse_sqrt", "min_lr_ratio": 0.25},
+        [0.4, 0.2, 0.2],
+    ),
+    "constant does not change": ([1, 50, 10_000], {"schedule": "constant"}, [0.8] * 3),
+    "plateau does not change by itself": ([1, 50, 10_000], {"schedule": "plateau"}, [0.8] * 3),
+}
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
-def test_without_warm_up_the_first_step_has_the_full_rate(schedule):
+def test_warm_up_rises_linearly_from_zero_and_without_it_the_first_step_has_the_full_rate(schedule):
+    assert rates([1, 2, 5, 10], schedule=schedule, warmup_steps=10) == pytest.approx([0.08, 0.16, 0.4, 0.8])
     assert rates([1], schedule=schedule) == [0.8]
 
 
-def test_cosine_at_its_start_quarter_middle_and_end():
-    # Step number s has 1 + cos(pi (s - 1) / 100) over 2: s = 26 is a quarter, 51 the half, 101 would be the end.
-    quarter = (1 + math.sqrt(0.5)) / 2
-    assert rates([1, 26, 51, 101], schedule="cosine") == pytest.approx([0.8, 0.8 * quarter, 0.4, 0.0])
+@pytest.mark.parametrize("fact", RATES)
+def test_the_rate_follows_its_schedule(fact):
+    steps, changed, expected = RATES[fact]
+    assert rates(steps, **changed) == pytest.approx(expected)
 
 
-def test_cosine_includes_the_steps_of_the_warm_up():
-    assert rates([51], schedule="cosine", warmup_steps=10) == pytest.approx([0.4])
-
-
-def test_cosine_falls_to_its_floor():
-    # From 0.8 to a tenth of it: in the middle 0.08 + 0.72 / 2.
-    assert rates([1, 51, 101], schedule="cosine", min_lr_ratio=0.1) == pytest.approx([0.8, 0.44, 0.08])
-
-
-@pytest.mark.parametrize(
-    ("cosine_from", "shares"),
-    [
-        # After 20 steps of warm-up, (s - 1 - 20) / 80 of a half turn: full rate at 21, a quarter at 41, the half at 61.
-        ("warmup", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
-        # (s - 1) / 100: step 21 is already a fifth of a half turn down.
-        ("start", [0.5, 1.0, *((1 + math.cos(math.pi * done)) / 2 for done in (0.2, 0.4, 0.6, 1.0))]),
-    ],
-)
+@pytest.mark.parametrize("cosine_from", SHARES)
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from, shares, floor):
+def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from, floor):
     given = rates([10, 20, 21, 41, 61, 101], cosine_from=cosine_from, warmup_steps=20, min_lr_ratio=floor)
     # The floor lifts the cosine, not the warm-up.
+    shares = SHARES[cosine_from]
     expected = shares[:2] + [floor + (1 - floor) * share for share in shares[2:]]
     assert given == pytest.approx([0.8 * share for share in expected])
-
-
-@pytest.mark.parametrize("max_steps", [7, 20])
-def test_a_run_that_ends_within_its_warm_up_only_rises(max_steps):
-    given = rates([1, max_steps], cosine_from="warmup", warmup_steps=20, max_steps=max_steps)
-    assert given == pytest.approx([0.04, 0.04 * max_steps])
-
-
-def test_inverse_sqrt_halves_when_the_steps_quadruple():
-    given = rates([16, 17, 64, 1600], schedule="inverse_sqrt", warmup_steps=16)
-    assert given == pytest.approx([0.8, 0.8 * math.sqrt(16 / 17), 0.4, 0.08])
-    assert rates([4, 100], schedule="inverse_sqrt") == pytest.approx([0.4, 0.08])
-
-
-def test_inverse_sqrt_stops_at_its_floor():
-    assert rates([4, 100, 10_000], schedule="inverse_sqrt", min_lr_ratio=0.25) == pytest.approx([0.4, 0.2, 0.2])
-
-
-@pytest.mark.parametrize("schedule", ["constant", "plateau"])
-def test_constant_does_not_change(schedule):
-    assert rates([1, 50, 10_000], schedule=schedule) == [0.8] * 3
 
 
 def scales(improvements, **changed):
@@ -90,17 +80,21 @@ def scales(improvements, **changed):
     return given
 
 
-def test_plateau_reduces_the_rate_at_every_validation_without_a_better_loss():
-    assert scales([True, False, False, True, False]) == [1, 0.5, 0.25, 0.25, 0.125]
-
-
-def test_plateau_counts_its_patience_again_after_each_better_loss_and_each_reduction():
-    given = scales([False, False, False, True, False, False, False, False], plateau_patience=2, plateau_factor=0.1)
-    assert given == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01])
-
-
-def test_plateau_stops_at_its_floor():
-    assert scales([False] * 4, min_lr_ratio=0.2) == [0.5, 0.25, 0.2, 0.2]
+@pytest.mark.parametrize(
+    ("improvements", "changed", "expected"),
+    [
+        ([True, False, False, True, False], {}, [1, 0.5, 0.25, 0.25, 0.125]),
+        # The patience is counted again after each better loss and each reduction.
+        (
+            [False, False, False, True, False, False, False, False],
+            {"plateau_patience": 2, "plateau_factor": 0.1},
+            [1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01],
+        ),
+        ([False] * 4, {"min_lr_ratio": 0.2}, [0.5, 0.25, 0.2, 0.2]),
+    ],
+)
+def test_plateau_reduces_the_rate_at_validations_without_a_better_loss(improvements, changed, expected):
+    assert scales(improvements, **changed) == pytest.approx(expected)
 
 
 def test_plateau_resumes_from_its_saved_state():

@@ -189,21 +189,19 @@ SINGLE_PROCESS = World()
 
 def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str = World.next_step) -> World:
     """Join the processes that a launcher started; without one, return a world of this process alone."""
-    if launcher.world_size() == 1:
+    place = launcher.place()
+    rank, size, local_size = place.rank, place.world_size, place.local_world_size
+    if size == 1:
         return SINGLE_PROCESS
-    if device.type == "cuda":
-        devices, processes = torch.cuda.device_count(), launcher.local_world_size()
-        if processes > devices:
-            raise UsageError(
-                f"{processes} processes need {processes} CUDA devices, and this machine has {devices}; use fewer "
-                "processes"
-            )
-    rank, size, url = launcher.rank(), launcher.world_size(), launcher.rendezvous_url()
+    if device.type == "cuda" and local_size > (devices := torch.cuda.device_count()):
+        raise UsageError(
+            f"{local_size} processes need {local_size} CUDA devices, and this machine has {devices}; use fewer of them"
+        )
     timeout = timedelta(seconds=rank_timeout_s)
     with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
-            store, _, _ = next(distributed.rendezvous(url, rank, size, timeout=JOIN_TIMEOUT))
-            if launcher.local_world_size() == size:  # torchrun keeps its store when it starts the processes again
+            store, _, _ = next(distributed.rendezvous(launcher.rendezvous_url(), rank, size, timeout=JOIN_TIMEOUT))
+            if local_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)

@@ -113,19 +113,11 @@ def score_in_processes(
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
-    check_lanes(len(targets), settings, world.size)
     number = Lanes.of(len(targets), settings).number
-    own = score(
-        model,
-        inputs,
-        targets,
-        settings,
-        precision=precision,
-        numbers=even_parts(number, world.size)[world.rank],
-        on_tokens=on_tokens,
-    )
-    losses = np.concatenate(world.gather_objects(own.losses_nats))
-    return Scores(losses, max(world.gather_objects(own.seconds)), number)
+    numbers = even_parts(number, world.size)[world.rank]
+    own = score(model, inputs, targets, settings, precision=precision, numbers=numbers, on_tokens=on_tokens)
+    losses, seconds = zip(*world.gather_objects((own.losses_nats, own.seconds)), strict=True)
+    return Scores(np.concatenate(losses), max(seconds), number)
 
 
 def add_shares(own: Scores, world: World) -> Scores:
