@@ -10,8 +10,6 @@ from tests.commands.test_eval import cells, headings
 from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.errors import UsageError
-from txlcli.workflows.options import AttentionOptions
 
 POSITIONS = {"shaw": ["--set", "model.position=shaw", "--set", "model.n_positions=5"]}
 POSITIONS["sinusoid"] = ["--set", "model.position=sinusoid"]
@@ -235,25 +233,6 @@ def test_figures_are_overwritten_only_with_force(here):
     done("attention", "byte", "--heads", "2.1", "--force")
     assert path.read_bytes() != before
     assert names_in(path.parent) == FILES
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": ((1, 1),), "auto": 2}, "`heads` and `auto` both select heads; leave out `auto`"),
-        ({"figure": (4, 5)}, "`figure` 4: must be at least 5"),
-        *(
-            ({"figure": (5, 7), **option}, "only Figure 6 shows selected heads; leave out `{}`".format(*option))
-            for option in ({"heads": ((1, 1),)}, {"auto": 2}, {"at": 9})
-        ),
-        ({"auto": 25}, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`"),
-        ({"heads": ((1, 1),) * 25}, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`"),
-    ],
-)
-def test_wrong_options_are_rejected(options, message):
-    with pytest.raises(UsageError) as caught:
-        AttentionOptions(**options)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tests.commands.test_plots import MAGIC
 from txlcli.commands import attention_plots
 from txlcli.core.measures.attention_maps import strongest
-from txlcli.workflows.options import FIGURE_FORMATS
 
 N, H, DISTANCES = 3, 2, 7
 
@@ -25,17 +23,6 @@ def head(rows=5, columns=11):
     attention = np.random.default_rng(1).random((rows, columns))
     attention[2, :3] = np.nan
     return attention
-
-
-@pytest.mark.parametrize("ending", FIGURE_FORMATS)
-def test_every_figure_is_written_in_the_format_of_the_extension(tmp_path, ending):
-    paths = [tmp_path / f"{name}{ending}" for name in ("five", "six", "seven")]
-    attention_plots.plot_by_distance(paths[0], {"": random_attention()}, title="five")
-    attention_plots.plot_heads(
-        paths[1], {"1.1": head()}, targets=list("abcde"), context=list("fghijklmnop"), title="six"
-    )
-    attention_plots.plot_by_distance(paths[2], {"a": random_attention(), "b": random_attention(1)}, title="seven")
-    assert all(path.read_bytes().startswith(MAGIC[ending]) for path in paths)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """txl eval without memory, with a cache, with dynamic evaluation."""
 
 import dataclasses
-import json
 
 import h5py
 import pytest
@@ -88,17 +87,6 @@ def test_windows_longer_than_the_text_are_truncated(here):
         assert {"attn_len_50", "attn_len_70", "attn_len_90"} <= set(file)
     strided = json_of("eval", "byte", "--attn-len", 90, "--stride", 35, *SHORT)["rows"][0]
     assert (strided["attn_len_min"], strided["attn_len_max"]) == (60, 60)
-
-
-def test_auxiliary_classifiers_are_used_in_training_without_memory_only(here):
-    assert refusal("train", "tiny.toml", "--set", "model.auxiliary_losses=true") == (
-        "tiny.toml: model.auxiliary_losses belong to the vanilla model, which has no memory; --set train.mem_len=0"
-    )
-    vanilla = ["model.position=learned", "model.n_positions=5", "model.auxiliary_losses=true"]
-    train(*vanilla, "train.mem_len=0", "eval.mem_len=0", name="vanilla")
-    plain = json.loads((here / "runs/vanilla/run.json").read_text())["parameters"]
-    assert plain > json.loads((here / "runs/byte/run.json").read_text())["parameters"]
-    assert json_of("eval", "vanilla", "--attn-len", 5, *SHORT)["rows"][0]["tokens"] == 60
 
 
 def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
@@ -249,13 +237,3 @@ def test_a_missing_split_that_is_needed_is_reported_before_scoring(here):
         message = refusal("eval", "byte", *options, *SHORT, code=1)
         assert message.startswith(f"data/novel.h5 has no {missing} split (it holds ")
         assert 'run "txl prepare PATH --name novel --force"' in message
-
-
-def test_possible_training_data_is_reported_once(here):
-    (here / "novel/train.txt").write_text("the fox\n" * 60)
-    done("prepare", "novel", "--force")
-    (here / "strange.txt").write_text("the fox\n" * 9)
-    assert "may contain" not in done("eval", "byte", "--text", "strange.txt").stderr
-    text = ["--text", "strange.txt", "--mem-len", "auto"]  # searched on valid
-    for options in (["--cache", 9, "--dynamic"], ["--mem-len", "auto"], text):
-        assert done("eval", "byte", *options, *SHORT).stderr.count("may contain training data of that run") == 1

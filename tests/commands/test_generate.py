@@ -1,6 +1,5 @@
 """txl generate: its context, sampling and output."""
 
-import math
 import re
 
 import pytest
@@ -11,10 +10,8 @@ from tests.commands.novel import TOKENIZERS, WORDS, done, json_of, refusal, text
 from txlcli import corpora
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import UsageError
 from txlcli.runs import loading
 from txlcli.workflows.generate import detokenize_lines
-from txlcli.workflows.options import GenerateOptions
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -213,31 +210,6 @@ def test_a_text_spelled_token_by_token_is_the_text(here, kind):
 
 # --- errors ------------------------------------------------------------------------------------------------------
 
-PROMPT_IS_THE_CONTEXT = "`prompt` is the whole context; leave out"
-GREEDY_DOES_NOT_SAMPLE = "`greedy` does not sample; leave out"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt": "a", "at": 3}, f"{PROMPT_IS_THE_CONTEXT} `at`"),
-        ({"prompt": "a", "reference": True}, f"{PROMPT_IS_THE_CONTEXT} `reference`"),
-        ({"greedy": True, "top_k": 3}, f"{GREEDY_DOES_NOT_SAMPLE} `top_k`"),
-        ({"greedy": True, "samples": 2}, f"{GREEDY_DOES_NOT_SAMPLE} `samples`"),
-        ({"temperature": 0.0}, "`temperature` 0.0: must be at least 0.001"),
-        ({"temperature": math.nan}, "`temperature` nan: must be at least 0.001"),
-        ({"top_p": 0.0}, "`top_p` 0.0: must be above 0"),
-        ({"top_p": 1.5}, "`top_p` 1.5: must be at most 1"),
-        ({"top_k": -1}, "`top_k` -1: must be at least 0"),
-        ({"tokens": 0}, "`tokens` 0: must be at least 1"),
-        ({"tokens": 10**30}, f"`tokens` {10**30}: must be at most 2147483647"),
-    ],
-)
-def test_wrong_options_are_rejected(options, message):
-    with pytest.raises(UsageError) as caught:
-        GenerateOptions(**options)
-    assert str(caught.value) == message
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -254,14 +226,6 @@ def test_wrong_options_are_rejected(options, message):
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, arguments, message):
     assert message in refusal("generate", "byte", *arguments)
-
-
-def test_a_prompt_with_unknown_characters_is_rejected(untouched):
-    (untouched / "text8").write_text(" ab" * 400)
-    done("prepare", "text8", "--source", "text8")
-    done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
-    message = refusal("generate", "--prompt", "abc", code=1)
-    assert message == 'the vocabulary (char, 3 symbols) lacks "c"; leave it out of the text'
 
 
 def test_a_prompt_that_is_not_utf8_is_rejected(here):

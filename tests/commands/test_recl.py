@@ -16,7 +16,6 @@ from tests.cards import read_card
 from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, refusal, train
 from txlcli.data.context_file import key_of
 from txlcli.data.hdf5 import set_attributes
-from txlcli.errors import UsageError
 from txlcli.workflows import recl
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.workspace import Workspace
@@ -273,29 +272,8 @@ def spoil_last_row(table):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_r": (0.1, 1.5)}, "`top_r` 1.5: must be at most 1"),
-        ({"top_r": (math.nan,)}, "`top_r` nan: must be at least 0"),
-        ({"threshold": 0.0}, "`threshold` 0.0: must be above 0"),
-        ({"start": 3, "step": 4, "longest": 6}, "`longest` 6: give at least `start` + `step`, 7"),
-        *(({name: 0}, f"`{name}` 0: must be at least 1") for name in ("start", "step", "positions", "batch_size")),
-    ],
-)
-def test_wrong_options_are_rejected(options, message):
-    with pytest.raises(UsageError) as caught:
-        ReclOptions(**options)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (
-            ["byte", "--plot-ppl", "ppl"],
-            2,
-            "--plot-ppl ppl: unknown figure format; use the extension .png, .svg or .pdf",
-        ),
         (["byte", "--top-r", "a tenth"], 2, "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
         (["byte", "--losses", "nowhere/a.h5"], 2, "nowhere/a.h5: there is no folder nowhere; make it first"),
         (["byte", "runs/byte"], 2, "byte, runs/byte: a run is named twice; name each run once"),
@@ -310,11 +288,7 @@ def test_wrong_options_are_rejected(options, message):
             "runs/byte and runs/other have different texts (novel, novel) or vocabularies; RECL compares",
         ),
         (["byte", "young"], 1, "runs/young has no saved weights yet; train it first, or leave it out"),
-        (
-            ["byte", "half"],
-            1,
-            'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use ',
-        ),
+        (["byte", "half"], 1, 'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use '),
     ],
 )
 def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, arguments, code, message):

@@ -113,6 +113,7 @@ def score_in_processes(
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
+    check_lanes(len(targets), settings, world.size)
     number = Lanes.of(len(targets), settings).number
     numbers = even_parts(number, world.size)[world.rank]
     own = score(model, inputs, targets, settings, precision=precision, numbers=numbers, on_tokens=on_tokens)
