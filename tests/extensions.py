@@ -90,9 +90,6 @@ class GruModel(LanguageModel):
         """Return the first memory: a state does not grow."""
         return self.first_memory(batch_size, mem_len)
 
-    def pack(self, dtype):
-        """Leave the weights to PyTorch."""
-
     def forward(self, tokens, memory, *, mem_len):
         """Read one segment (B, L)."""
         embedded = self.embedding(tokens)
@@ -123,9 +120,6 @@ class PairsModel(LanguageModel):
     def full_memory(self, batch_size, mem_len):
         """Return zeros."""
         return [self.softmax.biases[0].new_zeros(batch_size, mem_len, self.settings.d_model)]
-
-    def pack(self, dtype):
-        """Leave the weights to PyTorch."""
 
     def forward(self, tokens, memory, *, mem_len):
         """Read one segment (B, L)."""

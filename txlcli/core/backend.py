@@ -7,12 +7,11 @@ key of their own; t tokens and c ids of a block of logits.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Rotation(Protocol):
@@ -115,12 +114,31 @@ class RowOperations(Protocol):
         """
 
 
+class Linear(Protocol):
+    """A product with a matrix, as torch.nn.functional.linear computes it."""
+
+    def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+        """Multiply rows (..., in) by a weight (out, in): (..., out), or wider, then ending in zeros, if `wide`."""
+
+
+class Drop(Protocol):
+    """Dropout of hidden states."""
+
+    def __call__(self, hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+        """Zero entries with probability `rate` and scale the others.
+
+        Variational: one mask for all positions, the axis before the last.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Implementations that a model uses; all backends compute the same function."""
+    """Implementations that the layers of a model use; all backends compute the same function."""
 
     attend: Attend
-    linear: Callable[[nn.Linear, Tensor], Tensor]
-    """Multiplies rows (..., in) by one of the four matrices of attention, (..., out)."""
+    linear: Linear
+    dropout: Drop
+    activation: Drop
+    """Dropout of relu(hidden); it may overwrite its input."""
     rows: RowOperations | None = None
     """Operations on the logits of the softmax; None: PyTorch's."""

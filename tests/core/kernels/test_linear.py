@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import (
-    Linear,
     OneDnnUse,
     cached_casts,
     linear,
@@ -19,6 +18,8 @@ from txlcli.core.kernels.linear import (
     use_onednn,
 )
 from txlcli.core.kernels.private import onednn_has_bf16
+from txlcli.core.model.backends import FAST, for_compiler
+from txlcli.core.model.linear import Linear
 from txlcli.core.reading.registry import make_reader
 
 B, L, M, INPUTS, OUTPUTS = 2, 5, 7, 11, 19
@@ -76,9 +77,9 @@ def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, 
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
-@needs_onednn
-def test_the_compiler_traces_one_graph(everywhere):
+def test_the_compiler_traces_one_graph_of_products():
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
+    module.backend = for_compiler(FAST, rows.device)
     given = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
     torch.testing.assert_close(given, module(rows).relu(), rtol=1e-5, atol=1e-5)
 

@@ -23,6 +23,7 @@ from txlcli.core.model.attention import (
     split_heads,
     visible_keys,
 )
+from txlcli.core.model.linear import merge
 
 KERNELS = Path(kernels.__file__).parent
 PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys_values)
@@ -31,7 +32,7 @@ PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attent
 def relative_attention(width, heads, backend="reference"):
     """An Attention that computes with a backend, and the projection of distances that belongs to it."""
     module = Attention(d_model=width, n_heads=heads, d_head=D, dropout=0.0).double()
-    module.backend = backends.make_backend(backend, Workspace(), recompute=False)
+    module.attend = backends.make_backend(backend, Workspace(), recompute=False).attend
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
 
@@ -180,7 +181,7 @@ def test_the_reference_backend_runs_no_kernel(work, recompute):
 def test_merged_projections_are_those_of_the_three_matrices(dtype):
     """A GPU reads with them, so that a token takes one kernel instead of three."""
     own, merged = (small_model(n_layers=1).layers[0].attention for _ in range(2))
-    backends.merge_projections(merged, dtype)
+    merged.project_all = merge([merged.w_q, merged.w_k_content, merged.w_v], dtype).multiply
     segment = draw(B, L, own.w_q.weight.shape[1]).to(dtype)
     query, key, value = own.to(dtype).project(segment)
     found, found_key, found_value = merged.project(segment)

@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.compilation import not_compiled
 from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
@@ -53,7 +52,6 @@ class TiledAttention:
         return out[..., : query.shape[3]]
 
 
-@not_compiled
 def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
         if _fits_in_one_tile(inputs.key, workspace):

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.compilation import not_compiled
 from txlcli.core.kernels.triton_launch import Launch, check_sequences, launch_of, splits_of
 
 COLUMN_MULTIPLE = 8
@@ -45,7 +44,6 @@ def attend(
         return _attend(query, key, value, terms, dropout, splits)
 
 
-@not_compiled
 def _attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, dropout: float, splits: int | None) -> Tensor:
     check_sequences(query)
     # The bias by distance is added to the position scores, not to the position keys.

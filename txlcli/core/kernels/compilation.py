@@ -1,39 +1,13 @@
 """Checks that compilers of kernels work here: torch.compile for layers and FlexAttention, Triton for attention."""
 
-import functools
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from txlcli.core.kernels.device import check_ampere
-from txlcli.core.kernels.private import compiler_may_trace
 from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Keep torch.compile from tracing a function, as torch.compiler.disable does, without importing the compiler.
-
-    The compiler takes as long to import as the rest of PyTorch, and reading a text with a model does not need it. Code
-    that traces functions has imported it before.
-    """
-    disabled: list[Callable[P, R]] = []  # made once
-
-    @functools.wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        if not compiler_may_trace():
-            return function(*args, **options)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **options)
-
-    return call
 
 
 def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:

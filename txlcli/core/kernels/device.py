@@ -118,17 +118,15 @@ def row_multiple(device: torch.device) -> int:
 
     CUDA's fast 16-bit kernels need every row to begin at a multiple of 16 bytes.
     """
-    # The compiler cannot trace context variables.
-    chosen = None if torch.compiler.is_compiling() else _row_multiple.get()
-    return chosen or (1 if device.type == "cpu" else 8)
+    return _row_multiple.get() or (1 if device.type == "cpu" else 8)
 
 
 def row_multiple_of_products(operand: Tensor) -> int:
     """Return the number that row lengths of the operands of products in training should be a multiple of.
 
-    Only products of 16 bits and in TF32 gain from aligned rows. torch.compile pads where it finds that faster.
+    Only products of 16 bits and in TF32 gain from aligned rows.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return 1
     chosen = _row_multiple.get()
     if chosen is not None or operand.device.type == "cpu":

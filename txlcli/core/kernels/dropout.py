@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from txlcli.core.kernels.compilation import not_compiled
-
 STEPS = 1 << 16
 """The rate is rounded to a multiple of 1 / STEPS on a CPU."""
 
@@ -20,7 +18,6 @@ def keep_mask(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - rate)
 
 
-@not_compiled
 def _keep_mask_on_cpu(shape: torch.Size, rate: float) -> Tensor:
     """Cut four 16-bit draws from each 64-bit random number: on a CPU one draw per entry makes plain dropout slow.
 
@@ -83,7 +80,7 @@ def relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     widest of a layer.
     """
     has_gradient = torch.is_grad_enabled()
-    if has_gradient and not torch.compiler.is_compiling():
+    if has_gradient:
         dropped: Tensor = _ReluDropout.apply(hidden, rate, variational)
         return dropped
     return drop(F.relu(hidden, inplace=not has_gradient), rate, variational=variational)

@@ -3,7 +3,6 @@
 By default PyTorch multiplies bf16 by oneDNN and fp32 by MKL, which is optimized for Intel processors. On AMD processors
 with AVX-512 oneDNN takes 10 to 30 % less time for the shapes of language models (measured on two cores), so fp32 uses
 it there, too. Gradients of weights, which read a transposed operand, stay with MKL, which is faster for them.
-torch.compile chooses between the libraries itself.
 
 Under bf16 autocast, training casts each weight again in the backward pass. Autocast would keep the casts of all weights
 from the forward pass, half as large as the weights themselves.
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -88,45 +87,20 @@ def should_pack(weight: Tensor, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight (out, in) in oneDNN's own layout, with its bias (out,). Copies: later changes have no effect."""
+    """A weight (out, in), in oneDNN's own layout or a plain one, with its bias (out,), for reading."""
 
     matrix: Tensor
     bias: Tensor | None
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed":
-        """Pack the present values of a weight and a bias."""
+        """Copy the present values of a weight and a bias into oneDNN's layout."""
         return cls(onednn_reorder(weight.detach()), None if bias is None else bias.detach().clone())
 
     def multiply(self, rows: Tensor) -> Tensor:
         """Return `linear` of rows (..., in) -> (..., out), without a gradient."""
-        return onednn_linear(rows.to(self.matrix.dtype), self.matrix, self.bias)
-
-
-class Linear(nn.Linear):
-    """nn.Linear, computed by `linear`."""
-
-    packed: Packed | None = None
-    """Weight and bias repacked for oneDNN. Not updated when the parameters change."""
-
-    def pack(self, dtype: torch.dtype) -> None:
-        """Prepare the weight for reading in this dtype: see `LanguageModel.pack`."""
-        if should_pack(self.weight, dtype):
-            self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
-        else:
-            self.cast(dtype)
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Replace weight and bias by copies of this dtype without gradient; the old parameters do not change."""
-        if dtype != self.weight.dtype:
-            self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
-            self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
-
-    def forward(self, rows: Tensor, *, wide: bool = False) -> Tensor:
-        """Multiply rows (..., in) -> (..., out); for `wide` see `linear`."""
-        if self.packed is not None:
-            return self.packed.multiply(rows)
-        return linear(rows, self.weight, self.bias, wide=wide)
+        multiply = onednn_linear if self.matrix.is_mkldnn else F.linear
+        return multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
@@ -193,8 +167,6 @@ class _Pad(torch.autograd.Function):
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which oneDNN multiplies, or None if PyTorch chooses library and dtype."""
-    if torch.compiler.is_compiling():  # the compiler chooses the library, and cannot trace the checks below
-        return None
     if weight.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() < 2:
         return None
     if not torch.is_autocast_enabled("cpu"):

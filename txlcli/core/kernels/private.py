@@ -1,6 +1,5 @@
 """Private names of PyTorch that txl uses, each behind one function; `pyproject.toml` bounds the release for them."""
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,11 +18,6 @@ def compile_across_ddp_buckets() -> None:
     from torch._dynamo import config  # noqa: PLC0415 - takes as long to import as the rest of PyTorch
 
     config.optimize_ddp = False
-
-
-def compiler_may_trace() -> bool:
-    """Return True unless the module that traces functions for torch.compile has not been imported."""
-    return "torch._dynamo" in sys.modules
 
 
 def tensors_without_data() -> AbstractContextManager[object]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, Backend, ScoreTerms, nearest_rows
+from txlcli.core.backend import Attend, ScoreTerms, nearest_rows
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -97,14 +97,6 @@ def _plus(query: Tensor, bias: Tensor | None) -> Tensor:
     return query if bias is None else query + bias.to(query.dtype)[:, None]
 
 
-def plain_linear(module: nn.Linear, rows: Tensor) -> Tensor:
-    """Multiply rows (..., in) by the module's matrix, as PyTorch does."""
-    return F.linear(rows, module.weight, module.bias)
-
-
-REFERENCE = Backend(attend=attend, linear=plain_linear)
-
-
 def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     """(..., x, H * D) -> (..., H, x, D)."""
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
@@ -123,7 +115,7 @@ class Attention(nn.Module):
     """The multi-head attention sublayer, without its residual and norm (section 3.3).
 
     Keys are projected apart from queries, so that a decoder can keep projected keys and values. Everything that depends
-    on positions comes from outside, as ScoreTerms. With the backend REFERENCE this module runs on its own.
+    on positions comes from outside, as ScoreTerms.
 
     Args:
         d_model: d.
@@ -155,26 +147,27 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (
             nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
         )
-        self.backend = REFERENCE
-        """Replaced by `TransformerXL.set_attention_backend`."""
-        self.project_all: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-        """Projects queries, keys and values (B, L, H * D) of (B, L, d) in one product, if set."""
+        self.attend: Attend = attend
+        """The definition above, or a faster implementation."""
+        self.project_all: Callable[[Tensor], Tensor] | None = None
+        """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
     def project(self, segment: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, D), from position `first` on, keys and values likewise, of the segment (B, L, d)."""
         if self.project_all is None or first:
             return self.project_queries(segment[:, first:] if first else segment), *self.project_keys_values(segment)
-        query, key, value = (split_heads(projected, self.n_heads) for projected in self.project_all(segment))
+        projected = self.project_all(segment).chunk(3, dim=-1)
+        query, key, value = (split_heads(part, self.n_heads) for part in projected)
         return self.q_norm(query), self.k_norm(key), value
 
     def project_queries(self, segment: Tensor) -> Tensor:
         """Return W_q h, (B, H, L, D), normalized if the model does so, of the segment (B, L, d)."""
-        query: Tensor = self.q_norm(split_heads(self.backend.linear(self.w_q, segment), self.n_heads))
+        query: Tensor = self.q_norm(split_heads(self.w_q(segment), self.n_heads))
         return query
 
     def project_keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return W_kE h, normalized likewise, and W_v h, (B, H, K, D) each, of the context (B, K, d)."""
-        key, value = self.backend.linear(self.w_k_content, context), self.backend.linear(self.w_v, context)
+        key, value = self.w_k_content(context), self.w_v(context)
         return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
     def forward(
@@ -186,8 +179,9 @@ class Attention(nn.Module):
             query: from `project_queries`, of the segment.
             keys_values: from `project_keys_values`, of memory and segment.
             terms: the other terms of the score.
-            attend: computes the attention of this call only; the backend's by default.
+            attend: computes the attention of this call only.
         """
         dropout = self.attention_dropout if self.training else 0.0
-        attended = (attend or self.backend.attend)(query, *keys_values, terms, dropout=dropout)
-        return self.backend.linear(self.w_o, attended.transpose(1, 2).flatten(2))
+        attended = (attend or self.attend)(query, *keys_values, terms, dropout=dropout)
+        output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
+        return output

@@ -13,6 +13,7 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.model.embedding import AdaptiveEmbedding
+from txlcli.core.model.linear import Linear
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
@@ -109,12 +110,15 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Read one segment (B, L); return the last hidden states (B, L, d) and the new memory."""
 
-    @abstractmethod
     def pack(self, dtype: torch.dtype) -> None:
-        """Multiply by the current weights of the layers in this dtype from now on, packed where that is faster.
+        """Multiply by the current matrices of the layers in this dtype from now on, packed where that is faster.
 
         For reading only, as long as no weight changes. Softmax and embedding stay as they are.
         """
+        for layer in getattr(self, "layers", ()):
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.pack(dtype)
 
     def recompute(self, enabled: bool) -> None:
         """Let backward passes compute logits and other large tensors again, instead of keeping them."""

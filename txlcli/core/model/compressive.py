@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import CompressiveSettings
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.base import Memory
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, update_memory
+from txlcli.core.model.linear import Linear
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.transformer_xl import TransformerXL
 

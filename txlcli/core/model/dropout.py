@@ -6,7 +6,8 @@ Axes: B batch, L segment, d width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.kernels.dropout import drop, keep_mask, mask_scale, relu_dropout
+from txlcli.core.kernels.dropout import keep_mask, mask_scale
+from txlcli.core.model.backends import FAST
 
 
 class Dropout(nn.Module):
@@ -16,6 +17,8 @@ class Dropout(nn.Module):
         rate: probability that an entry is dropped, at least 0 and less than 1.
         variational: share one mask among all positions of a segment, or all distances (Gal & Ghahramani 2016).
     """
+
+    backend = FAST
 
     def __init__(self, rate: float, *, variational: bool = False) -> None:
         super().__init__()
@@ -29,11 +32,11 @@ class Dropout(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Drop entries of a tensor of any shape; with a shared mask, its last axes are positions and channels."""
-        return drop(hidden, self.active_rate, variational=self.variational)
+        return self.backend.dropout(hidden, self.active_rate, variational=self.variational)
 
     def after_relu(self, hidden: Tensor) -> Tensor:
         """Drop entries of relu(hidden), which may be overwritten."""
-        return relu_dropout(hidden, self.active_rate, variational=self.variational)
+        return self.backend.activation(hidden, self.active_rate, variational=self.variational)
 
 
 class WordDropout(nn.Module):

@@ -25,9 +25,9 @@ from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.linear import Linear
 from txlcli.errors import UsageError
 
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import Linear
-from txlcli.core.model import backends
 from txlcli.core.model.attention import Attention
 from txlcli.core.model.base import Memory
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.linear import Linear
 from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
@@ -100,12 +99,6 @@ class Layer(nn.Module):
         gated = settings.gating == "gru"
         self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
-
-    def pack(self, dtype: torch.dtype) -> None:
-        backends.pack(self.attention, dtype)
-        for part in (self.feed_forward, self.attention_gate, self.feed_forward_gate):
-            if part is not None:
-                part.pack(dtype)
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""

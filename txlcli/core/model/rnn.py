@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import RnnSettings
 from txlcli.core.kernels.gated_sum import gated_sum
-from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.linear import Linear
 from txlcli.core.model.module_list import ModuleList
 
 State = tuple[Tensor, Tensor]
@@ -147,12 +147,6 @@ class RecurrentModel(LanguageModel):
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         return self.first_memory(batch_size, mem_len)
-
-    def pack(self, dtype: torch.dtype) -> None:
-        """Pack the gates of QRNNs for reading; an LSTM's kernel lays out its own weights."""
-        for module in self.layers.modules():
-            if isinstance(module, Linear):
-                module.pack(dtype)
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import Linear
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.linear import Linear
 
 
 def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
@@ -30,10 +30,6 @@ class FeedForward(nn.Module):
         self.ff_2 = Linear(width, settings.d_model, bias=bias)
         self.dropout = Dropout(settings.dropout_rate("inner_dropout"), variational=settings.variational_dropout)
 
-    def pack(self, dtype: torch.dtype) -> None:
-        self.ff_1.pack(dtype)
-        self.ff_2.pack(dtype)
-
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
         inner = self.dropout.after_relu(self.ff_1(hidden, wide=True))  # (B, L, F), or wider, then zeros
@@ -50,10 +46,6 @@ class SwigluFeedForward(FeedForward):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
         self.ff_gate = Linear(settings.d_model, settings.inner_width, bias=settings.parts.biases == "all")
-
-    def pack(self, dtype: torch.dtype) -> None:
-        super().pack(dtype)
-        self.ff_gate.pack(dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, inner = self.ff_gate(hidden, wide=True), self.ff_1(hidden, wide=True)  # (B, L, F), or wider, then zeros
@@ -79,10 +71,6 @@ class GruGate(nn.Module):
         self.w_r, self.w_z, self.w_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
         self.u_r, self.u_z, self.u_g = (Linear(d_model, d_model, bias=False) for _ in range(3))
         self.update_bias = nn.Parameter(torch.empty(d_model))
-
-    def pack(self, dtype: torch.dtype) -> None:
-        for matrix in (self.w_r, self.w_z, self.w_g, self.u_r, self.u_z, self.u_g):
-            matrix.pack(dtype)
 
     def forward(self, hidden: Tensor, branch: Tensor) -> Tensor:
         """Combine x and y, (B, L, d) each, in the dtype of x."""

@@ -17,6 +17,7 @@ from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import autocast_dtype
+from txlcli.core.kernels.linear import should_pack
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
@@ -24,6 +25,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated
+from txlcli.core.model.linear import Linear, merge
 from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
@@ -50,7 +52,7 @@ class TransformerXL(LanguageModel):
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
         """Score buffers that all layers share."""
-        self._recompute = False
+        self._recompute = self._compiles = False
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -120,8 +122,13 @@ class TransformerXL(LanguageModel):
         self.set_attention_backend(self._backend)
 
     def pack(self, dtype: torch.dtype) -> None:
+        if self._backend == "reference":
+            return  # the definition reads the parameters themselves
+        super().pack(dtype)
         for layer in self.layers:
-            layer.pack(dtype)
+            matrices = [layer.attention.w_q, layer.attention.w_k_content, layer.attention.w_v]
+            if self.device.type != "cpu" or should_pack(matrices[0].weight, dtype):  # else they are as fast apart
+                layer.attention.project_all = merge(matrices, dtype).multiply
 
     @property
     def attention_backend(self) -> AttentionBackend:
@@ -130,18 +137,25 @@ class TransformerXL(LanguageModel):
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self._backend: AttentionBackend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
-        for layer in self.layers:
-            layer.attention.backend = backend
         self.softmax.rows = backend.rows
+        if self._compiles:
+            backend = backends.for_compiler(backend, self.device)
+        for layer in self.layers:
+            layer.attention.attend = backend.attend
+            for module in layer.modules():
+                if isinstance(module, Linear | Dropout):
+                    module.backend = backend
 
     def compile_layers(self) -> None:
-        """Compile each layer with torch.compile: norms, residuals, dropout and activations in few kernels.
+        """Compile each layer with torch.compile: norms, residuals, activations and products in few kernels.
 
-        All layers have one shape, so one compilation serves all. The default attention stays as it is, and so do
-        embedding and softmax; FlexAttention is compiled with the layer.
+        All layers have one shape, so one compilation serves all. Attention stays as it is, and so do embedding and
+        softmax.
         """
         check_compiler(self.device, "compile", "leave out `compile`, or `overrides` train.compile=false for a run")
         compile_across_ddp_buckets()
+        self._compiles = True
+        self.set_attention_backend(self._backend)
         for layer in self.layers:
             layer.compile(dynamic=False)
 

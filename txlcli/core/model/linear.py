@@ -1,0 +1,56 @@
+"""Matrices of a model, which a backend multiplies by, or a packed copy while the model only reads.
+
+Axes: T rows.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from txlcli.core.kernels.linear import Packed, should_pack
+from txlcli.core.model.backends import FAST
+
+
+class Linear(nn.Linear):
+    """nn.Linear, computed by a backend."""
+
+    backend = FAST
+    packed: Packed | None = None
+    """Weight and bias repacked for oneDNN. Not updated when the parameters change."""
+
+    def pack(self, dtype: torch.dtype) -> None:
+        """Prepare the weight for reading in this dtype: see `LanguageModel.pack`."""
+        if should_pack(self.weight, dtype):
+            self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        else:
+            self.cast(dtype)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Replace weight and bias by copies of this dtype without gradient; the old parameters do not change."""
+        if dtype != self.weight.dtype:
+            self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
+            self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
+
+    def forward(self, rows: Tensor, *, wide: bool = False) -> Tensor:
+        """Multiply rows (..., T, in) -> (..., T, out); for `wide` see `core.backend.Linear`."""
+        if self.packed is not None:
+            return self.packed.multiply(rows)
+        return self.backend.linear(rows, self.weight, self.bias, wide=wide)
+
+
+def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Packed:
+    """Return matrices of equal sizes one below the other, for reading in a dtype.
+
+    Where the merged matrix is not packed, they become views of it.
+    """
+    packs = should_pack(matrices[0].weight, dtype)
+    weight = torch.cat([matrix.weight.detach() for matrix in matrices]).to(dtype)
+    for matrix, part in zip(matrices, weight.chunk(len(matrices)), strict=True):
+        assert isinstance(matrix, Linear)
+        matrix.packed = None
+        if packs:
+            matrix.cast(dtype)
+        else:
+            matrix.weight = nn.Parameter(part, requires_grad=False)
+    return Packed.of(weight) if packs else Packed(weight, None)
