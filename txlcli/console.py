@@ -28,6 +28,7 @@ MAX_NOTES = 2
 """Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_LONG_WORD = re.compile(r"\S{1000,}")
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
@@ -80,8 +81,9 @@ def answer(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Write `error: ...` to stderr."""
-    line = f"error: {on_one_line(with_flags(message))}"
+    """Write `error: ...` to stderr; of a word that fills a page, the beginning and the length."""
+    short = _LONG_WORD.sub(lambda word: f"{word[0][:60]}... ({len(word[0]):,} characters)", message)
+    line = f"error: {on_one_line(with_flags(short))}"
     _write_message(f"\x1b[31m{line}\x1b[0m" if _has_colors(sys.stderr) else line)
 
 

@@ -511,7 +511,7 @@ USAGE = [
     (["tiny.toml", "--set", "model.n_layers=1000000000"], "[model] n_layers must be at most 1000, not 1000000000"),
     (
         ["tiny.toml", "--set", "train.lr=" + "[" * 30_000],
-        "train.lr: nested more than 8 levels deep; give a plain value",
+        "[[[[... (30,010 characters) [train] lr must be a number, not",
     ),
     (
         ["tiny.toml", "--set", "corpus.shuffle_sentences=true"],
