@@ -50,10 +50,6 @@ def refusal(path, *overrides):
     return str(caught.value)
 
 
-def changed(path, *overrides):
-    return recipe.load(path, overrides)
-
-
 @pytest.mark.parametrize("word", ["enwik8", "enwik8.toml", "recipes/enwik8.toml", "recipes/enwik8"])
 def test_a_packaged_recipe_is_found_by_name_in_any_directory(tmp_path, monkeypatch, word):
     monkeypatch.chdir(tmp_path)
@@ -61,29 +57,15 @@ def test_a_packaged_recipe_is_found_by_name_in_any_directory(tmp_path, monkeypat
     assert recipe.read_text(word)[0] == "enwik8"
 
 
-def test_a_corpus_file_does_not_hide_the_recipe_with_its_name(tmp_path, monkeypatch):
+def test_a_file_takes_precedence_over_a_packaged_recipe_unless_it_is_a_corpus(tmp_path, monkeypatch, tiny):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enwik8").write_bytes(b"<mediawiki>" * 30_000)
-    assert recipe.load("enwik8").model.n_layers == 12
-
-
-def test_a_missing_file_in_another_directory_is_not_replaced_by_the_packaged_recipe(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ptb").mkdir()
+    tiny(name="wt103.toml")
+    assert [recipe.load(name).corpus.store for name in ("enwik8", "ptb", "wt103")] == ["enwik8", "ptb", "wt103"]
+    assert recipe.load("wt103.toml").corpus.store == "tiny"
     with pytest.raises(UnknownNameError, match=r'unknown recipe "mine/enwik8.toml"; did you mean "enwik8"\?'):
         recipe.load("mine/enwik8.toml")
-
-
-def test_a_file_takes_precedence_over_a_packaged_recipe(tmp_path, monkeypatch, tiny):
-    monkeypatch.chdir(tmp_path)
-    tiny(name="enwik8.toml")
-    assert recipe.load("enwik8.toml").corpus.store == "tiny"
-    assert recipe.load("enwik8").corpus.store == "enwik8"  # no such file lies there
-
-
-def test_a_directory_is_not_a_recipe(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "enwik8").mkdir()
-    assert recipe.load("enwik8").corpus.store == "enwik8"
 
 
 def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
@@ -125,7 +107,7 @@ def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
     ],
 )
 def test_set_accepts_numbers_words_booleans_and_none(tiny, override, section, key, value):
-    given = getattr(getattr(changed(tiny(), override), section), key)
+    given = getattr(getattr(recipe.load(tiny(), [override]), section), key)
     assert given == value
     assert type(given) is type(value)
 
@@ -266,11 +248,11 @@ def test_settings_written_as_a_table_resolve_to_equal_settings(name):
 
 def test_lists_are_preserved_in_the_file_of_a_run(tiny):
     overrides = ["model.cutoffs=[5, 11]", "model.div_val=2", "model.tie_projections=[true, false, true]"]
-    settings = changed(tiny(), *overrides)
+    settings = recipe.load(tiny(), overrides)
     assert settings.model.cutoffs == (5, 11)
     assert settings.model.tie_projections == (True, False, True)
     # JSON knows no tuples.
     table = json.loads(json.dumps(recipe.to_table(settings)))
     assert table["model"]["cutoffs"] == [5, 11]
     assert recipe.resolve(table, where="here") == settings
-    assert "tie_projections" not in recipe.to_table(changed(tiny()))["model"]
+    assert "tie_projections" not in recipe.to_table(recipe.load(tiny()))["model"]

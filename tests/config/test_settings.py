@@ -83,6 +83,7 @@ UNUSED = [  # a choice of [train], and a key with a value that it would ignore, 
     ("average", "none", "average_decay", 0.99, '"exponential"'),
     ("average", "asgd", "average_decay", 0.99, '"exponential"'),
 ]
+COUNTS_OF_SECTIONS = (("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size"))
 SMALL_ENOUGH = "div_val must be small enough to leave band"
 OUT_OF_RANGE = [
     *[
@@ -113,6 +114,13 @@ OUT_OF_RANGE = [
         {"cutoffs": (5, 7), "tie_projections": TIED},
         "tie_projections must be as many as bands (3), not [True, False]",
     ),
+    *[
+        (section, {key: 2**31}, f"{key} must be at most 2147483647, not 2147483648")
+        for section, key in (("model", "d_model"), *COUNTS_OF_SECTIONS)
+    ],
+    # Layers and bands that would take forever to build.
+    ("model", {"n_layers": 1_000_000_000}, "n_layers must be at most 1000, not 1000000000"),
+    ("model", {"cutoffs": tuple(range(1, 1001))}, "cutoffs must be fewer than 1000 ids, not 1000"),
     # 14 // 4^2 and 7 // 8 are 0.
     ("model", {"cutoffs": (5, 7), "div_val": 4}, f"{SMALL_ENOUGH} 3 a width, not 4"),
     ("model", {"cutoffs": (5,), "div_val": 8, "d_embed": 7}, f"{SMALL_ENOUGH} 2 a width, not 8"),
@@ -143,6 +151,10 @@ def test_a_value_out_of_range_is_rejected(section, changed, message):
         ("model", {"gating": "gru", "norm": "pre", "gate_bias": 0.0}),
         ("model", {"gating": "gru", "norm": "pre_released"}),
         ("eval", {"mem_len": 0, "max_distance": 1}),
+        *((section, {key: 2**31 - 1}) for section, key in COUNTS_OF_SECTIONS),
+        ("model", {"d_model": 2**31 - 2, "n_layers": 1000}),
+        ("train", {"seed": 2**40}),
+        ("published", {"parameters": 2**40}),
     ],
     ids=str,
 )
@@ -307,34 +319,6 @@ def test_settings_that_do_not_suit_each_other_are_rejected(row):
     assert str(caught.value).removeprefix("here: ") in expected
 
 
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [("model", "d_model"), ("train", "mem_len"), ("eval", "seg_len"), ("log", "every"), ("published", "vocab_size")],
-)
-def test_no_size_exceeds_the_largest_count(section, key):
-    most = 2**31 - 1
-    most -= key == "d_model"  # which must be even
-    assert getattr(build(section, **{key: most}), key) == most
-    with pytest.raises(RecipeError) as caught:
-        build(section, **{key: 2**31})
-    assert str(caught.value) == f"[{section}] {key} must be at most 2147483647, not 2147483648"
-
-
-def test_layers_and_bands_that_would_take_forever_to_build_are_rejected():
-    assert build("model", n_layers=1000).n_layers == 1000
-    with pytest.raises(RecipeError) as caught:
-        build("model", n_layers=1_000_000_000)
-    assert str(caught.value) == "[model] n_layers must be at most 1000, not 1000000000"
-    with pytest.raises(RecipeError) as caught:
-        build("model", cutoffs=tuple(range(1, 1001)))
-    assert str(caught.value) == "[model] cutoffs must be fewer than 1000 ids, not 1000"
-
-
-def test_seeds_and_parameter_counts_may_exceed_the_largest_count():
-    assert build("train", seed=2**40).seed == 2**40
-    assert build("published", parameters=2**40).parameters == 2**40
-
-
 def test_distances_of_a_compressed_memory_count_its_slots():
     assert resolve("compressive", "eval.compressed_len=9").evaluation_settings().max_distance == 6 + 7 + 5
 
@@ -363,19 +347,11 @@ def test_max_distance_defaults_to_the_trained_length_in_evaluation():
     assert shaw.evaluation_settings().max_distance == 3
 
 
-@pytest.mark.parametrize(
-    ("model", "longest"),
-    [
-        (build("model", position="learned", n_positions=11), 11),
-        (build("model", position="shaw", n_positions=11), None),  # distances, not positions
-        (build("model", position="sinusoid"), None),
-        (build("model"), None),
-        (build_rnn("lstm"), None),
-    ],
-    ids=lambda value: getattr(value, "position", getattr(value, "arch", "")),
-)
-def test_only_learned_positions_limit_a_window(model, longest):
-    assert model.longest_window == longest
+def test_only_learned_positions_limit_a_window():
+    assert build("model", position="learned", n_positions=11).longest_window == 11
+    distances = build("model", position="shaw", n_positions=11)
+    others = (distances, build("model", position="sinusoid"), build("model"), build_rnn("lstm"))
+    assert [model.longest_window for model in others] == [None] * 4
 
 
 @pytest.mark.parametrize("mem_len", [0, 5])

@@ -120,17 +120,15 @@ def test_settings_that_matter_in_training_only_may_differ(tmp_path):
     assert open_run(tmp_path).run == run
 
 
-def test_another_vocabulary_in_the_run_directory_is_rejected(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (Vocab("char", list("cba \n")).to_json(), "not the vocabulary of the weights"),
+        (VOCAB.to_json()[:-9], r"this is not a vocabulary of txl \(JSONDecodeError: .*\)"),
+    ],
+)
+def test_another_or_a_damaged_vocabulary_is_rejected(tmp_path, text, what):
     run, _ = saved_run(tmp_path)
-    (run.directory / run_directory.VOCAB).write_text(Vocab("char", list("cba \n")).to_json())
-    wrong = r"vocab.json: not the vocabulary of the weights; restore it from a copy$"
-    with pytest.raises(VocabularyError, match=wrong):
-        open_run(tmp_path)
-
-
-def test_a_damaged_vocabulary_is_named(tmp_path):
-    run, _ = saved_run(tmp_path)
-    (run.directory / run_directory.VOCAB).write_text(VOCAB.to_json()[:-9])
-    damaged = r"vocab.json: this is not a vocabulary of txl \(JSONDecodeError: .*\); restore it from a copy$"
-    with pytest.raises(VocabularyError, match=damaged):
+    (run.directory / run_directory.VOCAB).write_text(text)
+    with pytest.raises(VocabularyError, match=f"vocab.json: {what}; restore it from a copy$"):
         open_run(tmp_path)
