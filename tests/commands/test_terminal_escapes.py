@@ -1,12 +1,6 @@
 """Names and notes of stores and runs, vocabularies and servers reach no terminal unescaped."""
 
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from tests.commands.novel import done, txl
 from txlcli.data.token_store import SplitInfo, StoreFacts, writing
@@ -27,25 +21,6 @@ def write_store(name):
             writer.add(split, counts, [[1, 0] * 200])
 
 
-def on_a_terminal(*arguments):
-    """Run a command whose stdout is a terminal; return what that shows."""
-    primary, secondary = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-m", "txlcli", *arguments], stdout=secondary, stderr=secondary)
-    os.close(secondary)
-    shown = b""
-    while True:
-        try:
-            block = os.read(primary, 1 << 16)
-        except OSError:  # the process has closed its end
-            break
-        if not block:
-            break
-        shown += block
-    os.close(primary)
-    assert process.wait() == 0, shown
-    return shown.decode()
-
-
 def test_facts_of_a_store_are_escaped(here):
     write_store("hostile")
     shown = done("prepare", "--list").stdout
@@ -59,15 +34,3 @@ def test_the_name_of_a_run_is_escaped(here):
     result = txl("runs")
     assert f"word{SHOWN}" in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "shown"), [pytest.param("--json", r"\u001b[2J", marks=pytest.mark.slow), ("--quiet", SHOWN)]
-)
-def test_words_of_a_vocabulary_are_escaped_on_a_terminal(here, option, shown):
-    write_store("hostile")
-    done("train", "tiny.toml", "--set", "corpus.store=hostile", "--name", "hostile", "--max-steps", "1")
-    screen = on_a_terminal("generate", "hostile", "--prompt", f"fox{ESCAPE}", "--tokens", "7", option)
-    assert ESCAPE[4] not in screen
-    assert "\x1b[2J" not in screen
-    assert shown in screen
