@@ -80,16 +80,13 @@ def test_an_option_before_its_command_is_answered_with_the_order():
 
 
 WRONG_NAMES = [
-    *(f"{command} nowhere".split() for command in ("eval", "generate", "train", "prepare", "speed", "import")),
+    *(f"{command} nowhere".split() for command in ("eval", "generate", "train", "prepare", "speed")),
     *(["train", "--resume", "nowhere"], ["export", "nowhere", "folder"], ["speed", "--attn-len", "long"]),
-    *(["import", "file.pt"], ["import", "file.pt", "--recipe", "wt104"], ["import", "folder"]),
 ]
 
 
 def test_a_wrong_name_is_reported_before_pytorch_is_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file.pt").write_text("weights")
-    (tmp_path / "folder").mkdir()
     script = f"""
 import sys
 from txlcli.cli import app

@@ -134,7 +134,6 @@ def test_json_escapes_them_and_keeps_the_value(capsys):
     console.show_json({"name": HOSTILE, "word": "naïve"})
     out = capsys.readouterr().out
     assert not set(CONTROLS) & set(out)
-    assert "naïve" in out
     assert json.loads(out) == {"name": HOSTILE, "word": "naïve"}
 
 

@@ -83,8 +83,7 @@ def answer(message: str) -> None:
 def complain(message: str) -> None:
     """Write `error: ...` to stderr; of a word that fills a page, the beginning and the length."""
     short = _LONG_WORD.sub(lambda word: f"{word[0][:60]}... ({len(word[0]):,} characters)", message)
-    line = f"error: {on_one_line(with_flags(short))}"
-    _write_message(f"\x1b[31m{line}\x1b[0m" if _has_colors(sys.stderr) else line)
+    _write_message(f"error: {on_one_line(with_flags(short))}")
 
 
 def _write_message(line: str) -> None:
@@ -93,12 +92,6 @@ def _write_message(line: str) -> None:
         sys.stderr.flush()
     except OSError:  # no training run ends because its terminal or its log can take no message
         give_up(sys.stderr)
-
-
-def _has_colors(file: TextIO) -> bool:
-    """Return True if a file is a terminal that understands colors, and the user has not refused them."""
-    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown") or os.name == "nt"
-    return file.isatty() and not refused
 
 
 def give_up(file: TextIO) -> None:
@@ -135,10 +128,8 @@ def _write(text: str) -> None:
 
 
 def show_json(result: Any) -> None:
-    """Write one JSON object, on one line, to stdout; escaped unless its encoding is Unicode."""
-    unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
-    text = json.dumps(result, ensure_ascii=not unicode, allow_nan=False)
-    show_line(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    """Write one JSON object, in ASCII and on one line, to stdout."""
+    _write(json.dumps(result, allow_nan=False) + "\n")
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:

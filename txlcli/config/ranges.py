@@ -31,7 +31,7 @@ class Range:
     def check(self, section: str, key: str, value: int | float) -> None:
         """Raise a RecipeError unless the number is in the range."""
         inside = self.least <= value and self.above < value < self.below
-        require(inside, section, key, value, "a finite number" if value == math.inf else self.description)
+        require(inside, section, key, value, self.description)
         require(value <= self.most, section, key, value, f"at most {self.most}")
 
 
@@ -97,7 +97,7 @@ class FieldType:
         if self.is_list:
             parts = [value] if self.words and isinstance(value, str) else value
             if isinstance(parts, list | tuple) and all(type(part) is self.item for part in parts):
-                return tuple(parts)
+                return tuple(dict.fromkeys(parts) if self.words else parts)
         elif type(value) is self.item:
             return value
         elif self.item is float and type(value) is int:
@@ -114,8 +114,6 @@ class FieldType:
                 suggestion = did_you_mean(str(word), self.words)
                 expected = f"one of {', '.join(self.words)}"
                 raise RecipeError(f"[{section}] {key} must be {expected}, not {word!r}{suggestion}")
-        if self.words and self.is_list:
-            require(len(set(value)) == len(value), section, key, value, "a list without repeated words")
         if self.range is not None:
             self.range.check(section, key, value)
 

@@ -16,7 +16,6 @@ from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
 
 SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
-MAX_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = "published."  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
@@ -84,9 +83,7 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
 
 
 def with_changes(name: str, changes: Sequence[str]) -> str:
-    """Return the beginning of an error about a recipe, or a run, with changes; many changes are counted."""
-    if len(changes) > MAX_CHANGES_LISTED:
-        return f"{name} with {len(changes)} --set changes"
+    """Return the beginning of an error about a recipe, or a run, with changes."""
     return " --set ".join([f"{name} with", *changes]) if changes else name
 
 

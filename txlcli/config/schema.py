@@ -71,8 +71,7 @@ class Key:
             value |= {keyword: limit for keyword, limit in keywords.items() if math.isfinite(limit)}
         if type_.is_list:
             array = {"type": "array", "items": value}
-            # A single word is accepted as a list of one.
-            value = {"anyOf": [value, {**array, "uniqueItems": True}]} if type_.words else array
+            value = {"anyOf": [value, array]} if type_.words else array  # a single word is accepted as a list of one
         if type_.can_be_off:
             value = {"anyOf": [value, {"enum": list(OFF_WORDS)}]}
         schema = {"description": self.description, **value}
