@@ -89,9 +89,10 @@ class TxlGroup(TyperGroup):
     ) -> Any:
         """Run a command line; always raises SystemExit with an exit code of txl, but for a bug."""
         console.set_quiet(False)
+        words = list(sys.argv[1:] if args is None else args)  # also for commands that start processes of the same line
         try:
             with signals.raising():  # so that unfinished files are removed
-                code = super().main(args=args, prog_name=prog_name or "txl", **extra | {"standalone_mode": False})
+                code = super().main(words, prog_name or "txl", **extra | {"standalone_mode": False, "obj": words})
             if code == CTRL_C:  # Typer turns KeyboardInterrupt into this result
                 raise KeyboardInterrupt
         except BaseException as error:
