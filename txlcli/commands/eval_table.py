@@ -77,7 +77,8 @@ def _notes(result: EvalResult) -> list[str]:
         return notes + _notes_on_protocols(result)
     if result.search is not None:
         notes.append(_describe_search(result.search))
-    if any(_has_short_lanes(row) for row in rows):
+    with_lanes = [row for row in rows if not row.stride and row.lanes > 1]
+    if any(row.tokens < SHORT_LANE * row.mem_len * row.lanes for row in with_lanes):
         notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
     notes += [_describe_adaptation(row) for row in rows if row.adaptation]
     if paper is not None:
@@ -96,10 +97,6 @@ def _notes_on_protocols(result: EvalResult) -> list[str]:
     with_memory = [row for row in result.rows if not row.stride]
     notes = [windows] if len(with_memory) < len(result.rows) else []
     return notes + [f"recurrence: {describe_settings(result, row)}" for row in with_memory[:1]]
-
-
-def _has_short_lanes(row: EvalRow) -> bool:
-    return not row.stride and row.lanes > 1 and row.tokens < SHORT_LANE * row.mem_len * row.lanes
 
 
 def _has_slowdown(result: EvalResult) -> bool:

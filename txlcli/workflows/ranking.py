@@ -175,7 +175,9 @@ def published_rank(history: History) -> PublishedRank | None:
         symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
         reasons.append(f"its vocabulary has {size:,} symbols, the benchmark's {symbols}")
     for split, report, source in _candidates(history) if not reasons else ():
-        expected, tokens = _expected(table.corpus, split), report.get("tokens") or 0
+        expected, tokens = CORPORA[table.corpus].published.get(split) or 0, report.get("tokens") or 0
+        if expected and CORPORA[table.corpus].rule.boundary is None:
+            expected -= 1  # the first token is not scored
         is_whole = LEAST_LEFT * expected < tokens < expected if released else tokens == expected > 0
         if is_whole:
             numbers.setdefault(split, Number(metrics.in_metric(report["loss_nats"], table.metric), source))
@@ -210,10 +212,3 @@ def _candidates(history: History) -> list[tuple[str, Report, str]]:
 def _describe_evaluation(row: Report) -> str:
     context = f"attention length {row['attn_len_max']:,}" if row.get("attn_len_max") else "recurrent state"
     return f"txl eval, {context}, step {row.get('step', 0):,}"
-
-
-def _expected(corpus: str, split: str) -> int:
-    """Return the number of tokens that the benchmark scores; 0 if unknown."""
-    tokens = CORPORA[corpus].published.get(split) or 0
-    # Without an initial boundary, the first token is not scored.
-    return tokens - 1 if tokens and CORPORA[corpus].rule.boundary is None else tokens

@@ -13,7 +13,7 @@ import txlcli
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
-from txlcli.core.measures.recl import Gain, Recl, gains, recl
+from txlcli.core.measures.recl import Recl, gains, recl
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.data.context_file import ContextFile, Facts
 from txlcli.errors import RunError, TrainingError, UsageError
@@ -54,13 +54,17 @@ class ReclModel:
         """Return the entry of "models"."""
         model = {**vars(self), **self.source, "ppl": [metrics.finite(ppl) for ppl in self.ppl]}
         del model["source"]
-        return model | {
-            "recl": [{**vars(point), "gains": [_gain_to_json(gain) for gain in point.gains]} for point in self.recl]
-        }
-
-
-def _gain_to_json(gain: Gain) -> dict[str, Any]:
-    return {**vars(gain), "relative_gain": gain.relative_gain, "ppl_gain": metrics.finite(gain.ppl_gain)}
+        model["recl"] = [
+            vars(point)
+            | {
+                "gains": [
+                    vars(gain) | {"relative_gain": gain.relative_gain, "ppl_gain": metrics.finite(gain.ppl_gain)}
+                    for gain in point.gains
+                ]
+            }
+            for point in self.recl
+        ]
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)

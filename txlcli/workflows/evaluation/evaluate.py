@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
@@ -32,7 +31,7 @@ from txlcli.workflows.evaluation.sweep import (
     search_length,
     with_memory,
 )
-from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
@@ -165,16 +164,11 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         text = texts.split_text(opened, options.split or "test", options.positions, workspace)
     else:
         text = texts.encode_text(opened, options.text, options.positions, reporter)
-        if options.batch_size is None:
-            settings = _with_long_lanes(settings, text, options)
+        if options.batch_size is None:  # as many lanes as the text can be cut into without short ones
+            longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
+            lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest)))
+            settings = dataclasses.replace(settings, batch_size=lanes)
     return Scoring(opened, text, settings, reporter, world)
-
-
-def _with_long_lanes(settings: EvalSettings, text: ScoredText, options: EvalOptions) -> EvalSettings:
-    """Return the settings with at most as many lanes as the text can be cut into without short ones."""
-    longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
-    lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * max(longest, 1))))
-    return dataclasses.replace(settings, batch_size=lanes)
 
 
 def _check_options(opened: OpenRun, options: EvalOptions) -> None:

@@ -14,7 +14,6 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
-from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
@@ -99,12 +98,19 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
         raise StoreError(f"{store.path}: the {split} split has no token to predict; prepare a longer text")
-    whole = len(targets) == _predictable(len(ids), store.vocab)
+    count, info = len(targets), store.info(split)
+    whole = count == len(ids) - (store.vocab.boundary is None)
+    # Bytes of characters and pieces are known if the first token is scored as well, and all are in the vocabulary.
+    size = count if store.unit == "byte" else info.bytes if count == info.tokens else None
     return ScoredText(
         title=f"{store.name} {split}",
         inputs=inputs,
         targets=targets,
-        scored=_scored(store, split, len(targets), whole=whole),
+        scored=metrics.Scored(
+            tokens=count,
+            words=info.words if whole and info.words else None,
+            bytes=size if store.every_byte_scored and not info.unknown else None,
+        ),
         unit=store.unit,
         conventions=store.conventions,
         paper=_published(opened.run, store, split) if whole else None,
@@ -126,30 +132,13 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
     return getattr(published, split, None) if store.corpus == own else None
 
 
-def _predictable(tokens: int, vocab: Vocab) -> int:
-    """Return how many tokens of a text have a context: all, or all but the first without an implied boundary."""
-    return tokens if vocab.boundary is not None else tokens - 1
-
-
-def _scored(store: TokenStore, split: str, count: int, *, whole: bool) -> metrics.Scored:
-    """Return the words and bytes that the scored tokens stand for, where they are known.
-
-    Words are known for whole splits. So are bytes of characters and pieces, if the first token is scored as well, and
-    if all symbols are in the vocabulary.
-    """
-    info = store.info(split)
-    size = count if store.unit == "byte" else info.bytes if count == info.tokens else None
-    return metrics.Scored(
-        tokens=count,
-        words=info.words if whole and info.words else None,
-        bytes=size if store.every_byte_scored and not info.unknown else None,
-    )
-
-
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
     vocab, data = opened.vocab, source.data
-    text = _decode(source) if vocab.tokenizer != "byte" else None
+    try:
+        text = data.decode("utf-8") if vocab.tokenizer != "byte" else None
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
     if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:
         text = text.removesuffix("\n").removesuffix("\r")  # added by editors; text8 has no line ends
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
@@ -159,7 +148,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     unknown = 0 if vocab.unknown is None else int((targets == vocab.unknown).sum())
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
-    whole = len(targets) == _predictable(len(ids), vocab)
+    whole = len(targets) == len(ids) - (vocab.boundary is None)
     original = data.decode("utf-8", errors="replace") if text is None else text
     size = len(data) if vocab.tokenizer == "sentencepiece" and whole and not unknown else None
     if text is None and not vocab.dropped:
@@ -177,10 +166,3 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         conventions={},
         whole=whole,
     )
-
-
-def _decode(source: UserText) -> str:
-    try:
-        return source.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
