@@ -1,9 +1,7 @@
 """`txl recipes`: the list, the text of a recipe, a copy to edit."""
 
-import os
 import tomllib
 from importlib import resources
-from pathlib import Path
 
 import pytest
 
@@ -121,12 +119,6 @@ def test_copy_replaces_a_file_only_with_force(directory, file):
     assert path.read_text() == "mine"
     done("recipes", "copy", "ptb", file, "--force")
     assert path.read_bytes() == copied("ptb")
-
-
-def test_copy_replaces_no_pipe():
-    os.mkfifo("pipe")
-    assert refusal("recipes", "copy", "enwik8", "pipe", "--force") == "pipe is a pipe, not a regular file; name another"
-    assert Path("pipe").is_fifo()
 
 
 def test_copy_creates_and_replaces_no_directory(directory):

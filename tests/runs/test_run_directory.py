@@ -207,16 +207,6 @@ def test_a_truncated_last_line_is_removed(runs_dir, half):
     assert metrics_of(run) == [{"kind": "train", "step": 1}, {"kind": "train", "step": 3}]
 
 
-def test_a_killed_replacement_does_not_cost_the_old_weights(runs_dir):
-    old = create(runs_dir, "mine")
-    (old.directory / "last.safetensors").write_text("weights")
-    create(runs_dir, "mine", force=True)  # killed before its first checkpoint ...
-    assert run_directory.names(runs_dir) == ["mine"]
-    newest = create(runs_dir, "mine", force=True)  # ... and tried again
-    run_directory.restore_replaced(newest)
-    assert (old.directory / "last.safetensors").read_text() == "weights"
-
-
 def test_a_run_is_restored_if_its_replacement_has_no_directory_any_more(runs_dir):
     old = create(runs_dir)
     (old.directory / "last.safetensors").write_text("weights")
