@@ -67,9 +67,9 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, arch):
 def test_evaluation_has_one_row_without_memory_length_or_slowdown(here, arch):
     table, told = done("eval", arch), json_of("eval", arch)
     (row,) = told["rows"]
-    assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token"]
+    assert headings(table) == ["attention", "bpc", "ppl", "ms/token"]
     (line,) = cells(table)
-    assert line[:4] == ["-", "state", f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
+    assert line[:3] == ["state", f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
     assert "The recurrent state is carried along the text. L = 5, fp32; 3 lanes" in table.stdout
     assert (row["attn_len_min"], row["attn_len_max"], row["slowdown"]) == (None, None, None)
     assert (told["max_distance"], told["same_length"]) == (None, None)
@@ -113,7 +113,7 @@ def test_speed_measures_all_but_table_9(here):
         "training, 3 lanes, L 5",
     ]
     for row in told["throughput"]:
-        assert set(row) == THROUGHPUT_KEYS
+        assert set(row) == set(THROUGHPUT_KEYS.split())
         assert 0 < row["share_of_peak"] < 1
 
 

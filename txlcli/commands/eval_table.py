@@ -1,7 +1,6 @@
 """Shows the result of `txl eval` as a table, a curve or a sentence."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from txlcli import console
@@ -12,44 +11,41 @@ from txlcli.workflows.evaluation.sweep import SHORT_LANE, SLOWDOWN_WINDOWS, Eval
 
 
 def show(result: EvalResult, *, verbose: bool = False) -> None:
-    """Write the table to stdout."""
-    columns = _columns(result)
-    cells = [[cell(row) for _, cell in columns] for row in result.rows]
-    scoring = result.scoring
-    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {result.rows[0].tokens:,} tokens scored"
+    """Write the table to stdout, without the columns that no row has a value for."""
+    scoring, rows = result.scoring, result.rows
+    names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
+    if result.lacking is None:
+        names = metrics.wanted_measures(scoring.text.unit, rows[0].measures)
+    cells = [_cells(row, rows, names) for row in rows]
+    columns = [heading for heading in cells[0] if any(row[heading] != "-" for row in cells)]
+    title = f"{scoring.opened.run.directory} on {scoring.text.title}, {rows[0].tokens:,} tokens scored"
     notes = [*_notes(result), *(f"{key}: {value}" for key, value in scoring.text.conventions.items())]
-    console.show_table(title, [heading for heading, _ in columns], cells, notes, verbose=verbose)
+    console.show_table(title, columns, [[row[heading] for heading in columns] for row in cells], notes, verbose=verbose)
 
 
-def _columns(result: EvalResult) -> list[tuple[str, Callable[[EvalRow], str]]]:
-    """Return the columns: the heading, and the function that formats the cell of a row."""
-    first, timed, compared = result.rows[0], _has_slowdown(result), result.lacking is not None
-    names = [result.scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
-    if not compared:
-        names = metrics.wanted_measures(result.scoring.text.unit, first.measures)
-    heading = "protocol" if first.protocol else "method" if first.method else "N" if first.stride else "M"
-    columns: list[tuple[bool, str, Callable[[EvalRow], str]]] = [
-        (True, heading, partial(_label, starred=len(result.rows) > 1)),
-        (True, "attention", _attention),
-        *((True, metrics.METRIC_TITLES[name], partial(_measure, name=name)) for name in names),
-        (compared, "change", lambda row: "-" if row is first or row.change is None else f"{row.change:+.1%}"),
-        (True, "ms/token", lambda row: f"{row.ms_per_token:.3f}"),
-        (timed, "one lane", lambda row: f"{row.one_lane_ms_per_token:.3f}" if row.slowdown else "-"),
-        (timed, "vanilla", lambda row: f"{row.vanilla_ms_per_token:.2f}" if row.slowdown else "-"),
-        (timed, "slowdown", lambda row: metrics.format_ratio(row.slowdown) if row.slowdown else "-"),
-    ]
-    return [(heading, cell) for shown, heading, cell in columns if shown]
+def _cells(row: EvalRow, rows: Sequence[EvalRow], names: Sequence[str]) -> dict[str, str]:
+    """Return the cells of a row by heading; the best of several rows has a star."""
+    is_changed = row is not rows[0] and row.change is not None
+    return {
+        "protocol" if row.protocol else "method" if row.method else "N" if rows[0].stride else "M": _label(row)
+        + (" *" if row.best and len(rows) > 1 else ""),
+        "attention": _attention(row),
+        **{metrics.METRIC_TITLES[name]: _measure(row, name) for name in names},
+        "change": f"{row.change:+.1%}" if is_changed else "-",
+        "ms/token": f"{row.ms_per_token:.3f}",
+        "one lane": f"{row.one_lane_ms_per_token:.3f}" if row.slowdown else "-",
+        "vanilla": f"{row.vanilla_ms_per_token:.2f}" if row.slowdown else "-",
+        "slowdown": metrics.format_ratio(row.slowdown) if row.slowdown else "-",
+    }
 
 
-def _label(row: EvalRow, *, starred: bool) -> str:
-    """Return the protocol, the method or the length, with a star if it is the best row."""
+def _label(row: EvalRow) -> str:
+    """Return the protocol, the method or the length of a row."""
     length = row.attn_len if row.stride else "-" if row.attn_len_max is None else row.mem_len  # a state has none
     label = row.protocol or row.method or str(length)
     if row.protocol and length != "-":
         label += f", {'N' if row.stride else 'M'} = {length}"
-    if row.protocol == "strided":
-        label += f", S = {row.stride}"
-    return f"{label} *" if row.best and starred else label
+    return f"{label}, S = {row.stride}" if row.protocol == "strided" else label
 
 
 def _attention(row: EvalRow) -> str:
@@ -60,7 +56,7 @@ def _attention(row: EvalRow) -> str:
     return f"{most}" if fewest == most else f"{fewest}-{most}"
 
 
-def _measure(row: EvalRow, *, name: str) -> str:
+def _measure(row: EvalRow, name: str) -> str:
     return metrics.format_measure(row.measures[name]) if name in row.measures else "-"
 
 
@@ -80,10 +76,13 @@ def _notes(result: EvalResult) -> list[str]:
     with_lanes = [row for row in rows if not row.stride and row.lanes > 1]
     if any(row.tokens < SHORT_LANE * row.mem_len * row.lanes for row in with_lanes):
         notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
-    notes += [_describe_adaptation(row) for row in rows if row.adaptation]
+    for row in rows:
+        if row.adaptation:
+            values = ", ".join(f"{key} = {value:g}" for key, value in row.adaptation.items() if key != "searched_on")
+            notes.append(f"{row.method}: {values}, searched on {row.adaptation['searched_on']:,} tokens of valid.")
     if paper is not None:
         notes.append(f"The paper's result for this recipe: {paper} {metric}.")
-    if _has_slowdown(result):
+    if any(row.slowdown for row in rows):
         notes += [
             "one lane: ms/token with memory, one lane; slowdown: vanilla / one lane, as in Table 9.",
             "vanilla: ms/token of the same weights without memory, recomputing one window per prediction (median of "
@@ -97,15 +96,6 @@ def _notes_on_protocols(result: EvalResult) -> list[str]:
     with_memory = [row for row in result.rows if not row.stride]
     notes = [windows] if len(with_memory) < len(result.rows) else []
     return notes + [f"recurrence: {describe_settings(result, row)}" for row in with_memory[:1]]
-
-
-def _has_slowdown(result: EvalResult) -> bool:
-    return any(row.slowdown is not None for row in result.rows)
-
-
-def _describe_adaptation(row: EvalRow) -> str:
-    values = ", ".join(f"{key} = {value:g}" for key, value in row.adaptation.items() if key != "searched_on")
-    return f"{row.method}: {values}, searched on {row.adaptation['searched_on']:,} tokens of valid."
 
 
 def _describe_search(search: LengthSearch) -> str:
@@ -123,9 +113,9 @@ def in_a_sentence(unit: str, rows: Sequence[EvalRow]) -> str:
     name = {"bpc": "bits per byte" if unit == "byte" else "bits per character"}.get(metric, "perplexity")
     without, best = rows[0], next(row for row in rows if row.best)
     change = "lowered" if best is not without else "did not lower"
-    sentence = f"Memory {change} {name} from {_measure(without, name=metric)} without memory"
+    sentence = f"Memory {change} {name} from {_measure(without, metric)} without memory"
     if best is not without:
-        sentence += f" to {_measure(best, name=metric)} with M = {best.mem_len}"
+        sentence += f" to {_measure(best, metric)} with M = {best.mem_len}"
     if best.slowdown is not None:
         times = metrics.format_ratio(best.slowdown).removesuffix("x")
         sentence += f"; reading with memory is {times} times as fast as recomputing"
