@@ -212,13 +212,6 @@ def test_an_output_directory_that_cannot_be_created_is_rejected(here):
         assert message == f"{path}: cannot be created ({reason}); give another --out"
 
 
-def test_an_unfinished_run_is_rejected_without_unfinished(here):
-    done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
-    message = refusal("attention", "half", "--positions", 5, code=1)
-    assert message.startswith("runs/half is at step 4 of 7; finish it with")
-    assert json_of("attention", "half", "--unfinished", "--positions", 5, "--figure", 5)["run"] == "runs/half"
-
-
 def test_figures_are_overwritten_only_with_force(here):
     done("attention", "byte", "--figure", 6, "--heads", "1.1")
     assert "byte" in refusal("attention", "bite")  # a folder with figures is still a run

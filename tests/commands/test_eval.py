@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from tests.cards import read_card
 from tests.commands.novel import (
     LONGEST_WAIT_S,
-    card,
     cells,
     change_weights,
     done,
@@ -403,18 +402,6 @@ def test_wrong_options_are_rejected(here, arguments, message):
     assert sorted(here.rglob("*")) == before
 
 
-def test_another_vocabulary_of_the_same_size_is_rejected(here):
-    for split in ("train", "valid", "test"):
-        path = here / f"novel/{split}.txt"
-        path.write_text(path.read_text().replace("f", "F"))
-    done("prepare", "novel", "--tokenizer", "char", "--name", "char", "--force")
-    assert TokenStore.open(here / "data/char.h5").vocab.size == card("runs/char")["vocab_size"]
-    assert refusal("eval", "char", code=1) == (
-        "data/char.h5 has another vocabulary than the one runs/char was trained with; "
-        "give the --data-dir it was trained on, or train again"
-    )
-
-
 @pytest.mark.parametrize("options", [["--mem-len", "0,5", "--json"], ["--attn-len", "4"], ["--mem-len", "auto"]])
 def test_a_loss_that_is_not_finite_is_an_error(here, options):
     change_weights("byte", lambda name, tensor: tensor * math.nan)
@@ -521,16 +508,6 @@ def test_the_rows_are_recorded_even_if_stdout_is_closed(here):
     assert process.wait(LONGEST_WAIT_S) == 1
     kept = [json.loads(line) for line in (here / "runs/byte/evals.jsonl").read_text().splitlines()]
     assert [row["mem_len"] for row in kept] == [0, 5]
-
-
-def test_the_interrupt_decides_the_exit_code_even_if_the_losses_cannot_be_written(here, watched):
-    watched.on_terms = ending_at(13, KeyboardInterrupt())
-    (here / ".losses.h5.new").mkdir()  # the name of the temporary file
-    ended = txl("eval", "watched", "--mem-len", "0,13", "--losses", "losses.h5")
-    assert ended.exit_code == 130
-    *_, told, error = ended.stderr.splitlines()
-    assert told.startswith("losses.h5: the losses cannot be written (")
-    assert error == "error: interrupted"
 
 
 def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):

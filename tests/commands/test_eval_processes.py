@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from tests.commands.novel import change_weights, done, json_of, refusal, start, wait_for
+from tests.commands.novel import change_weights, done, json_of, start, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.runs import history, run_directory
 from txlcli.system import signals
@@ -90,12 +90,6 @@ def test_torchrun_evaluates_in_its_processes(here):
     stdout, stderr = ended(start(*TORCHRUN, *arguments, module="torch.distributed.run"), 0)
     assert sum(line.startswith("evaluating ") for line in stderr) == 1
     assert_same(json.loads(stdout), alone("byte", "--mem-len", "0,5"))
-
-
-def test_what_cannot_be_divided_is_rejected_before_any_process_is_started(here):
-    assert refusal("eval", "byte", "--dynamic", "--processes", 2) == (
-        "several processes evaluate the model alone; leave out --dynamic"
-    )
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """txl generate: its context, sampling and output."""
 
-import re
-
 import pytest
 import torch
 from hypothesis import given, strategies
@@ -66,30 +64,19 @@ def test_an_extreme_setting_selects_the_likeliest_token(here, option):
     assert tokens_of(*options, *option) == tokens_of(*options, "--greedy")
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (KeyboardInterrupt, 130, "error: interrupted"),
-        (
-            MemoryError("tried to allocate 9 GB"),
-            1,
-            r"error: out of memory \(tried to allocate 9 GB\); use a smaller batch size, .+",
-        ),
-    ],
-)
-def test_an_interrupted_text_ends_its_line(watched, error, code, message):
+def test_an_interrupted_text_ends_its_line(watched):
     generated = []
 
     def on_embedding(embedded):
         if embedded.shape[1] == 1:
             generated.append(embedded)
             if len(generated) == 2:
-                raise error
+                raise KeyboardInterrupt
 
     watched.on_embedding = on_embedding
     result = txl("generate", "watched", "--prompt", "the fox")
-    assert result.exit_code == code
-    assert re.fullmatch(message, result.stderr.splitlines()[-1])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "error: interrupted"
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.cards import read_card
-from tests.commands.novel import RECIPE, card, done, json_of, refusal, txl
+from tests.commands.novel import RECIPE, card, done, json_of, refusal
 from tests.commands.test_eval import count_attention
 from tests.extensions import registered_watched
 
@@ -231,12 +231,6 @@ def test_training_that_runs_out_of_memory_is_left_out(watched):
         "training is not timed: train.batch_size = 3 runs out of memory on cpu; lower it, or set train.accumulate or "
         "train.recompute" in timed.stderr
     )
-
-
-def test_other_errors_of_the_training_are_raised(watched):
-    error = RuntimeError("something else")
-    watched.on_terms = failing_in_training(error)
-    assert txl("speed", "watched", *QUICK).exception is error
 
 
 def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here):

@@ -81,7 +81,7 @@ def _row(heads: "list[HeadMeasures]") -> list[str]:
 
 
 def _notes(result: "AttentionResult") -> list[str]:
-    settings = result.settings
+    settings, terms = result.settings, ENCODINGS[result.position].score_terms
     limit = f"max_distance = {settings.max_distance}, " if limits_distance(result.position) else ""
     notes = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
@@ -91,7 +91,6 @@ def _notes(result: "AttentionResult") -> list[str]:
     if 6 in result.figures:
         heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
         notes.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
-    terms = ENCODINGS[result.position].score_terms
     if 7 in result.figures and terms == ("a", "b"):
         notes.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
     if not terms:

@@ -72,10 +72,10 @@ class AttentionResult:
     def tokens(self) -> tuple[list[str], list[str]]:
         """Names of the R target tokens, and of the C tokens before the first of them."""
         at, rows, length = self.maps.at, self.maps.rows.shape[2], self.maps.distances
-        symbol = self.opened.vocab.symbol
-        targets = [symbol(int(token)) for token in self.text.targets[at : at + rows]]
-        context = range(at - length + 1, at + 1)  # without same_length it may begin before the text
-        return targets, [symbol(int(self.text.inputs[index])) if index >= 0 else "" for index in context]
+        targets = self.text.targets[at : at + rows]
+        inputs = self.text.inputs[max(0, at - length + 1) : at + 1]  # may begin before the text without same_length
+        named, context = (list(map(self.opened.vocab.symbol, ids.tolist())) for ids in (targets, inputs))
+        return named, [""] * (length - len(context)) + context
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl attention --json` prints, apart from the paths of the figures.
@@ -110,7 +110,7 @@ class AttentionResult:
         heads = []
         for layer, head in self.shown:
             attention = self.maps.context_of(layer - 1, head - 1)
-            top = [row.nonzero()[0].tolist() for row in strongest(attention)]
+            top = [np.flatnonzero(row).tolist() for row in strongest(attention)]
             heads.append({"layer": layer, "head": head, "attention": _to_lists(attention), "top": top})
         return {"at": self.maps.at, "targets": targets, "context": context, "heads": heads}
 
@@ -118,7 +118,7 @@ class AttentionResult:
 def _to_lists(numbers: Numbers) -> list[Any]:
     """Convert an array to nested lists, NaN to None."""
     if numbers.ndim > 1:
-        return [_to_lists(part) for part in numbers]
+        return list(map(_to_lists, numbers))
     return [None if math.isnan(number) else _rounded(number) for number in numbers.tolist()]
 
 
