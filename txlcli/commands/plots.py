@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator
 
 from txlcli import console
 from txlcli.errors import TxlError
@@ -54,21 +54,18 @@ def plot_curves(
     figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
     for name, (x, y) in curves.items():
-        axes.plot(
-            x, np.array(y, dtype=float), **{"marker": "o", "label": literal(name), **(styles or {}).get(name, {})}
-        )
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(literal(title))
+        style: dict[str, Any] = {"marker": "o", "label": literal(name), **(styles or {}).get(name, {})}
+        axes.plot(x, np.array(y, dtype=float), **style)
+    axes.set(xlabel=x_label, ylabel=y_label, title=literal(title))
     axes.grid(alpha=0.3)
     if log_x:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_major_formatter("{x:,g}")
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter("")
     if legend_rows:  # below the axes, so that it hides no curve
         figure.legend(loc="outside lower center", ncols=columns, frameon=False)
     save(figure, path)

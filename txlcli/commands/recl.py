@@ -56,15 +56,16 @@ def show(result: "ReclResult", *, verbose: bool = False) -> None:
             f"{model.parameters:,}",
             *(f"{'>= ' if point.grid_ended else ''}{point.recl_tokens:,}" for point in model.recl),
         ]
-        for name, model in zip(_names(result), result.models, strict=True)
+        for name, model in _named(result).items()
     ]
     title = f"RECL on {result.text}, {result.positions:,} positions"
     columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))
     console.show_table(title, columns, lines, _notes(result), verbose=verbose)
 
 
-def _names(result: "ReclResult") -> list[str]:
-    return run_directory.short_names([Path(model.run) for model in result.models])
+def _named(result: "ReclResult") -> "dict[str, ReclModel]":
+    names = run_directory.short_names([Path(model.run) for model in result.models])
+    return dict(zip(names, result.models, strict=True))
 
 
 def _notes(result: "ReclResult") -> list[str]:
@@ -79,8 +80,7 @@ def _notes(result: "ReclResult") -> list[str]:
     if any(point.recl_tokens == shortest for point in points):
         notes.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
     notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
-    models = zip(_names(result), result.models, strict=True)
-    return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in models]
+    return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in _named(result).items()]
 
 
 def _describe_context(model: "ReclModel") -> str:
@@ -98,10 +98,10 @@ def plot_gains(path: Path, result: "ReclResult") -> None:
     """Plot the unnormalized gain of perplexity at each context length, for the first r (Figure 3)."""
     from txlcli.commands import plots
 
-    curves = {}
-    for name, model in zip(_names(result), result.models, strict=True):
-        gains = model.recl[0].gains
-        curves[name] = ([gain.from_tokens for gain in gains], [gain.ppl_gain for gain in gains])
+    curves = {
+        name: ([gain.from_tokens for gain in model.recl[0].gains], [gain.ppl_gain for gain in model.recl[0].gains])
+        for name, model in _named(result).items()
+    }
     y_label = f"perplexity gained by {result.step_tokens:,} more tokens"
     title = f"{result.text}, r = {result.models[0].recl[0].top_r:g}"
     plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)
@@ -111,8 +111,6 @@ def plot_perplexities(path: Path, result: "ReclResult") -> None:
     """Plot the perplexity of all positions at each context length, without the baseline of the group (Figure 4)."""
     from txlcli.commands import plots
 
-    curves = {
-        name: (result.context_tokens, model.ppl) for name, model in zip(_names(result), result.models, strict=True)
-    }
+    curves = {name: (result.context_tokens, model.ppl) for name, model in _named(result).items()}
     y_label = f"perplexity per {result.unit}"
     plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=result.text)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from txlcli.core.training import checkpoint
 from txlcli.data.context_file import ContextFile
@@ -27,25 +27,14 @@ class FileCheck:
     """Message for a damaged file."""
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Result of the check of several files."""
-
-    files: tuple[FileCheck, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return dataclasses.asdict(self)
-
-
-def verify_store(path: Path) -> Verification:
+def verify_store(path: Path) -> list[FileCheck]:
     """Check the header, the vocabulary and all tokens of a store."""
     if not path.is_file():
         TokenStore.open(path)  # raises the error
-    return Verification((_checked(path, lambda: TokenStore.open(path).verify()),))
+    return [_checked(path, lambda: TokenStore.open(path).verify())]
 
 
-def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
+def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
     """Check all files of a run, or of all runs and of `txl recl`."""
     newest = run_directory.find_directory(run_name, runs_dir)
     directories = [newest] if run_name is not None else sorted(run_directory.newest_first(runs_dir))
@@ -53,7 +42,7 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> Verification:
     losses = runs_dir / RECL_LOSSES
     if run_name is None and losses.is_file():
         checks.append(_checked(losses, partial(ContextFile, losses)))
-    return Verification(tuple(checks))
+    return checks
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:

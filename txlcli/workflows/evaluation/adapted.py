@@ -65,8 +65,7 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
 
 def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     settings, searched_on = scoring.settings, len(valid.text.targets)
-    lane_len = Lanes.of(searched_on, settings).length
-    if lane_len < size:
+    if (lane_len := Lanes.of(searched_on, settings).length) < size:
         scoring.reporter.say(
             f"a lane of valid has {lane_len:,} tokens, fewer than the cache: theta and lambda are searched with a "
             "cache that is not full"

@@ -78,12 +78,10 @@ class EvalRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""
-        row: dict[str, Any] = {}
-        for key, value in vars(self).items():
-            row |= self.measures if key == "measures" else {key: value}
-            if key == "stride" and self.protocol and self.stride:
-                row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
-        absent = ["losses_nats"]
+        row = vars(self) | self.measures
+        if self.protocol and self.stride:
+            row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
+        absent = ["losses_nats", "measures"]
         absent += ["attn_len", "stride"] if self.stride is None else []
         absent += ["protocol", "change"] if self.protocol is None else []
         absent += ["method", "adaptation"] if self.method is None else []
