@@ -95,5 +95,5 @@ def show_restored(result: "DecompressResult") -> None:
     console.show_line(f"{result.file}: {result.bytes:,} bytes restored in {_rate(result)}")
 
 
-def _rate(result: "CompressResult | DecompressResult") -> str:
+def _rate(result: "DecompressResult") -> str:
     return f"{result.seconds:,.1f} s, {result.bytes / max(result.seconds, 1e-9):,.0f} bytes per second"

@@ -47,20 +47,19 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
         )
 
     # Missing splits must be reported before anything is scored.
-    methods: list[Callable[[], EvalRow]] = []
-    if cache is not None:
-        positions = max(search.cache_tokens, search.cache_fills * cache * settings.batch_size)
-        methods.append(partial(_with_cache, scoring, scoring.on_valid(positions, workspace), cache))
-    if options.dynamic:
-        valid = scoring.on_valid(dynamic_positions(settings, search), workspace)
-        methods.append(partial(_dynamic, scoring, valid, rms_of_train(opened, settings, workspace), search))
+    cache_positions = max(search.cache_tokens, search.cache_fills * (cache or 0) * settings.batch_size)
+    for_cache = scoring.on_valid(cache_positions, workspace)
+    for_dynamic = scoring.on_valid(dynamic_positions(settings, search), workspace)
+    rms = rms_of_train(opened, settings, workspace) if options.dynamic else []
     if scoring.text.split is None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     if scoring.text.split == "valid":
         scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
     yield dataclasses.replace(with_memory(scoring, settings.mem_len), method="model")
-    for score_with_method in methods:
-        yield score_with_method()
+    if cache is not None:
+        yield _with_cache(scoring, for_cache, cache)
+    if options.dynamic:
+        yield _dynamic(scoring, for_dynamic, rms, search)
 
 
 def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
