@@ -59,7 +59,7 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     """
     parts = {path: path.relative_to(directory).parts for path in files}
     named = {path: {split for part in parts[path] if (split := split_of(part))} for path in files}
-    at_top = (path for path in files if named[path] and (len(parts[path]) == 1 or split_of(parts[path][0])))
+    at_top = (path for path in files if split_of(parts[path][0]))
     example = next(at_top, None) or next((path for path in files if "train" in named[path]), None)
     if example is None:
         return {}

@@ -8,15 +8,11 @@ from .corpus import CorpusError
 KINDS = ((stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
 
 
-class SpecialFileError(CorpusError):
-    """A path is, or links to, a pipe, a socket or a device; nothing of it was read."""
-
-
 def reject_special(path: Path) -> Path:
     """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
     kind = special_kind(path)
     if kind is not None:
-        raise SpecialFileError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+        raise CorpusError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
     return path
 
 

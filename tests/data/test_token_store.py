@@ -142,7 +142,7 @@ def test_other_files_are_rejected(tmp_path):
 def test_a_damaged_vocabulary_is_rejected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["vocabulary"][0] = 0
-    with pytest.raises(StoreError, match=r"tiny\.h5: this is not a vocabulary of txl"):
+    with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(this is not a vocabulary of txl"):
         _ = TokenStore.open(tmp_path / "tiny.h5").vocab
 
 

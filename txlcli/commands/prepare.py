@@ -13,7 +13,6 @@ from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
 
 if TYPE_CHECKING:
-    from txlcli.data.token_store import TokenStore
     from txlcli.workflows.preparation.preparing import PreparedStore
 
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
@@ -90,7 +89,21 @@ def _show_list(data_dir: Path, json: bool) -> None:
         except TxlError as error:
             console.complain(str(error))
     if json:
-        console.show_json({"stores": [_list_entry(store) for store in stores]})
+        console.show_json(
+            {
+                "stores": [
+                    {
+                        "name": store.name,
+                        "corpus": store.corpus,
+                        "tokenizer": store.tokenizer,
+                        "vocabulary_size": store.vocab.size,
+                        "tokens": {split: info.tokens for split, info in store.splits.items()},
+                        "conventions": store.conventions,
+                    }
+                    for store in stores
+                ]
+            }
+        )
         return
     if not stores:
         console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
@@ -103,14 +116,3 @@ def _show_list(data_dir: Path, json: bool) -> None:
     for store in stores:
         conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())
         console.show_line(f"{store.name}: {conventions}")
-
-
-def _list_entry(store: "TokenStore") -> dict[str, object]:
-    return {
-        "name": store.name,
-        "corpus": store.corpus,
-        "tokenizer": store.tokenizer,
-        "vocabulary_size": store.vocab.size,
-        "tokens": {split: info.tokens for split, info in store.splits.items()},
-        "conventions": store.conventions,
-    }

@@ -54,7 +54,7 @@ class ContextFile:
             return
         try:
             with h5py.File(path) as file:
-                if "format" not in file.attrs or text_attribute(file, "format") != FORMAT:
+                if file.attrs.get("format") != FORMAT.encode():
                     raise UsageError(f"{path}: holds no losses of txl recl; give another name or remove it")
                 for group in file.values():
                     self._losses[text_attribute(group, "facts")] = {

@@ -123,7 +123,11 @@ class TokenStore:
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
             with h5py.File(path) as file:
-                _check_format(path, file)
+                if file.attrs.get("format") != FORMAT.encode() or file.attrs["version"] != VERSION:
+                    raise StoreError(
+                        f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with "
+                        "this txl, or move it away"
+                    )
                 return cls(path, file, is_verified=is_verified)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
@@ -135,10 +139,10 @@ class TokenStore:
         """Vocabulary of the store."""
         try:
             vocab = Vocab.from_json(self._vocabulary)
+            if vocab.fingerprint != self._fingerprint:
+                raise VocabularyError("wrong fingerprint")
         except VocabularyError as error:
-            raise StoreError(f"{self.path}: {error}; {_again(self.path)}") from error
-        if vocab.fingerprint != self._fingerprint:
-            raise StoreError(f"{self.path}: the vocabulary is damaged (wrong fingerprint); {_again(self.path)}")
+            raise StoreError(f"{self.path}: the vocabulary is damaged ({error}); {_again(self.path)}") from error
         return vocab
 
     @property
@@ -194,14 +198,6 @@ class TokenStore:
         if not array.place.size:  # HDF5 gives it no place
             return np.empty(array.shape, array.dtype)
         return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=array.shape)
-
-
-def _check_format(path: Path, file: h5py.File) -> None:
-    if "format" not in file.attrs or text_attribute(file, "format") != FORMAT or file.attrs["version"] != VERSION:
-        raise StoreError(
-            f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with this txl, or "
-            "move it away"
-        )
 
 
 def _describe(path: Path, group: h5py.Group, name: str) -> _Array:

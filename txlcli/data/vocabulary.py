@@ -8,6 +8,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -27,6 +28,7 @@ MAX_IDS = 1 << 20
 """Largest vocabulary of ids alone; more would be another type of ids, or a damaged file."""
 
 
+@dataclass(eq=False)
 class Vocab:
     """A vocabulary: the symbols in the order of their ids, and the rules that split text into symbols.
 
@@ -34,22 +36,14 @@ class Vocab:
     if there is no such symbol. `dropped` are bytes that are removed from the text before it is encoded.
     """
 
-    def __init__(
-        self,
-        tokenizer: TokenizerName,
-        symbols: Sequence[str] = (),
-        *,
-        boundary: int | None = None,
-        unknown: int | None = None,
-        lower_case: bool = False,
-        dropped: bytes = b"",
-        model: bytes = b"",
-    ) -> None:
-        self.tokenizer: TokenizerName = tokenizer
-        self.symbols = list(symbols)
-        self.boundary, self.unknown = boundary, unknown
-        self.lower_case, self.dropped = lower_case, dropped
-        self.model = model
+    tokenizer: TokenizerName
+    symbols: Sequence[str] = ()
+    _: KW_ONLY
+    boundary: int | None = None
+    unknown: int | None = None
+    lower_case: bool = False
+    dropped: bytes = b""
+    model: bytes = b""
 
     @classmethod
     def of_bytes(cls, values: Iterable[int], dropped: bytes = b"") -> "Vocab":

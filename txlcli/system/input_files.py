@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from txlcli.corpora.special_files import SpecialFileError, reject_special
+from txlcli.corpora.corpus import CorpusError
+from txlcli.corpora.special_files import reject_special
 from txlcli.errors import UsageError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -22,7 +23,7 @@ def check_regular(path: Path) -> Path:
     """Return a path that is not a special file; a missing path and a directory are left to the reader of the path."""
     try:
         return reject_special(path)
-    except SpecialFileError as error:
+    except CorpusError as error:
         raise UsageError(str(error)) from error
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import CorpusError, Slice
-from txlcli.corpora.special_files import SpecialFileError
 from txlcli.data.sentencepiece_model import train
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
-from txlcli.errors import CorpusInputError, StoreError, UsageError
+from txlcli.errors import CorpusInputError, StoreError
 from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import MAX_VOCABULARY
@@ -128,8 +127,6 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
             if plan.tokens:
                 return write_store(plan, work, reporter)
             return _prepare_text(plan, work, reporter, sizes or WorkSizes())
-    except SpecialFileError as error:
-        raise UsageError(str(error)) from error
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
