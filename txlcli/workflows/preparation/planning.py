@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 PARQUET = ".parquet"
+PURPOSES = {
+    "dtype": "a .bin of ids without a header, without `tokenizer`",
+    "column": f"files that end with {PARQUET}",
+    "split": "text, or a single file of token ids, that has no splits of its own",
+    "workers": "text, not for token ids",
+    "released_convention": "enwik8 and lm1b with their own tokenizer",
+    "vocab_size": "a vocabulary of words or SentencePiece that is built from the text, or the number of token ids",
+    "min_count": "a vocabulary of words or characters that is built from the text",
+    "sp_type": "`tokenizer` sentencepiece",
+}
+"""What an option has an effect on."""
 UNITS = {"sentencepiece": "piece", "ids": "id"}
 """Unit of a token where it is not called like the tokenizer."""
 
@@ -181,36 +192,24 @@ def _reject_unused(
     options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: Tokens, *, is_parquet: bool
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
-    if options.dtype is not None and token_files.format_of(tokens) != token_files.WITHOUT_HEADER:
-        raise UsageError("`dtype` has no effect here; it is for a .bin of ids without a header, without `tokenizer`")
-    if options.column is not None and not is_parquet:
-        raise UsageError(f"`column` has no effect here; it is for files that end with {PARQUET}")
-    if tokens:
-        _reject_unused_with_ids(options, tokens)
-        return
-    if tokenizer == "ids":
-        raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
-    own = tokenizer == corpus.unit
-    reason = f"the {tokenizer} vocabulary of {corpus.name} is fixed" if own else f"`tokenizer` is {tokenizer}"
-    others = {"vocab_size": ("word", "sentencepiece"), "min_count": ("word", "char"), "sp_type": ("sentencepiece",)}
-    for name, tokenizers in others.items():
-        if options.given(name) and (own or tokenizer not in tokenizers):
-            known = " and ".join(f"`tokenizer` {other}" for other in tokenizers)
-            raise UsageError(f"`{name}` has no effect here ({reason}); it is for {known}")
-    if options.split is not None and not corpus.splittable:
-        raise UsageError(f"`split` has no effect here: the splits of {corpus.name} are fixed; leave it out")
-    if options.released_convention and not (corpus.released_conventions and own):
-        known = ", ".join(name for name, other in corpora.CORPORA.items() if other.released_conventions)
-        raise UsageError(f"`released_convention` has no effect here; it is for {known} with their own tokenizer")
-
-
-def _reject_unused_with_ids(options: PrepareOptions, tokens: Tokens) -> None:
-    if unused := options.given("min_count", "sp_type", "released_convention", "workers"):
-        raise UsageError(f"{unused[0]} has no effect here: the ids of a token file are kept; leave it out")
-    if options.split is not None and "" not in tokens:
-        raise UsageError("`split` has no effect here: the names of the token files give the splits; leave it out")
-    if options.vocab_size is not None and options.vocab_size > MAX_IDS:
+    built = None if tokens or tokenizer == corpus.unit else tokenizer
+    has_effect = {
+        "dtype": token_files.format_of(tokens) == token_files.WITHOUT_HEADER,
+        "column": is_parquet,
+        "split": "" in tokens or (not tokens and corpus.splittable),
+        "workers": not tokens,
+        "released_convention": bool(corpus.released_conventions) and not built,
+        "vocab_size": bool(tokens) or built in ("word", "sentencepiece"),
+        "min_count": built in ("word", "char"),
+        "sp_type": built == "sentencepiece",
+    }
+    for name, is_used in has_effect.items():
+        if options.given(name) and not is_used:
+            raise UsageError(f"`{name}` has no effect here; it is for {PURPOSES[name]}")
+    if tokens and options.vocab_size is not None and options.vocab_size > MAX_IDS:
         raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
+    if tokenizer == "ids" and not tokens:
+        raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
 
 
 def _store_name(
