@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from txlcli.corpora.corpus import CorpusError, Slice
 from txlcli.data.sentencepiece_model import train
-from txlcli.data.token_store import SplitInfo, TokenStore, writing
+from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
@@ -21,9 +18,9 @@ from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunks import CHUNK, ChunkEncoder, align_to_characters, cut_into_chunks, read_chunk
+from txlcli.workflows.preparation.encoded_text import EncodedText
 from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
-from txlcli.workflows.preparation.symbol_counts import EncodedSplit, SymbolCounts
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
 from txlcli.workflows.reporter import CallbackReporter, Reporter
@@ -158,12 +155,11 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         with reporter.progress("training SentencePiece"):
             model, sampled = _train_sentencepiece(plan, splits, sizes)
     encoder = ChunkEncoder(plan.tokenizer, rule.boundary, rule.lower_case, model)
-    symbols, encoded = _encode(plan, splits, encoder, work, reporter, sizes)
-    vocab = rules.build(plan, rule, symbols, text.vocabulary_file, model, sizes.vocabulary)
-    final, is_unknown = rules.final_ids(symbols, vocab)
-    infos = {
-        split: _info(plan, split, part, symbols.counts(split), final, is_unknown) for split, part in encoded.items()
-    }
+    encoded = _encode(plan, splits, encoder, work, reporter, sizes)
+    vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model, sizes.vocabulary)
+    final, is_unknown = rules.final_ids(encoded, vocab)
+    count_line_ends = plan.corpus.counts_line_ends
+    infos = {split: encoded.info(split, final, is_unknown, count_line_ends=count_line_ends) for split in splits}
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
         notes=(*text.notes, *rules.differences(plan, rule, text, vocab.size, infos), *filter(None, [sampled])),
@@ -173,8 +169,8 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     boundary = vocab.boundary if plan.corpus.sentences else None
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
-        for split, part in encoded.items():
-            writer.add(split, infos[split], part.blocks(final, step), boundary=boundary)
+        for split, info in infos.items():
+            writer.add(split, info, encoded.blocks(split, final, step), boundary=boundary)
     return TokenStore.open(plan.store)
 
 
@@ -216,39 +212,17 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
 
 def _encode(
     plan: Plan, splits: Splits, encoder: ChunkEncoder, work: Path, reporter: Reporter, sizes: WorkSizes
-) -> tuple[SymbolCounts, dict[str, EncodedSplit]]:
+) -> EncodedText:
     """Encode all chunks, in worker processes if there are many, and count their symbols."""
     total = sum(map(_size, splits.values()))
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
     chunk_size = sizes.word_chunk if plan.tokenizer == "word" else sizes.chunk
-    symbols, encoded = SymbolCounts(), {split: EncodedSplit() for split in splits}
+    encoded = EncodedText()
     with reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
         for split, pieces in splits.items():
             jobs = enumerate(cut_into_chunks(pieces, chunk_size))
             chunks = encode((chunk, work / f"{split}-{number}.ids") for number, chunk in jobs)
             while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
-                for chunk, table in zip(group, symbols.add(split, group), strict=True):
-                    encoded[split].add(chunk, table)
-                    step.advance(chunk.bytes)
-    return symbols, encoded
-
-
-def _info(
-    plan: Plan,
-    split: str,
-    encoded: EncodedSplit,
-    counts: NDArray[np.int64],
-    final: NDArray[np.int64],
-    is_unknown: NDArray[np.bool_],
-) -> SplitInfo:
-    """Return the counts of a split whose symbols get the ids `final`; negative ones are dropped."""
-    kept = (final >= 0) & (counts > 0)
-    if not kept.any():
-        raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
-    return SplitInfo(
-        tokens=int(counts[kept].sum()),
-        words=encoded.words + (encoded.lines if plan.corpus.counts_line_ends else 0),
-        bytes=encoded.bytes,
-        unknown=int(counts[is_unknown].sum()),
-        types=np.unique(final[kept]).size,
-    )
+                encoded.add(split, group)
+                step.advance(sum(chunk.bytes for chunk in group))
+    return encoded

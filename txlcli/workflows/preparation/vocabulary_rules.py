@@ -12,8 +12,8 @@ from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import vocabularies
+from txlcli.workflows.preparation.encoded_text import EncodedText
 from txlcli.workflows.preparation.planning import Plan
-from txlcli.workflows.preparation.symbol_counts import SymbolCounts
 
 EOS, UNK = "<eos>", "<unk>"
 
@@ -64,25 +64,25 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
 
 
 def build(
-    plan: Plan, rule: VocabularyRule, counted: SymbolCounts, vocabulary_file: Path | None, model: bytes, most: int
+    plan: Plan, rule: VocabularyRule, encoded: EncodedText, vocabulary_file: Path | None, model: bytes, most: int
 ) -> Vocab:
     """Return the given vocabulary, or build one of at most `most` bytes of JSON."""
     if plan.vocab is not None:
-        _check_given(counted, plan.vocab)
+        _check_given(encoded, plan.vocab)
         return plan.vocab
     if plan.tokenizer == "sentencepiece":
         return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-    splits = [split for split in rule.splits if split in counted.splits] or counted.splits
+    splits = [split for split in rule.splits if split in encoded.splits] or encoded.splits
     if plan.tokenizer == "byte":
-        present = [ord(symbol) for symbol in counted.by_frequency(splits)]
+        present = [ord(symbol) for symbol in encoded.by_frequency(splits)]
         values = range(256) if rule.all_bytes else (value for value in present if value not in rule.dropped)
         return Vocab.of_bytes(values, dropped=rule.dropped)
     if vocabulary_file is not None and plan.own_convention:
         symbols = _read_list(vocabulary_file, rule.specials)
     else:
-        frequent = counted.by_frequency(splits, plan.min_count)
+        frequent = encoded.by_frequency(splits, plan.min_count)
         symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
-        if rule.unknown is not None and rule.unknown not in symbols and not set(counted.symbols) <= set(symbols):
+        if rule.unknown is not None and rule.unknown not in symbols and not set(encoded.symbols) <= set(symbols):
             symbols.append(rule.unknown)
     boundary, unknown = (symbols.index(name) if name in symbols else None for name in (rule.boundary, rule.unknown))
     vocab = Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
@@ -105,12 +105,12 @@ def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     return symbols
 
 
-def _check_given(counted: SymbolCounts, vocab: Vocab) -> None:
+def _check_given(encoded: EncodedText, vocab: Vocab) -> None:
     """Reject a given vocabulary that lacks a symbol of the text and has no unknown symbol."""
     if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
         return
     dropped = {chr(value) for value in vocab.dropped}
-    lacking = [symbol for symbol in counted.symbols if symbol not in vocab.ids_of and symbol not in dropped]
+    lacking = [symbol for symbol in encoded.symbols if symbol not in vocab.ids_of and symbol not in dropped]
     if lacking:
         named = f"byte 0x{ord(lacking[0]):02x}" if vocab.tokenizer == "byte" else f'"{lacking[0]}"'
         more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
@@ -126,15 +126,15 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     return " and ".join(text.splits) if missing and not rule.all_bytes else None
 
 
-def final_ids(counted: SymbolCounts, vocab: Vocab) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def final_ids(encoded: EncodedText, vocab: Vocab) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return for each symbol number its id, -1 if the vocabulary drops it, and True if <unk> replaces it.
 
     <unk> in the text itself is a word. The symbols of SentencePiece are its ids, with one for unknown characters.
     """
     if vocab.tokenizer == "sentencepiece":
-        ids = np.array(counted.symbols).astype(np.int64)
+        ids = np.array(encoded.symbols).astype(np.int64)
         return ids, ids == vocab.unknown
-    ids = np.array([vocab.ids_of.get(symbol, -1) for symbol in counted.symbols], dtype=np.int64)
+    ids = np.array([vocab.ids_of.get(symbol, -1) for symbol in encoded.symbols], dtype=np.int64)
     if vocab.unknown is None:
         return ids, np.zeros(ids.size, dtype=bool)
     return np.where(ids < 0, vocab.unknown, ids), ids < 0
