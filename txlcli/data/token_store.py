@@ -37,6 +37,7 @@ FORMAT = "txl token store"
 IDS, SENTENCE_STARTS = "ids", "sentence_starts"
 VERSION = 1
 SUFFIX = ".h5"
+_BLOCK = 1 << 22  # tokens that are read at once
 _ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
@@ -243,21 +244,13 @@ class StoreWriter:
         With a `boundary`, also write the offsets of the sentences: each begins after a boundary.
         """
         group = self._splits.create_group(split)
-        offsets = smallest_dtype(info.tokens)
-        starts = [np.zeros(1, offsets)]
-
-        def watched() -> Iterator[NDArray[Any]]:
-            done = 0
-            for block in blocks:
-                after = np.flatnonzero(block == boundary) + done + 1
-                starts.append(after[after < info.tokens].astype(offsets))
-                done += block.size
-                yield block
-
-        sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks if boundary is None else watched())
+        sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks)
         set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
         if boundary is not None:
-            self._write(group, SENTENCE_STARTS, sum(map(len, starts)), offsets, starts)
+            parts = ((done, group[IDS][done : done + _BLOCK]) for done in range(0, info.tokens, _BLOCK))
+            starts = np.concatenate([[0], *(np.flatnonzero(ids == boundary) + done + 1 for done, ids in parts)])
+            starts = starts[starts < max(info.tokens, 1)]
+            self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(info.tokens), [starts])
 
     def _write(
         self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]

@@ -1,8 +1,8 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +143,10 @@ class ChunkEncoder:
         text = "".join(part.text for part in parts)
         if self.tokenizer == "char":
             return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), chr)
-        return _number_codes(np.array(self._sentencepiece.encode(text), dtype=np.uint32), str)
+        return _number_codes(np.array(_load(self.model).encode(text), dtype=np.uint32), str)
 
-    @cached_property
-    def _sentencepiece(self) -> SentencePieceModel:
-        return SentencePieceModel(self.model)
+
+_load = functools.cache(SentencePieceModel)  # a worker process unpickles an encoder for each job
 
 
 def _number_codes(codes: NDArray[Any], symbol: Callable[[int], str]) -> tuple[Any, NDArray[Any]]:

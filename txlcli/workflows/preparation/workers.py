@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from txlcli.errors import TxlError
 from txlcli.system import processors
@@ -20,8 +20,6 @@ Result = TypeVar("Result")
 
 DEFAULT_LIMIT = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
 QUEUED_PER_WORKER = 2
-
-_function: Callable[[Any], Any]
 
 
 def default_workers() -> int:
@@ -37,18 +35,16 @@ def mapping(function: Callable[[Item], Result], workers: int) -> Iterator[Callab
         return
     # A fresh interpreter per worker: forking a process that runs threads, as torch does, may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize, initargs=(function,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize) as pool:
         try:
-            yield lambda items: _in_order(pool, items, workers * QUEUED_PER_WORKER)
+            yield lambda items: _in_order(pool, function, items, workers * QUEUED_PER_WORKER)
         except BrokenProcessPool as error:
             raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _initialize(function: Callable[[Any], Any]) -> None:
-    global _function  # noqa: PLW0603 - sent once per process, not once per item
-    _function = function
+def _initialize() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -61,13 +57,11 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _call(item: Any) -> Any:
-    return _function(item)
-
-
-def _in_order(pool: ProcessPoolExecutor, items: Iterable[Any], limit: int) -> Iterator[Any]:
+def _in_order(
+    pool: ProcessPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item], limit: int
+) -> Iterator[Result]:
     """Yield results in order, with at most `limit` items in progress, so that memory stays bounded."""
-    jobs = (pool.submit(_call, item) for item in items)
+    jobs = (pool.submit(function, item) for item in items)
     waiting = deque(itertools.islice(jobs, limit))
     while waiting:
         yield waiting.popleft().result()
