@@ -7,7 +7,6 @@ import pytest
 from tests.config.test_packaged_recipes import COMPRESSIVE
 from txlcli.config import recipe
 from txlcli.corpora import CORPORA
-from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.paper.metrics import metric_of
 
@@ -36,18 +35,13 @@ ELSEWHERE = {"wt103-ablation": 6, "lm1b-ablation": 7}
 
 
 def test_every_table_has_as_many_rows_as_printed():
-    assert {number: len(published.table(number).rows) for number in published.TABLES} == ROWS
-
-
-def test_an_unknown_table_is_rejected():
-    with pytest.raises(UsageError, match=r"^table 11: the paper's tables of numbers are 1 to 10$"):
-        published.table(11)
+    assert {number: len(published.TABLES[number].rows) for number in published.TABLES} == ROWS
 
 
 def row_of(name):
     number, citation, system = ROW_OF[name]
-    (row,) = (row for row in published.table(number).rows if (row.citation, row.name) == (citation, system))
-    return published.table(number), row
+    (row,) = (row for row in published.TABLES[number].rows if (row.citation, row.name) == (citation, system))
+    return published.TABLES[number], row
 
 
 @pytest.mark.parametrize("name", ROW_OF)
@@ -117,7 +111,7 @@ def test_twelve_layers_have_17_percent_of_the_parameters_of_64():
 
 def test_rows_of_other_systems_match_the_paper():
     def cells(number, index):
-        row = published.table(number).rows[index]
+        row = published.TABLES[number].rows[index]
         return (row.citation, row.name, row.parameters, row.valid, row.test)
 
     assert cells(1, 3) == ("Grave et al. (2016b)", "LSTM + Neural cache", None, None, 40.8)
@@ -131,8 +125,8 @@ def test_rows_of_other_systems_match_the_paper():
 
 @pytest.mark.parametrize("number", [6, 10])
 def test_only_our_encoding_improves_beyond_the_training_length(number):
-    rows = published.table(number).rows
-    assert published.table(number).split == "valid"
+    rows = published.TABLES[number].rows
+    assert published.TABLES[number].split == "valid"
     assert all(row.ppl_init is None or row.ppl_init >= row.ppl_best for row in rows)
     # "Increasing the attention length during evaluation improves performance only when our ... encoding is used."
     improved = [row for row in rows if row.ppl_init is not None and row.ppl_init > row.ppl_best]

@@ -1,7 +1,9 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +18,9 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
-DEFAULTS: dict[str, Any] = {
-    "cutoffs": [20_000, 40_000, 200_000],
-    "d_model": 1024,
-    "d_embed": 1024,
-    "n_head": 16,
-    "d_head": 64,
-    "d_inner": 4096,
-    "div_val": 4,
-    "pre_lnorm": False,
-    "n_layer": 18,
-    "mem_len": 1600,
-    "tgt_len": 128,  # of the released evaluation of the large model
-    "clamp_len": 1000,
-    "same_length": True,
-    "proj_share_all_but_first": True,
-    "untie_r": True,
-    "tie_word_embeddings": True,
-    "dropout": 0.1,
-    "dropatt": 0.0,
-    "init_std": 0.02,
-    "proj_init_std": 0.01,
-    "layer_norm_epsilon": 1e-5,
-    "memory_start": "zeros",  # a key of txl, which Hugging Face ignores
-}
-"""Values of keys that a configuration leaves out."""
-SAME_VALUES = {
-    "n_layers": "n_layer",
-    "d_model": "d_model",
-    "n_heads": "n_head",
-    "d_head": "d_head",
-    "d_inner": "d_inner",
-    "div_val": "div_val",
-    "dropout": "dropout",
-    "attention_dropout": "dropatt",
-    "norm_eps": "layer_norm_epsilon",
-    "memory_start": "memory_start",
-    "init_std": "init_std",
-    "proj_init_std": "proj_init_std",
-    "cutoffs": "cutoffs",
-    "d_embed": "d_embed",
-    "tie_embeddings": "tie_word_embeddings",
-}
-"""Keys of the configuration whose values are those of a [model] setting, by the name of the setting."""
+DATA = tomllib.loads((files("txlcli.exchange") / "huggingface.toml").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, Any] = DATA["defaults"]
+SAME_VALUES: dict[str, str] = DATA["same_values"]
 
 
 def file_of_weights(directory: Path) -> Path:

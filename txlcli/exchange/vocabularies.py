@@ -75,14 +75,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
-    if not words or not all(isinstance(word, str) and word.encode(errors="ignore").decode() == word for word in words):
+    if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError(f"{path}: does not hold a list of words; {AS_TEXT}")
-    ids = {word: number for number, word in enumerate(words)}
-    if len(ids) < len(words):
-        twice = next(word for number, word in enumerate(words) if ids[word] != number)
-        raise VocabularyError(f"{path}: the word {twice!r} is listed twice; give a list with each word once")
     boundary, unknown = (
-        next((ids[symbol] for symbol in known if symbol in ids), None) for known in (BOUNDARIES, UNKNOWNS)
+        next((words.index(symbol) for symbol in known if symbol in words), None) for known in (BOUNDARIES, UNKNOWNS)
     )
     return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=lower_case)
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Generic, Literal, TypeVar
 
-from txlcli.errors import UsageError
-
 CONTEMPORARY, FINETUNED = "\N{LOZENGE}", "\N{DAGGER}"  # the marks of Tables 1, 4 and 5
 TOP_R = (0.1, 0.5, 1.0)
 """Shares r of hard examples, one per column of Table 8."""
@@ -136,13 +134,6 @@ BENCHMARKS: tuple[Table[Result], ...] = tuple(TABLES[number] for number in range
 """Tables 1 to 5, one per corpus."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}
 """Slowdown (Table 9) by attention length, in rising order."""
-
-
-def table(number: int) -> Table[Any]:
-    """Return the table with that number."""
-    if number not in TABLES:
-        raise UsageError(f"table {number}: the paper's tables of numbers are 1 to {max(TABLES)}")
-    return TABLES[number]
 
 
 def benchmark(corpus: str) -> Table[Result] | None:

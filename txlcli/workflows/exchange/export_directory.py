@@ -1,7 +1,5 @@
 """The directory of an export: rejects directories of other programs, and is filled completely or not at all."""
 
-import contextlib
-import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,41 +11,38 @@ from txlcli.system.locks import exclusive
 DRAFT = ".new"
 
 
-def check_free(directory: Path, files: Collection[str], *, force: bool) -> None:
-    """Reject a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it.
-
-    `files` are the names of all files that exports of this format may write.
-    """
-    held = {path.name for path in directory.iterdir()} - {DRAFT} if directory.is_dir() else set()
-    if held and force and not held <= set(files):
-        other = min(held - set(files))
-        raise ExportError(
-            f"{directory} holds {other}, which no export of this format writes; give another folder, or empty this one"
-        )
-    if (directory.exists() and not directory.is_dir()) or (held and not force):
-        raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
-
-
 def fill(directory: Path, files: Collection[str], write: Callable[[Path], None], *, force: bool) -> tuple[str, ...]:
     """Write the files of an export and remove those of an earlier one; return their names.
 
-    `write` gets a draft directory, so that an error leaves the earlier export as it was.
+    `files` are the names of all files that exports of this format may write. `write` gets a draft directory, so that an
+    error leaves the earlier export as it was.
     """
-    real = Path(os.path.realpath(directory))
-    lock = real.parent / f".{real.name}.lock"
+    real = directory.resolve()
+    lock = real.with_name(f".{real.name}.lock")
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
             try:
-                check_free(directory, files, force=force)
+                _check_free(directory, set(files), force=force)
                 return _fill(directory, files, write)
             finally:
-                with contextlib.suppress(OSError):
-                    lock.unlink()
+                lock.unlink(missing_ok=True)
     except OSError as error:
         raise ExportError(
             f"{directory}: cannot be written ({error.strerror or error}); check the folder and the free space"
         ) from error
+
+
+def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
+    """Reject a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it."""
+    held = {path.name for path in directory.iterdir()} - {DRAFT} if directory.is_dir() else set()
+    if (held and not force) or (directory.exists() and not directory.is_dir()):
+        raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
+    if other := sorted(held - files):
+        raise ExportError(
+            f"{directory} holds {other[0]}, which no export of this format writes; give another folder, or empty this "
+            "one"
+        )
 
 
 def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]) -> tuple[str, ...]:

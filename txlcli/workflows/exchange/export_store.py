@@ -28,6 +28,11 @@ NAMES = {
     "parquet": {"valid": "validation"},
 }
 """Names of splits that a system calls otherwise, by format."""
+WIDE_NOTES = {
+    "nanogpt": "nanoGPT reads uint16 until its train.py is changed; txl reads the files with `dtype` uint32",
+    "llm.c": "the files have the header of llm.c for Llama 3",
+}
+"""Notes on vocabularies with more ids than uint16, by format."""
 ENDINGS = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
@@ -57,7 +62,6 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
     format, force = options.format, options.force
     names = [NAMES[format].get(split, split) for split in SPLITS]
     files = [VOCABULARY, *(name + ending for name in names for ending in ENDINGS.get(format, (BIN,)))]
-    export_directory.check_free(directory, files, force=force)
     tokens = {split: info.tokens for split, info in store.splits.items()}
 
     def write(draft: Path) -> None:
@@ -68,6 +72,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
 
     written = export_directory.fill(directory, files, write, force=force)
     dtype = None if format == "parquet" else token_files.dtype_of(format, store.vocab.size)
+    is_wide = dtype == "uint32" and format in WIDE_NOTES
     return ExportedStore(
         store=str(store.path),
         folder=str(directory),
@@ -76,7 +81,7 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
         dtype=dtype,
         tokens=tokens,
         sha256={split: info.sha256 for split, info in store.splits.items()},
-        notes=tuple(_notes(format, dtype, store.vocab.size)),
+        notes=(f"V = {store.vocab.size:,} needs uint32: {WIDE_NOTES[format]}",) if is_wide else (),
     )
 
 
@@ -115,13 +120,3 @@ def _check_text(store: TokenStore, draft: Path, reporter: Reporter) -> None:
         f"{store.path}: its text would not be prepared to the same ids again ({reason}); export the ids, for example "
         "with `format` nanogpt"
     )
-
-
-def _notes(format: str, dtype: str | None, vocab_size: int) -> Iterator[str]:
-    if dtype == "uint32" and format == "nanogpt":
-        yield (
-            f"V = {vocab_size:,} needs uint32: nanoGPT reads uint16 until its train.py is changed; txl reads the files "
-            "with `dtype` uint32"
-        )
-    if dtype == "uint32" and format == "llm.c":
-        yield f"V = {vocab_size:,} needs uint32: the files have the header of llm.c for Llama 3"

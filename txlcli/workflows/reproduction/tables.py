@@ -29,36 +29,33 @@ class OurResult:
 
 def benchmark(runner: Runner, number: int) -> Section:
     """Make one of Tables 1 to 5: the paper's rows, with our numbers where txl has the model."""
-    paper = published.BENCHMARKS[number - 1]
-    metric, our_results = paper.metric, {}
-    names = TABLES["parts"][f"table{number}"]
-    for part, name in names.items():
-        valid, test = runner.measure(part, "valid", metric), runner.measure(part, "test", metric)
+    paper, our_results = published.BENCHMARKS[number - 1], {}
+    settings = {part: runner.settings(part) for part in parts(f"table{number}")}
+    for part in settings:
+        valid, test = (runner.measure(part, split, paper.metric) for split in ("valid", "test"))
+        name = TABLES["parts"][f"table{number}"][part]
         our_results[name] = OurResult(part, runner.run(part).parameters, valid, test)
-    settings = {part: runner.settings(part) for part in names}
+    rows = []
+    for row in paper.rows:
+        ours = our_results.get(row.name)
+        cells = [f"{ours.parameters:,}", str(ours.valid), str(ours.test)] if ours else [""] * 3
+        rows.append([row.label, *cells, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"])
     (store,) = {model.corpus.store for model in settings.values()}
     text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
     columns = ["system", "parameters", f"valid{text}", f"test{text}"]
     columns += ["paper: parameters", "paper: valid", "paper: test"]
     scored = f", the first {runner.scale.positions:,} tokens of each split" if runner.scale.positions else ""
-    caption = f"{metric}, lower is better. Ours: {runner.averaged}{scored}. Empty: a system that txl does not have."
+    caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}{scored}. Empty: not in txl."
     notes = [runner.scale.description]
     if runner.scale.name != "paper":
         models = [f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items()]
         notes.append(f"Models: {'; '.join(models)}.")
     return Section(
         notes=notes,
-        grids=[Grid(columns, [_benchmark_row(row, our_results.get(row.name)) for row in paper.rows], caption)],
+        grids=[Grid(columns, rows, caption)],
         claims=_claims(paper, our_results),
         data={name: dataclasses.asdict(result) for name, result in our_results.items()},
     )
-
-
-def _benchmark_row(row: published.Result, our_result: OurResult | None) -> list[str]:
-    ours = ["", "", ""]
-    if our_result is not None:
-        ours = [f"{our_result.parameters:,}", str(our_result.valid), str(our_result.test)]
-    return [row.label, *ours, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"]
 
 
 def _claims(paper: published.Table[published.Result], our_results: dict[str, OurResult]) -> list[Claim]:
@@ -122,8 +119,8 @@ def table6(runner: Runner) -> Section:
         value = Measured(tuple(perplexity(losses[length]) for losses in by_seed))
         rows.append(_cells(row, "-", str(value), str(length)))
     section = _section(runner, "table6", rows, models)
-    further_claims = [_check_longer(runner, models[LONGEST]), _check_harmless(runner, models[LONGEST])]
-    return dataclasses.replace(section, claims=section.claims + further_claims)
+    section.claims.extend(check(runner, models[LONGEST]) for check in (_check_longer, _check_harmless))
+    return section
 
 
 def table10(runner: Runner) -> Section:
@@ -137,7 +134,8 @@ def table10(runner: Runner) -> Section:
         steps.append(f"{train.batch_size} x {train.seg_len}")  # segment lengths differ
     note = f"Tokens per step (batch size x segment length), row by row: {', '.join(steps)}."
     section = _section(runner, "table10", rows, models)
-    return dataclasses.replace(section, notes=[*section.notes, note])
+    section.notes.append(note)
+    return section
 
 
 def _measure(runner: Runner, part: str) -> Lengths:
