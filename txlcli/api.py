@@ -181,7 +181,8 @@ class LoadedRun:
         data = text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
         encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
         settings = self._settings(mem_len, batch_size=1)
-        scores = scoring.score(self.model, encoded.inputs, encoded.targets, settings, precision=self._opened.precision)
+        stream = scoring.Stream(self.model, encoded.inputs, encoded.targets, settings, self._opened.precision)
+        scores = scoring.score(stream)
         measures = metrics.measures(scores.total_nats, encoded.scored)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),

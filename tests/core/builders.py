@@ -14,6 +14,7 @@ from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.reading.decoder import Decoder, Graphs
 from txlcli.core.reading.reader import Reading
+from txlcli.core.reading.scoring import Stream
 
 V = 19
 POSITIONS = {
@@ -89,6 +90,12 @@ def close(given, expected, *, atol=1e-10):
 
 def draw_tokens(lanes, count, *, vocab_size=V, seed=2):
     return torch.randint(vocab_size, (lanes, count), generator=torch.Generator().manual_seed(seed))
+
+
+def draw_stream(count, settings, model=None, **options):
+    """A random text of so many predicted tokens, of a small model unless another is given."""
+    tokens = draw_tokens(1, count + 1)[0].numpy()
+    return Stream(model or small_model(), tokens[:-1], tokens[1:], settings, **options)
 
 
 def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None, **more):

@@ -22,6 +22,7 @@ from txlcli.core.kernels.normalizer import SpareGradient, normalize
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
 from txlcli.core.model.backends import make_backend
+from txlcli.core.reading.scoring import Stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -234,11 +235,9 @@ def test_dynamic_evaluation_in_tf32_is_close_to_that_in_fp32():
     model = small_model(dtype=torch.float32).to(CUDA)
     ids = draw_tokens(1, 400)[0].numpy()
     rms = [torch.ones_like(parameter) for parameter in model.parameters()]
-    settings = EvalSettings(seg_len=16, mem_len=32, batch_size=1)
+    settings, dynamic = EvalSettings(seg_len=16, mem_len=32, batch_size=1), DynamicSettings(lr=1e-3, decay=1e-3)
     of_fp32, of_tf32 = (
-        score_dynamic(
-            model, ids[:-1], ids[1:], settings, DynamicSettings(lr=1e-3, decay=1e-3), rms, precision=precision
-        ).total_nats
+        score_dynamic(Stream(model, ids[:-1], ids[1:], settings, precision), dynamic, rms).total_nats
         for precision in ("fp32", "tf32")
     )
     assert of_tf32 == pytest.approx(of_fp32, rel=1e-2)

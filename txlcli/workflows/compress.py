@@ -21,7 +21,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.measures import compression
 from txlcli.core.measures.adaptation import DynamicSettings
 from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor, SymbolCoder
-from txlcli.core.reading.scoring import Lanes, score_total
+from txlcli.core.reading.scoring import Lanes, Stream, score_total
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile, CompressionHeader
 from txlcli.data.vocabulary import Vocab
@@ -264,7 +264,8 @@ def _lane_cost(opened: OpenRun, settings: EvalSettings, text: CodedText, workspa
     for batch_size in (settings.batch_size, 1):
         changed = dataclasses.replace(settings, batch_size=batch_size)
         with workspace.reporter.progress(f"{batch_size} lanes", total=len(targets), unit="tokens") as bar:
-            nats.append(score_total(opened.model, inputs, targets, changed, on_tokens=bar.reach).nats)
+            stream = Stream(opened.model, inputs, targets, changed, on_tokens=bar.reach)
+            nats.append(score_total(stream).nats)
     return metrics.bits(nats[0] - nats[1])
 
 

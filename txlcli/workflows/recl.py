@@ -14,6 +14,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
 from txlcli.core.measures.recl import Recl, gains, recl
+from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.data.context_file import ContextFile, Facts
 from txlcli.errors import RunError, TrainingError, UsageError
@@ -238,16 +239,10 @@ def _compute(
 ) -> None:
     """Compute the losses of one model at a context length, and save them."""
     opened = member.opened
-    batches = context_losses(
-        opened.model,
-        text.inputs,
-        text.targets,
-        positions,
-        member.settings,
-        context_len=context_len,
-        windows=batch_size or windows_at_once(opened.model.device, context_len),
-        precision=opened.precision,
-    )
+    windows = batch_size or windows_at_once(opened.model.device, context_len)
+    settings = dataclasses.replace(member.settings, batch_size=windows)
+    stream = Stream(opened.model, text.inputs, text.targets, settings, opened.precision)
+    batches = context_losses(stream, positions, context_len=context_len)
     try:
         for part, losses in batches:
             if not np.isfinite(losses).all():

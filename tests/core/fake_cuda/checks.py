@@ -29,7 +29,7 @@ from txlcli.core.measures.contexts import context_losses
 from txlcli.core.reading.decoder import Decoder, Graphs
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
-from txlcli.core.reading.scoring import score
+from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 
@@ -118,18 +118,15 @@ def evaluation(case, method):
     with pretending() as watch:
         model = build(case, settings, CUDA)
         if method == "score":
-            score(model, read, wanted, eval_settings, precision="bf16")
+            score(Stream(model, read, wanted, eval_settings, precision="bf16"))
         elif method == "cache":
-            score_with_cache(model, read, wanted, eval_settings, size=100, thetas=[1.0, 2.0], precision="bf16")
+            score_with_cache(Stream(model, read, wanted, eval_settings, precision="bf16"), size=100, thetas=[1.0, 2.0])
         elif method == "contexts":
-            list(
-                context_losses(
-                    model, read, wanted, positions, eval_settings, context_len=47, windows=4, precision="bf16"
-                )
-            )
+            stream = Stream(model, read, wanted, dataclasses.replace(settings.eval, batch_size=4), "bf16")
+            list(context_losses(stream, positions, context_len=47))
         else:
             windows = dataclasses.replace(settings.eval, seg_len=43, mem_len=0)
-            score_windows(model, read, wanted, windows, stride=13, precision="bf16")
+            score_windows(Stream(model, read, wanted, windows, precision="bf16"), stride=13)
     return watch.waits
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.core.builders import V, draw_tokens, small_model, small_rnn
+from tests.core.builders import V, draw_stream, draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     FLATNESS_STEPS,
@@ -23,7 +23,7 @@ from txlcli.core.measures.adaptation import (
     theta_candidates,
 )
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.reading.scoring import score
+from txlcli.core.reading.scoring import Stream, score
 
 B, L, M, SIZE = 2, 5, 7, 6
 SETTINGS = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=20)
@@ -31,14 +31,14 @@ ONE_LANE = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
 close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
-def stream(count, seed=2):
-    tokens = draw_tokens(1, count + 1, seed=seed)[0].numpy()
-    return tokens[:-1], tokens[1:]
+def repetitive(model, periods):
+    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), periods)
+    return Stream(model, tokens[:-1], tokens[1:], ONE_LANE)
 
 
-def ones(model):
-    """RMS of the gradients, all 1."""
-    return [torch.ones_like(parameter) for parameter in model.parameters()]
+def rms_of(model, size=1.0):
+    """RMS of the gradients, all of this size."""
+    return [torch.full_like(parameter, size) for parameter in model.parameters()]
 
 
 def draw(*shape, seed=3):
@@ -64,25 +64,22 @@ def test_the_cache_weights_the_tokens_that_followed_similar_states(parts):
 
 
 def test_the_mixture_sums_to_one_over_the_vocabulary():
-    model, (inputs, targets) = small_model(), stream(9)
-    total = np.zeros(9)
+    text, total = draw_stream(9, EvalSettings(seg_len=3, mem_len=M, batch_size=1)), np.zeros(9)
     for token in range(V):
         # Only the last target is replaced, so that the cache before it stays what it was.
-        wanted = np.concatenate([targets[:-1], [token]])
-        scores, cached = score_with_cache(
-            model, inputs, wanted, EvalSettings(seg_len=3, mem_len=M, batch_size=1), size=SIZE, thetas=[0.1]
-        )
+        changed = dataclasses.replace(text, targets=np.concatenate([text.targets[:-1], [token]]))
+        scores, cached = score_with_cache(changed, size=SIZE, thetas=[0.1])
         total += np.exp(-mixed_losses(scores.losses_nats, cached[0], 0.3))
     assert total[-1] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_cache_does_not_change_the_losses_of_the_model():
-    model, (inputs, targets) = small_model(), stream(23)
-    scores, cached = score_with_cache(model, inputs, targets, SETTINGS, size=SIZE, thetas=[0.1, 0.2])
-    expected = score(model, inputs, targets, SETTINGS).losses_nats
-    close(scores.losses_nats, expected, rtol=1e-06)
+    text = draw_stream(23, SETTINGS)
+    scores, cached = score_with_cache(text, size=SIZE, thetas=[0.1, 0.2])
+    expected = score(text).losses_nats
+    close(scores.losses_nats, expected, rtol=1e-6)
     assert cached.shape == (2, 23)
-    close(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-06)
+    close(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-6)
     for start in (0, 12):  # the cache of a lane is empty, so that a mixture changes nothing
         assert mixed_losses(scores.losses_nats, cached[0], 0.5)[start] == pytest.approx(expected[start], rel=1e-5)
 
@@ -95,44 +92,40 @@ def test_the_search_returns_the_parameters_with_the_lowest_loss():
 
 
 def test_a_cache_improves_the_loss_of_a_repetitive_text():
-    model = small_model(std=0.02, dtype=torch.float32)  # untrained
-    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 20)
-    inputs, targets = tokens[:-1], tokens[1:]
-    thetas = theta_candidates(model, inputs, ONE_LANE)
+    text = repetitive(small_model(std=0.02, dtype=torch.float32), 20)  # untrained
+    thetas = theta_candidates(text.model, text.inputs, ONE_LANE)
     assert thetas == sorted(thetas)
     assert min(thetas) > 0
-    scores, cached = score_with_cache(model, inputs, targets, ONE_LANE, size=50, thetas=thetas)
+    scores, cached = score_with_cache(text, size=50, thetas=thetas)
     theta, share = search_cache(scores.losses_nats, cached, thetas)
     row = cached[thetas.index(theta)]
     assert mixed_losses(scores.losses_nats, row, share).mean() < 0.8 * scores.losses_nats.mean()
 
 
 def test_candidates_of_theta_use_the_hidden_states_of_the_given_settings():
-    model, (inputs, targets) = small_model(), stream(17)
     near = EvalSettings(seg_len=17, mem_len=M, batch_size=1, max_distance=1)
-    states = []
-    score(model, inputs, targets, near, on_segment=lambda hidden, *_: states.append(hidden))
+    text, states = draw_stream(17, near), []
+    score(text, on_segment=lambda hidden, *_: states.append(hidden))
     products = (states[0][0] @ states[0][0].mT)[torch.tril_indices(17, 17, -1).unbind()]
     expected = [step / float(products.std()) for step in FLATNESS_STEPS]
-    assert theta_candidates(model, inputs, near) == pytest.approx(expected, rel=1e-9)
+    assert theta_candidates(text.model, text.inputs, near) == pytest.approx(expected, rel=1e-9)
     far = dataclasses.replace(near, max_distance=20)
-    assert theta_candidates(model, inputs, far) != pytest.approx(expected, rel=1e-3)
+    assert theta_candidates(text.model, text.inputs, far) != pytest.approx(expected, rel=1e-3)
 
 
 def test_dynamic_evaluation_equals_its_definition():
-    model, (inputs, targets) = small_model(), stream(17)
-    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=1, max_distance=20)
-    dynamic = DynamicSettings(lr=0.01, decay=0.1)
+    text = draw_stream(17, dataclasses.replace(SETTINGS, batch_size=1))
+    model, dynamic = text.model, DynamicSettings(lr=0.01, decay=0.1)
     rms = [torch.full_like(parameter, 0.1 * (number + 1)) for number, parameter in enumerate(model.parameters())]
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    given = score_dynamic(model, inputs, targets, settings, dynamic, rms).losses_nats
+    given = score_dynamic(text, dynamic, rms).losses_nats
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
     typical = float(torch.cat([one.flatten() for one in rms]).mean())
     adapted, expected = small_model(), []
     memory = adapted.first_memory(1, M)
     for first in range(0, 17, L):
-        read, wanted = (torch.from_numpy(part[first : first + L])[None] for part in (inputs, targets))
+        read, wanted = (torch.from_numpy(part[first : first + L])[None] for part in (text.inputs, text.targets))
         hidden, memory = adapted(read, memory, mem_len=M, key_limit=M, max_distance=20)
         losses = adapted.losses(hidden, wanted)
         expected += losses[0].tolist()
@@ -150,40 +143,38 @@ def test_auxiliary_classifiers_do_not_change_dynamic_evaluation():
     vanilla, plain = small_model(auxiliary_losses=True, **kind), small_model(**kind)
     plain.load_state_dict(vanilla.state_dict(), strict=False)
     settings, dynamic = EvalSettings(seg_len=L, mem_len=0, batch_size=1), DynamicSettings(lr=0.1, decay=0.1)
-    inputs, targets = stream(17)
-    segments = [(torch.from_numpy(inputs[:L])[None], torch.from_numpy(targets[:L])[None])]
-    with_them, without = (
-        score_dynamic(model, inputs, targets, settings, dynamic, gradient_rms(model, iter(segments), settings))
-        for model in (vanilla, plain)
-    )
-    np.testing.assert_array_equal(with_them.losses_nats, without.losses_nats)
+    losses = []
+    for model in (vanilla, plain):
+        text = draw_stream(17, settings, model)
+        segment = [torch.from_numpy(part[:L])[None] for part in (text.inputs, text.targets)]
+        losses.append(score_dynamic(text, dynamic, gradient_rms(model, iter([segment]), settings)).losses_nats)
+    np.testing.assert_array_equal(*losses)
 
 
 @pytest.mark.parametrize("lr", [0.0, 1e-30])
 def test_with_steps_of_length_zero_dynamic_evaluation_equals_plain_evaluation(lr):
-    model, (inputs, targets) = small_model(), stream(23)
-    given = score_dynamic(model, inputs, targets, SETTINGS, DynamicSettings(lr=lr, decay=0.0), ones(model))
-    close(given.losses_nats, score(model, inputs, targets, SETTINGS).losses_nats)
+    text = draw_stream(23, SETTINGS)
+    given = score_dynamic(text, DynamicSettings(lr=lr, decay=0.0), rms_of(text.model))
+    close(given.losses_nats, score(text).losses_nats)
 
 
 def test_dynamic_evaluation_uses_the_requested_precision():
-    model, (inputs, targets) = small_model(dtype=torch.float32), stream(23)
-    rms = ones(model)
+    model, dynamic = small_model(dtype=torch.float32), DynamicSettings(lr=1e-3, decay=0.0)
     exact, short = (
-        score_dynamic(model, inputs, targets, SETTINGS, DynamicSettings(lr=1e-3, decay=0.0), rms, precision=precision)
+        score_dynamic(draw_stream(23, SETTINGS, model=model, precision=precision), dynamic, rms_of(model)).losses_nats
         for precision in ("fp32", "bf16")
     )
-    assert not np.array_equal(exact.losses_nats, short.losses_nats)
-    close(exact.losses_nats, short.losses_nats, atol=0.1)
+    assert not np.array_equal(exact, short)
+    close(exact, short, atol=0.1)
 
 
 def test_embeddings_of_words_unseen_in_training_change_slowly():
     # Their gradients were 0 in training; divided by that alone, the first step would be far too large.
-    model, (inputs, targets) = small_model(), stream(17)
-    rms = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
+    text = draw_stream(17, ONE_LANE)
+    rms = rms_of(text.model, 1e-3)
     rms[0].zero_()
-    moved = score_dynamic(model, inputs, targets, ONE_LANE, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
-    still = score(model, inputs, targets, ONE_LANE).losses_nats
+    moved = score_dynamic(text, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
+    still = score(text).losses_nats
     assert not np.array_equal(moved, still)
     close(moved, still, atol=0.5)
 
@@ -191,17 +182,15 @@ def test_embeddings_of_words_unseen_in_training_change_slowly():
 def test_padding_of_the_last_lane_does_not_train_the_model():
     # 21 tokens in five lanes of 5: the last four positions of the last lane are padding, with segments after them.
     # Lanes are padded with token 0. If tokens 0 and 1 change places in model and text, the padding becomes token 1.
-    swap = torch.tensor([1, 0, *range(2, V)])
-    model, swapped, (inputs, targets) = small_model(), small_model(), stream(21)
+    swap, dynamic = torch.tensor([1, 0, *range(2, V)]), DynamicSettings(lr=0.1, decay=0.0)
+    text, swapped = draw_stream(21, EvalSettings(seg_len=2, mem_len=M, batch_size=5)), small_model()
     with torch.no_grad():
         for rows in (swapped.embedding.tables[0], swapped.softmax.biases[0]):
             rows.copy_(rows[swap])
-    rms = ones(model)
-    settings, dynamic = EvalSettings(seg_len=2, mem_len=M, batch_size=5), DynamicSettings(lr=0.1, decay=0.0)
-    one = score_dynamic(model, inputs, targets, settings, dynamic, rms).losses_nats
-    other = score_dynamic(swapped, swap.numpy()[inputs], swap.numpy()[targets], settings, dynamic, rms).losses_nats
-    assert len(one) == 21
-    close(one, other, rtol=1e-06)
+    other = Stream(swapped, swap.numpy()[text.inputs], swap.numpy()[text.targets], text.settings)
+    losses = [score_dynamic(each, dynamic, rms_of(each.model)).losses_nats for each in (text, other)]
+    assert len(losses[0]) == 21
+    close(*losses, rtol=1e-6)
 
 
 def test_gradient_rms_is_the_root_mean_square_over_segments():
@@ -220,24 +209,20 @@ def test_gradient_rms_is_the_root_mean_square_over_segments():
 
 def test_gradients_of_an_lstm_are_computed_in_training_mode_without_dropout():
     # cuDNN requires it; on a CPU the mode of an LSTM without dropout changes nothing.
-    model, (inputs, targets) = small_rnn("lstm", dropout=0.5, word_dropout=0.5), stream(23)
-    modes = {nn.LSTM: set(), Dropout: set()}
+    model, modes = small_rnn("lstm", dropout=0.5, word_dropout=0.5), {nn.LSTM: set(), Dropout: set()}
     for module in model.modules():
         if type(module) in modes:
             module.register_forward_pre_hook(lambda module, _: modes[type(module)].add(module.training))
     segments = [(draw_tokens(B, L), draw_tokens(B, L, seed=9))]
-    settings = EvalSettings(seg_len=L, mem_len=0, batch_size=1)
-    rms = gradient_rms(model, iter(segments), settings)
-    given = score_dynamic(model, inputs, targets, settings, DynamicSettings(lr=1e-30, decay=0.0), rms)
+    text = draw_stream(23, EvalSettings(seg_len=L, mem_len=0, batch_size=1), model)
+    rms = gradient_rms(model, iter(segments), text.settings)
+    given = score_dynamic(text, DynamicSettings(lr=1e-30, decay=0.0), rms)
     assert modes == {nn.LSTM: {True}, Dropout: {False}}
     assert not any(module.training for module in model.modules())
-    close(given.losses_nats, score(model, inputs, targets, settings).losses_nats)
+    close(given.losses_nats, score(text).losses_nats)
 
 
 def test_dynamic_evaluation_improves_on_a_repetitive_text():
-    model = small_model(std=0.1)
-    tokens = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6]), 40)
-    inputs, targets = tokens[:-1], tokens[1:]
-    dynamic = DynamicSettings(lr=0.05, decay=0.0)
-    losses = score_dynamic(model, inputs, targets, ONE_LANE, dynamic, ones(model)).losses_nats
+    text = repetitive(small_model(std=0.1), 40)
+    losses = score_dynamic(text, DynamicSettings(lr=0.05, decay=0.0), rms_of(text.model)).losses_nats
     assert losses[-50:].mean() < 0.7 * losses[:50].mean()

@@ -20,7 +20,7 @@ from txlcli.core.measures.compression import (
     code_text,
 )
 from txlcli.core.model.registry import make_model
-from txlcli.core.reading.scoring import Lanes, score
+from txlcli.core.reading.scoring import Lanes, Stream, score
 
 VOCAB, COUNT = 37, 503
 SETTINGS = EvalSettings(seg_len=7, mem_len=11, batch_size=3, same_length="off", max_distance=13)
@@ -88,7 +88,7 @@ def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_setti
     expected = 0.0
     for first in range(0, COUNT, lanes.length):
         lane = ids[first : first + lanes.length]
-        scores = score(model, lane[:-1], lane[1:], dataclasses.replace(settings, batch_size=1))
+        scores = score(Stream(model, lane[:-1], lane[1:], dataclasses.replace(settings, batch_size=1)))
         expected += scores.total_nats / math.log(2) + math.log2(VOCAB)
     assert coder.bits == pytest.approx(expected, rel=1e-6)
     assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
@@ -103,7 +103,7 @@ def test_dynamic_evaluation_takes_the_steps_of_whole_segments(changes):
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
     predictor = DynamicPredictor(model, settings, lanes, DYNAMIC, rms, before=0)
     coder = encoded(predictor, CodedText(ids.copy()))
-    scores = score_dynamic(model, ids[:-1], ids[1:], settings, DYNAMIC, rms)
+    scores = score_dynamic(Stream(model, ids[:-1], ids[1:], settings), DYNAMIC, rms)
     assert coder.bits == pytest.approx(scores.total_nats / math.log(2) + math.log2(VOCAB), rel=1e-6)
 
 

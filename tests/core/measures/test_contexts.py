@@ -1,5 +1,7 @@
 """Losses from exactly c tokens, against a loop over positions that reads them one by one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tests.core.builders import draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
 from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.scoring import Stream
 from txlcli.errors import UsageError
 
 T = 41
@@ -41,7 +44,7 @@ CASES = {
 }
 
 
-def stream():
+def texts():
     tokens = draw_tokens(1, T + 1)[0].numpy()
     return tokens[:-1], tokens[1:]
 
@@ -66,10 +69,9 @@ def by_definition(case, model, settings, context):
 
 
 def losses_of(model, settings, positions, context_len, windows=3):
-    inputs, targets = stream()
-    batches = list(
-        context_losses(model, inputs, targets, positions, settings, context_len=context_len, windows=windows)
-    )
+    inputs, targets = texts()
+    stream = Stream(model, inputs, targets, dataclasses.replace(settings, batch_size=windows))
+    batches = list(context_losses(stream, positions, context_len=context_len))
     return np.concatenate([part for part, _ in batches]), np.concatenate([losses for _, losses in batches])
 
 
@@ -81,7 +83,7 @@ def test_a_loss_is_that_of_the_model_after_exactly_c_tokens(case, context_len, w
     positions = np.array([28, 31, 32, 36, 40])
     read = read_length(model, settings, context_len)
     scored, losses = losses_of(model, settings, positions, read, windows)
-    inputs, targets = stream()
+    inputs, targets = texts()
     with torch.no_grad():
         expected = [
             -by_definition(case, model, settings, inputs[position + 1 - read : position + 1])[targets[position]].item()
@@ -95,10 +97,10 @@ def test_a_loss_is_that_of_the_model_after_exactly_c_tokens(case, context_len, w
 def test_the_loss_depends_on_the_first_token_of_the_context_and_on_none_before_it(case):
     make, settings = CASES[case]
     model, positions, context_len = make(), np.array([20]), 6
-    inputs, targets = (part.copy() for part in stream())
+    inputs, targets = (part.copy() for part in texts())
 
     def loss():
-        (result,) = context_losses(model, inputs, targets, positions, settings, context_len=context_len, windows=1)
+        (result,) = context_losses(Stream(model, inputs, targets, settings), positions, context_len=context_len)
         return result[1][0]
 
     before = loss()

@@ -24,6 +24,10 @@ B, L, M = 3, 5, 7
 LARGE = {"n_layers": 4, "d_model": 48, "n_heads": 3, "d_head": 16, "d_inner": 101}
 
 
+def deep(**changed):
+    return model_settings(n_layers=5, **changed)
+
+
 def train_settings(**changed):
     return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": B, "max_steps": 1, **changed})
 
@@ -115,47 +119,41 @@ def test_memory_takes_four_bytes_per_value_and_two_if_only_products_read_it(sett
     assert step_bytes(settings, V, train_settings(**changed)).memory == B * size
 
 
-@pytest.mark.parametrize("window", [4, M + 1, 100])
-def test_a_window_keeps_fewer_activations(window):
-    settings = model_settings(window=window, dropout=0.5)
-    assert activations(settings) == saved_by_a_step(settings)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_activations_equal_those_of_a_real_step(dropout, accumulate, precision):
-    settings, changed = model_settings(dropout=dropout, attention_dropout=dropout), {"precision": precision}
-    assert activations(settings, accumulate=accumulate, **changed) == saved_by_a_step(
-        settings, accumulate=accumulate, **changed
-    )
+@pytest.mark.parametrize(
+    "changed", [{}, {"dropout": 0.5, "attention_dropout": 0.5}, *({"window": window} for window in (4, M + 1, 100))]
+)
+def test_activations_equal_those_of_a_real_step(changed, accumulate, precision):
+    settings, train = model_settings(**changed), {"accumulate": accumulate, "precision": precision}
+    assert activations(settings, **train) == saved_by_a_step(settings, **train)
+
+
+COMPRESSIVE = {"arch": "compressive", "compressed_len": 3}
 
 
 @pytest.mark.parametrize(
-    ("changed", "precision"),
+    ("settings", "precision"),
     sampled(
         3,
         [
-            {"block": "modern"},
-            {"block": "modern", "norm": "pre"},
-            {"gating": "gru", "norm": "pre"},
-            {"memory_source": "layer_output"},
-            {"memory_source": "layer_output", "norm": "pre"},
-            {"arch": "compressive", "compressed_len": 3, "compression_rate": L},
-            {"arch": "compressive", "compressed_len": 3, "compression_rate": L, "norm": "pre"},
-            {"arch": "compressive", "compressed_len": 3, "compression": "max"},
-            {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2},
-            {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 2, "norm": "pre"},
-            {"arch": "qrnn"},
+            model_settings(dropout=0.5, block="modern"),
+            model_settings(dropout=0.5, block="modern", norm="pre"),
+            model_settings(dropout=0.5, gating="gru", norm="pre"),
+            model_settings(dropout=0.5, memory_source="layer_output"),
+            model_settings(dropout=0.5, memory_source="layer_output", norm="pre"),
+            model_settings(dropout=0.5, **COMPRESSIVE, compression_rate=L),
+            model_settings(dropout=0.5, **COMPRESSIVE, compression_rate=L, norm="pre"),
+            model_settings(dropout=0.5, **COMPRESSIVE, compression="max"),
+            model_settings(dropout=0.5, arch="rmt", segment_len=L, n_memory_tokens=2),
+            model_settings(dropout=0.5, arch="rmt", segment_len=2, n_memory_tokens=2, norm="pre"),
+            rnn_settings("qrnn", dropout=0.5),
         ],
         ["fp32", "bf16"],
     ),
-    ids=str,
 )
-def test_activations_of_other_layers_equal_those_of_a_real_step(changed, precision):
-    qrnn = changed == {"arch": "qrnn"}
-    settings = rnn_settings("qrnn", dropout=0.5) if qrnn else model_settings(dropout=0.5, **changed)
-    train = {"precision": precision} | ({"mem_len": 0} if qrnn else {})
+def test_activations_of_other_layers_equal_those_of_a_real_step(settings, precision):
+    train = {"precision": precision, "mem_len": M if settings.has_attention else 0}
     assert activations(settings, **train) == saved_by_a_step(settings, **train)
 
 
@@ -167,16 +165,10 @@ SHORT, LONG = {"batch_size": 7}, {"batch_size": 2}
     sampled(
         8,
         [
-            (model_settings(n_layers=5), SHORT),
-            (
-                model_settings(n_layers=5, norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True),
-                SHORT,
-            ),
-            (
-                model_settings(n_layers=5, position="learned", n_positions=5, auxiliary_losses=True),
-                {**SHORT, "mem_len": 0},
-            ),
-            (model_settings(n_layers=5, position="shaw", n_positions=5), SHORT),
+            (deep(), SHORT),
+            (deep(norm="pre", dropout=0.1, attention_dropout=0.1, variational_dropout=True), SHORT),
+            (deep(position="learned", n_positions=5, auxiliary_losses=True), {**SHORT, "mem_len": 0}),
+            (deep(position="shaw", n_positions=5), SHORT),
             (rnn_settings("lstm", n_layers=5), {**SHORT, "mem_len": 0}),
             (rnn_settings("qrnn", n_layers=5), {**SHORT, "mem_len": 0}),
             (model_settings(), {**LONG, "seg_len": 1500, "mem_len": 1100}),
@@ -191,7 +183,7 @@ SHORT, LONG = {"batch_size": 7}, {"batch_size": 2}
             (model_settings(gating="gru", norm="pre", dropout=0.1), {**LONG, "seg_len": 1100, "mem_len": 64}),
             (model_settings(window=5000), {**LONG, "seg_len": 97, "mem_len": 1700}),
             (rnn_settings("lstm"), {**LONG, "seg_len": 1500, "mem_len": 0}),
-            (model_settings(n_layers=5), {"batch_size": 25, "seg_len": 409, "mem_len": 131}),
+            (deep(), {"batch_size": 25, "seg_len": 409, "mem_len": 131}),
         ],
         ["fp32", "bf16"],
     ),
@@ -284,9 +276,9 @@ def test_logits_take_the_bytes_of_a_number_per_target_and_id_unless_computed_aga
 
 
 def test_auxiliary_classifiers_and_recurrent_models_have_logits_of_their_own():
-    train, settings = train_settings(mem_len=0), model_settings(n_layers=5)
-    auxiliary = model_settings(n_layers=5, position="learned", n_positions=L, auxiliary_losses=True)
-    assert logit_bytes(auxiliary, V, train) > 5 * logit_bytes(settings, V, train)
+    train = train_settings(mem_len=0)
+    auxiliary = deep(position="learned", n_positions=L, auxiliary_losses=True)
+    assert logit_bytes(auxiliary, V, train) > 5 * logit_bytes(deep(), V, train)
     assert logit_bytes(rnn_settings("lstm"), V, train) == 4 * B * L * V
 
 
@@ -313,20 +305,22 @@ def peak_of_real_steps(settings, vocab_size, train):
 
 
 @pytest.mark.parametrize(
-    ("model", "changed"),
-    [
-        (model_settings(**LARGE), {}),
-        pytest.param(model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}, marks=pytest.mark.slow),
-        pytest.param(
-            model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}, marks=pytest.mark.slow
-        ),
-        pytest.param(model_settings(**LARGE), {"recompute": True}, marks=pytest.mark.slow),
-        pytest.param(model_settings(**LARGE), {"accumulate": 3}, marks=pytest.mark.slow),
-        pytest.param(model_settings(**LARGE, norm="pre"), {"precision": "bf16"}, marks=pytest.mark.slow),
-        pytest.param(rnn_settings("qrnn", n_layers=4), {"mem_len": 0}, marks=pytest.mark.slow),
-    ],
+    "model_and_changes",
+    sampled(
+        7,
+        [
+            (model_settings(**LARGE), {}),
+            (model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}),
+            (model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}),
+            (model_settings(**LARGE), {"recompute": True}),
+            (model_settings(**LARGE), {"accumulate": 3}),
+            (model_settings(**LARGE, norm="pre"), {"precision": "bf16"}),
+            (rnn_settings("qrnn", n_layers=4), {"mem_len": 0}),
+        ],
+    ),
 )
-def test_the_forecast_is_within_a_tenth_of_a_real_step(model, changed):
+def test_the_forecast_is_within_a_tenth_of_a_real_step(model_and_changes):
+    model, changed = model_and_changes
     train = train_settings(**{"seg_len": 37, "mem_len": 41, "batch_size": 12, **changed})
     assert step_bytes(model, 307, train).total == pytest.approx(peak_of_real_steps(model, 307, train), rel=0.1)
 

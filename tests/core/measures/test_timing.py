@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import time
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -110,17 +110,9 @@ def test_the_peak_is_above_the_rate_of_scalar_operations():
     assert 1e9 < timing.peak_flops_per_s(CPU, "fp32", repeat=1) < 1e15
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of the first layer's attention, by a model or by a copy of it that a reader made."""
-
-    rows: int
-    tokens: int
-    keys_before: int
-    reach: int
-    distances: int
-    """Distances with an encoding of their own."""
-    key_address: int
+Call = namedtuple("Call", ["rows", "tokens", "keys_before", "reach", "distances", "key_address"])
+"""One call of the first layer's attention, by a model or by a copy of it that a reader made; `distances` have an
+encoding of their own."""
 
 
 def observed_model():

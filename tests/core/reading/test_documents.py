@@ -10,7 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.documents import Document, score_documents, score_in_windows
-from txlcli.core.reading.scoring import score
+from txlcli.core.reading.scoring import Stream, score
 
 WINDOWS = EvalSettings(seg_len=7, mem_len=0)
 close = partial(np.testing.assert_allclose, rtol=1e-5)
@@ -45,7 +45,7 @@ def test_documents_side_by_side_have_the_losses_of_each_alone(name, batch_size):
     for document, result in zip(documents(), of_all, strict=True):
         assert len(result.losses_nats) == len(document.targets)
         if len(document.targets):
-            alone = score(model, document.inputs, document.targets, settings).losses_nats
+            alone = score(Stream(model, document.inputs, document.targets, settings)).losses_nats
             close(result.losses_nats, alone, rtol=1e-06)
 
 

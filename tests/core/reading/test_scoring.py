@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import V, draw_tokens, small_model
+from tests.core.builders import V, draw_stream, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import (
     Scores,
+    Stream,
     attention_span,
     attention_span_in,
     score,
@@ -29,14 +30,8 @@ L, M = 5, 7
 close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
-def draw_stream(count, *, vocab_size=V):
-    """Inputs and targets (T,): target t is input t + 1."""
-    ids = draw_tokens(1, count + 1, vocab_size=vocab_size)[0].numpy()
-    return scored_stream(ids, None)
-
-
-def reading(lanes):
-    return EvalSettings(seg_len=L, mem_len=M, batch_size=lanes)
+def lanes_of(number):
+    return EvalSettings(seg_len=L, mem_len=M, batch_size=number)
 
 
 def bigram_model():
@@ -54,16 +49,12 @@ def bigram_model():
 @example(lanes=7, seg_len=11, count=3)
 def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
     # A loss of this model depends on one input and its target only, so it says which pair was scored where.
-    model = bigram_model()
-    inputs, targets = draw_stream(count)
+    model, seen = bigram_model(), []
     with torch.no_grad():
         table = model.log_probs(model(torch.arange(V)[:, None], model.first_memory(V, 0), mem_len=0)[0])[:, 0]
-    expected = -table[inputs, targets]
-    seen = []
-    scores = score(
-        model, inputs, targets, EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes), on_tokens=seen.append
-    )
-    close(scores.losses_nats, expected)
+    settings = EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes)
+    text = draw_stream(count, settings, model, on_tokens=seen.append)
+    close(score(text).losses_nats, -table[text.inputs, text.targets])
     assert seen == sorted(seen)
     assert seen[-1] == count
 
@@ -80,30 +71,25 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
     ],
 )
 def test_one_lane_gives_the_losses_of_the_oracle(same_length, changed, mem_len, max_distance, lengths):
-    model, (inputs, targets) = small_model(**changed), draw_stream(sum(lengths))
-    limits = {"key_limit": {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None}
-    limits["max_distance"] = max_distance
-    log_probs, _ = oracle.read_segments(model, torch.from_numpy(inputs)[None], lengths, mem_len=mem_len, **limits)
-    settings = EvalSettings(
-        seg_len=L, mem_len=mem_len, batch_size=1, max_distance=max_distance, same_length=same_length
-    )
-    scores = score(model, inputs, targets, settings)
-    close(scores.losses_nats, reference.cross_entropy_nats(log_probs[0], targets.tolist()))
+    model, sizes = small_model(**changed), {"mem_len": mem_len, "max_distance": max_distance}
+    text = draw_stream(sum(lengths), EvalSettings(seg_len=L, batch_size=1, same_length=same_length, **sizes), model)
+    limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
+    log_probs, _ = oracle.read_segments(model, torch.from_numpy(text.inputs)[None], lengths, key_limit=limit, **sizes)
+    scores = score(text)
+    close(scores.losses_nats, reference.cross_entropy_nats(log_probs[0], text.targets.tolist()))
     assert scores.lanes == 1
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
 def test_the_buffer_is_no_longer_than_a_lane_can_fill(same_length):
-    model = small_model()
-    inputs, targets = draw_stream(23)
     far = EvalSettings(seg_len=9_999_999, mem_len=9_999_999, batch_size=2, max_distance=4, same_length=same_length)
     whole = dataclasses.replace(far, seg_len=12, mem_len=29)
     fitting = dataclasses.replace(far, seg_len=12, mem_len=12)
-    assert make_reader(model, fitting, batch_size=2).capacity == 24
+    assert make_reader(small_model(), fitting, batch_size=2).capacity == 24
     losses, allocated = [], []
-    for settings in (far, whole, fitting):
+    for text in (draw_stream(23, settings) for settings in (far, whole, fitting)):
         with AllocationCounter() as counter:
-            losses.append(score(model, inputs, targets, settings).losses_nats)
+            losses.append(score(text).losses_nats)
         allocated.append(counter.bytes)
     assert np.array_equal(losses[0], losses[1])
     assert np.array_equal(losses[0], losses[2])
@@ -137,35 +123,32 @@ def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(
     ("asked", "count", "lanes", "lane_len"), [(3, 23, 3, 8), (7, 8, 4, 2), (5, 3, 3, 1), (2, 1, 1, 1)]
 )
 def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(asked, count, lanes, lane_len):
-    model = small_model()
-    inputs, targets = draw_stream(count)
-    scores = score(model, inputs, targets, reading(asked))
+    text = draw_stream(count, lanes_of(asked))
+    scores = score(text)
     pieces = [slice(first, first + lane_len) for first in range(0, count, lane_len)]
-    alone = [score(model, inputs[piece], targets[piece], reading(1)).losses_nats for piece in pieces]
+    alone = [Stream(text.model, text.inputs[piece], text.targets[piece], lanes_of(1)) for piece in pieces]
     assert scores.lanes == lanes == len(pieces)
-    close(scores.losses_nats, np.concatenate(alone))
+    close(scores.losses_nats, np.concatenate([score(piece).losses_nats for piece in alone]))
     if lanes > 1:
-        assert inputs[pieces[1]][0] == targets[pieces[0]][-1]
+        assert text.inputs[pieces[1]][0] == text.targets[pieces[0]][-1]
 
 
 @pytest.mark.parametrize(
     ("count", "parts"), [(53, [range(2), range(2, 5)]), (51, [range(1), range(1, 4), range(4, 5)])]
 )
 def test_lanes_scored_apart_have_the_losses_that_they_have_together(count, parts):
-    model, (inputs, targets) = small_model(), draw_stream(count)
-    whole = score(model, inputs, targets, reading(5)).losses_nats
     seen = []
-    apart = [score(model, inputs, targets, reading(5), numbers=part, on_tokens=seen.append) for part in parts]
-    close(np.concatenate([piece.losses_nats for piece in apart]), whole)
+    text = draw_stream(count, lanes_of(5), on_tokens=seen.append)
+    apart = [score(text, numbers=part).losses_nats for part in parts]
+    close(np.concatenate(apart), score(text).losses_nats)
     assert set(seen) == {25, 50, count}
 
 
 def test_scoring_uses_no_dropout_and_no_chance_and_leaves_the_model_as_it_was():
-    model = small_model(dropout=0.5, attention_dropout=0.5).train()
-    inputs, targets = draw_stream(23)
-    first, second = (score(model, inputs, targets, reading(2)).losses_nats for _ in range(2))
+    text = draw_stream(23, lanes_of(2), small_model(dropout=0.5, attention_dropout=0.5).train())
+    first, second = (score(text).losses_nats for _ in range(2))
     assert np.array_equal(first, second)
-    assert all(module.training for module in model.modules())
+    assert all(module.training for module in text.model.modules())
 
 
 def test_the_total_is_summed_in_float64():
@@ -183,7 +166,7 @@ def test_a_total_is_the_sum_of_all_losses(boundary, count):
     split = ValidSplit.of(ids, boundary, count)
     assert np.array_equal(split.inputs[0 : len(inputs)], inputs)
     assert np.array_equal(split.inputs[7:30], inputs[7:30])
-    expected = score(model, inputs, targets, reading(3))
-    total = score_total(model, split.inputs, split.targets, reading(3))
+    expected = score(Stream(model, inputs, targets, lanes_of(3)))
+    total = score_total(Stream(model, split.inputs, split.targets, lanes_of(3)))
     assert total.tokens == len(targets)
     assert total.nats == pytest.approx(expected.total_nats, rel=1e-7)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.core.builders import draw_tokens, small_model
+from tests.core.builders import draw_stream, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.registry import make_window_reader
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
@@ -29,11 +29,6 @@ def windows(batch_size=2, max_distance=None, attn_len=N):
     return EvalSettings(seg_len=attn_len, mem_len=0, batch_size=batch_size, max_distance=max_distance)
 
 
-def stream(count):
-    tokens = draw_tokens(1, count + 1)[0].numpy()
-    return tokens[:-1], tokens[1:]
-
-
 @torch.no_grad()
 def log_probs(model, window, max_distance=None):
     """Log-probabilities (V,) after a window (N,), from a forward pass."""
@@ -42,58 +37,47 @@ def log_probs(model, window, max_distance=None):
     return model.log_probs(hidden)[0, -1]
 
 
-def by_definition(model, inputs, targets, attn_len, max_distance=None):
+def by_definition(text):
     """The loss of each target, from its own window."""
-    windows = (inputs[max(0, place + 1 - attn_len) : place + 1] for place in range(len(targets)))
-    pairs = zip(windows, targets, strict=True)
-    return [-log_probs(model, window, max_distance)[target].item() for window, target in pairs]
+    contexts = (text.inputs[max(0, place + 1 - N) : place + 1] for place in range(len(text.targets)))
+    pairs = zip(contexts, text.targets, strict=True)
+    return [-log_probs(text.model, each, text.settings.max_distance)[target].item() for each, target in pairs]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 3, 50])
 def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind, batch_size):
-    model = small_model(**KINDS[kind])
-    inputs, targets = stream(23)
     seen = []
-    scores = score_windows(model, inputs, targets, windows(batch_size), stride=1, on_tokens=seen.append)
-    close(scores.losses_nats, by_definition(model, inputs, targets, N))
+    text = draw_stream(23, windows(batch_size), small_model(**KINDS[kind]), on_tokens=seen.append)
+    close(score_windows(text, stride=1).losses_nats, by_definition(text))
     assert seen == sorted(seen)
     assert seen[-1] == 23
 
 
 @pytest.mark.parametrize("stride", [1, 3])
 def test_shares_of_the_windows_are_disjoint_and_add_up_to_all_of_them(stride):
-    model = small_model()
-    inputs, targets = stream(23)
-    whole, *shares = (
-        score_windows(model, inputs, targets, windows(), stride=stride, share=share).losses_nats
-        for share in ((0, 1), (0, 3), (1, 3), (2, 3))
-    )
+    text, every = draw_stream(23, windows()), ((0, 1), (0, 3), (1, 3), (2, 3))
+    whole, *shares = (score_windows(text, stride=stride, share=share).losses_nats for share in every)
     assert set((np.stack(shares) != 0).sum(axis=0)) == {1}
     assert (sum(shares) == whole).all()
 
 
 def test_distances_beyond_the_largest_share_an_encoding():
-    model = small_model()
-    inputs, targets = stream(23)
-    near = score_windows(model, inputs, targets, windows(3, max_distance=3), stride=1).losses_nats
-    close(near, by_definition(model, inputs, targets, N, max_distance=3))
-    far = score_windows(model, inputs, targets, windows(3), stride=1).losses_nats
-    assert not np.allclose(near, far, rtol=1e-5)
+    text = draw_stream(23, windows(3, max_distance=3))
+    near = score_windows(text, stride=1).losses_nats
+    close(near, by_definition(text))
+    assert not np.allclose(near, score_windows(draw_stream(23, windows(3)), stride=1).losses_nats, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 5, N, N + 1, 20, 23])
 @pytest.mark.parametrize("stride", [2, 3, N])
 def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, stride):
-    model = small_model()
-    inputs, targets = stream(count)
-    scores = score_windows(model, inputs, targets, windows(), stride=stride)
-    expected = []
-    for place in range(count):
+    text, expected = draw_stream(count, windows()), []
+    for place, target in enumerate(text.targets):
         # Windows end at N, N + S, N + 2S ...; the last one at the end of the text.
         end = min(count, N + max(0, -(-(place + 1 - N) // stride)) * stride)
-        expected.append(-log_probs(model, inputs[max(0, end - N) : place + 1])[targets[place]].item())
-    close(scores.losses_nats, expected)
+        expected.append(-log_probs(text.model, text.inputs[max(0, end - N) : place + 1])[target].item())
+    close(score_windows(text, stride=stride).losses_nats, expected)
 
 
 def test_positions_that_were_not_learned_are_rejected():

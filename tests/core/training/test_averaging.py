@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.core.training.test_loop import new_training, run, valids_of, weights
-from txlcli.core.reading.scoring import score
+from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
 from txlcli.core.training.reports import StepReport, ValidReport
@@ -185,9 +185,8 @@ def test_validation_scores_the_average(tmp_path, changed):
             seen += 1
             own = weights(training)
             training.model.load_state_dict(training.average.weights)
-            scores = score(
-                training.model, training.valid.inputs, training.valid.targets, validation_settings(training.settings)
-            )
+            settings = validation_settings(training.settings)
+            scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
             training.model.load_state_dict(own)
     assert seen > 1

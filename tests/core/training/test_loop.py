@@ -10,7 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.scoring import Total, score
+from txlcli.core.reading.scoring import Stream, Total, score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
@@ -331,12 +331,8 @@ def test_validation_is_the_mean_loss_of_the_split(tmp_path):
     training = new_training(tmp_path, valid_every=2, dropout=0.3)
     for report in training.run(report_every=1, should_stop=lambda: False):
         if isinstance(report, ValidReport):
-            scores = score(
-                training.model,
-                training.valid.inputs,
-                training.valid.targets,
-                EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off"),
-            )
+            settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
+            scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
             assert report.tokens == len(scores.losses_nats) == 30
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
 
@@ -365,12 +361,8 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     assert best.state["step"] == 1 + losses.index(min(losses))
     assert best.state["best_nats"] == training.best_nats == min(losses)
     model = checkpoint.build_model(training.model.settings, V, best, training.saver.best_path)
-    scores = score(
-        model,
-        training.valid.inputs,
-        training.valid.targets,
-        EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off"),
-    )
+    settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
+    scores = score(Stream(model, training.valid.inputs, training.valid.targets, settings))
     assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
 
 

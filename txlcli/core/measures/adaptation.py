@@ -7,7 +7,7 @@ Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.rnn import flatten_rnn_weights, rnns_in_training_mode
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.registry import make_reader, sized_for
-from txlcli.core.reading.scoring import Lanes, Scores, Tokens, score
+from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -63,17 +63,7 @@ class ContinuousCache:
         return probabilities
 
 
-def score_with_cache(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    *,
-    size: int,
-    thetas: Sequence[float],
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-) -> tuple[Scores, NDArray[np.float32]]:
+def score_with_cache(stream: Stream, *, size: int, thetas: Sequence[float]) -> tuple[Scores, NDArray[np.float32]]:
     """Return the model's own losses (T,), and the cache's probability of each target for each theta, (K, T).
 
     Where the cache is empty, its probability is the model's, so that a mixture changes nothing.
@@ -86,8 +76,8 @@ def score_with_cache(
         cached.append(torch.where(probabilities.isnan(), (-losses).exp(), probabilities))
 
     with torch.inference_mode():
-        scores = score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens, on_segment=look_up)
-        in_order = Lanes.of(len(targets), settings).join(torch.cat(cached, dim=-1))
+        scores = score(stream, on_segment=look_up)
+        in_order = stream.lanes().join(torch.cat(cached, dim=-1))
     return scores, in_order.numpy()
 
 
@@ -171,40 +161,26 @@ class DynamicSteps:
                 parameter.add_(decay * (trained - parameter))
 
 
-def score_dynamic(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    dynamic: DynamicSettings,
-    rms: Sequence[Tensor],
-    *,
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-) -> Scores:
+def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> Scores:
     """Score a stream segment by segment, training a copy of the model on each segment after it is scored.
 
     Every step decays towards the trained weights; `rms` is the result of `gradient_rms`.
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
-        return score(model, inputs, targets, settings, precision=precision, on_tokens=on_tokens)
-    steps = DynamicSteps(model, dynamic, rms)
-    lanes = Lanes.of(len(targets), settings)
-    input_lanes, target_lanes = (lanes.cut(tokens, model.device) for tokens in (inputs, targets))
-    padded = lanes.cut(np.ones(lanes.count, dtype=np.int64), model.device) == 0
-    losses = torch.empty(lanes.number, lanes.length, device=model.device)
-    memory = model.first_memory(lanes.number, settings.mem_len)
+        return score(stream)
+    steps, lanes, settings = DynamicSteps(stream.model, dynamic, rms), stream.lanes(), stream.settings
+    device, exists = stream.model.device, np.ones(len(stream.targets), dtype=bool)
+    inputs, targets, counted = (lanes.cut(tokens, device) for tokens in (stream.inputs, stream.targets, exists))
+    losses = torch.empty(lanes.number, lanes.length, device=device)
+    memory = stream.model.first_memory(lanes.number, settings.mem_len)
     started = time.perf_counter()
     for part in lanes.parts(settings.seg_len):
-        with autocast(model.device, precision):
-            scored, memory = losses_and_memory(
-                steps.model, input_lanes[:, part], target_lanes[:, part], memory, settings
-            )
+        with autocast(device, stream.precision):
+            scored, memory = losses_and_memory(steps.model, inputs[:, part], targets[:, part], memory, settings)
         losses[:, part] = scored.detach().float()
-        with float32_products(model.device, precision):
-            steps.step(scored[~padded[:, part]].mean())
-        if on_tokens:
-            on_tokens(min(part.stop * lanes.number, lanes.count))
+        with float32_products(device, stream.precision):
+            steps.step(scored[counted[:, part] > 0].mean())  # without padding
+        stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
 
 

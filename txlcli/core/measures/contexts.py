@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.registry import make_reader, make_window_reader, sized_for
-from txlcli.core.reading.scoring import Tokens
+from txlcli.core.reading.scoring import Stream
 
 
 def eligible_positions(count: int, *, longest: int) -> int:
@@ -41,26 +41,17 @@ def read_length(model: LanguageModel, settings: EvalSettings, context_len: int) 
 
 
 def context_losses(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    positions: NDArray[np.integer],
-    settings: EvalSettings,
-    *,
-    context_len: int,
-    windows: int,
-    precision: str = "fp32",
+    stream: Stream, positions: NDArray[np.integer], *, context_len: int
 ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]:
     """Yield positions and the losses of their targets in nats, each from the last c inputs only, batch by batch.
 
     Args:
-        inputs: (T,) tokens read; target t follows input t.
+        stream: the text; W at most is the batch size of its settings, and M = 0 is a model without memory.
         positions: (P,) targets to score, each at least c - 1.
-        settings: M = 0 is a model without memory.
         context_len: c, as returned by `read_length`.
-        windows: W at most.
     """
-    batches = np.array_split(positions, -(-len(positions) // windows))  # of nearly equal size, the largest first
+    model, settings, precision = stream.model, stream.settings, stream.precision
+    batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
     size = len(batches[0])
     if settings.mem_len == 0 and not model.settings.recurrent_state:
         window = dataclasses.replace(settings, seg_len=context_len)
@@ -70,8 +61,8 @@ def context_losses(
     before = np.arange(1 - context_len, 1)  # (C,)
     for batch in batches:
         padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped
-        read = torch.from_numpy(inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, C)
-        next_tokens = torch.from_numpy(targets[padded, None].astype(np.int64)).to(reader.model.targets_device)  # (W, 1)
+        read = torch.from_numpy(stream.inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, C)
+        targets = torch.from_numpy(stream.targets[padded, None].astype(np.int64)).to(reader.model.targets_device)
         reader.reset()
-        losses = reader.losses(reader.read_last(read), next_tokens)[: len(batch), 0]
+        losses = reader.losses(reader.read_last(read), targets)[: len(batch), 0]
         yield batch, losses.float().cpu().numpy()

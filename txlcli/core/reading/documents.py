@@ -16,7 +16,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader, make_window_reader, sized_for
-from txlcli.core.reading.scoring import Tokens
+from txlcli.core.reading.scoring import Stream, Tokens
 from txlcli.core.reading.windows import score_windows
 
 
@@ -108,7 +108,8 @@ def score_in_windows(
     if not document.compared:
         if not len(document.targets):
             return DocumentScore(np.zeros(0, dtype=np.float32), True)
-        scores = score_windows(model, document.inputs, document.targets, settings, stride=attn_len, precision=precision)
+        stream = Stream(model, document.inputs, document.targets, settings, precision)
+        scores = score_windows(stream, stride=attn_len)
         return DocumentScore(scores.losses_nats, True)
     inputs = _padded([document.inputs[-attn_len:]])
     targets = _padded([document.targets[-document.compared :]])

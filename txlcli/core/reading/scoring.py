@@ -28,6 +28,28 @@ NewBatchReader = Callable[..., Reader]
 """Makes another reader of a model, given the settings and `batch_size`."""
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A text, and how a model scores it."""
+
+    model: LanguageModel
+    """In any mode."""
+    inputs: Tokens
+    """Tokens read, (T,)."""
+    targets: Tokens
+    """Tokens predicted, (T,); target t follows input t."""
+    settings: EvalSettings
+    """L, M, B and the limits on distance; windows of N = L tokens are read W = B at once."""
+    precision: str = "fp32"
+    """Of matrix products."""
+    on_tokens: Callable[[int], None] = lambda _: None
+    """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
+
+    def lanes(self, numbers: range | None = None) -> "Lanes":
+        """Return the lanes, of which those with these numbers are read; all by default."""
+        return Lanes.of(len(self.targets), self.settings, numbers)
+
+
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
     """Return the inputs and targets, (T,) each, for scoring a split.
 
@@ -105,14 +127,9 @@ def _memory_keys(model: ModelSettings, settings: EvalSettings) -> int:
 
 
 def score(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
+    stream: Stream,
     *,
-    precision: str = "fp32",
     numbers: range | None = None,
-    on_tokens: Callable[[int], None] | None = None,
     on_segment: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Scores:
     """Score every target once, given all inputs up to it that memory and segment hold.
@@ -121,22 +138,15 @@ def score(
     so that no token is lost.
 
     Args:
-        model: in any mode.
-        inputs: (T,) tokens read.
-        targets: (T,) tokens predicted; target t follows input t.
-        settings: L, M, B, the limits on distance.
-        precision: of matrix products.
+        stream: the text.
         numbers: of the lanes to score, a piece of the stream; all by default.
-        on_tokens: called with the number of tokens scored so far if all lanes are read as fast as these.
         on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l);
             the targets may be on the host.
     """
-    lanes = Lanes.of(len(targets), settings, numbers)
-    started = time.perf_counter()
-    sized = sized_for(model, settings, lanes.length)
-    reader = make_reader(model, sized, batch_size=len(lanes.numbers), precision=precision)
-    losses = torch.empty(len(lanes.numbers), lanes.length, device=model.device)
-    for part, hidden, target_part, loss_part in _segments(reader, inputs, targets, lanes, on_tokens):
+    lanes, started = stream.lanes(numbers), time.perf_counter()
+    new_reader = functools.partial(make_reader, stream.model, precision=stream.precision)
+    losses = torch.empty(len(lanes.numbers), lanes.length, device=stream.model.device)
+    for part, hidden, target_part, loss_part in _segments(stream, lanes, new_reader):
         losses[:, part] = loss_part
         if on_segment:
             on_segment(hidden, target_part, loss_part)
@@ -144,46 +154,35 @@ def score(
     return Scores(in_order, time.perf_counter() - started, lanes.number)
 
 
-def score_total(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    *,
-    new_reader: NewBatchReader | None = None,
-    numbers: range | None = None,
-    on_tokens: Callable[[int], None] | None = None,
-) -> Total:
+def score_total(stream: Stream, *, new_reader: NewBatchReader | None = None, numbers: range | None = None) -> Total:
     """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
-    lanes = Lanes.of(len(targets), settings, numbers)
-    started = time.perf_counter()
-    new_reader = new_reader or functools.partial(make_reader, model)
-    reader = new_reader(sized_for(model, settings, lanes.length), batch_size=len(lanes.numbers))
-    nats = torch.zeros((), dtype=torch.float64, device=model.device)
-    for part, _, _, losses in _segments(reader, inputs, targets, lanes, on_tokens):
+    lanes, started = stream.lanes(numbers), time.perf_counter()
+    new_reader = new_reader or functools.partial(make_reader, stream.model, precision=stream.precision)
+    nats = torch.zeros((), dtype=torch.float64, device=stream.model.device)
+    for part, _, _, losses in _segments(stream, lanes, new_reader):
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
     return Total(float(nats), lanes.tokens, time.perf_counter() - started)
 
 
 def _segments(
-    reader: Reader, inputs: Tokens, targets: Tokens, lanes: "Lanes", on_tokens: Callable[[int], None] | None
+    stream: Stream, lanes: "Lanes", new_reader: NewBatchReader
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment of the lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
-    seg_len = reader.seg_len
-    for block in lanes.parts(seg_len * max(1, BLOCK_TOKENS // (seg_len * len(lanes.numbers)))):
-        input_block = lanes.cut(inputs, reader.device, block)
-        target_block = lanes.cut(targets, reader.model.targets_device, block)
-        for first in range(block.start, block.stop, seg_len):
-            part = slice(first, min(first + seg_len, block.stop))
+    batch_size = len(lanes.numbers)
+    reader = new_reader(sized_for(stream.model, stream.settings, lanes.length), batch_size=batch_size)
+    for block in lanes.parts(reader.seg_len * max(1, BLOCK_TOKENS // (reader.seg_len * batch_size))):
+        input_block = lanes.cut(stream.inputs, reader.device, block)
+        target_block = lanes.cut(stream.targets, reader.model.targets_device, block)
+        for first in range(block.start, block.stop, reader.seg_len):
+            part = slice(first, min(first + reader.seg_len, block.stop))
             within = slice(part.start - block.start, part.stop - block.start)
             hidden = reader.read(input_block[:, within])
             yield part, hidden, target_block[:, within], reader.losses(hidden, target_block[:, within])
-            if on_tokens:
-                on_tokens(min(part.stop * lanes.number, lanes.count))
+            stream.on_tokens(min(part.stop * lanes.number, lanes.count))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -19,7 +19,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader, Reading
 from txlcli.core.reading.registry import make_window_reader
-from txlcli.core.reading.scoring import Scores, Tokens
+from txlcli.core.reading.scoring import Scores, Stream
 
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
 
@@ -29,41 +29,31 @@ def windows_at_once(device: torch.device, length: int) -> int:
     return max(1, TOKENS_AT_ONCE[device.type] // length)
 
 
-def score_windows(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    *,
-    stride: int,
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-    share: tuple[int, int] = (0, 1),
-) -> Scores:
-    """Score every target from the last N tokens before it; see `scoring.score` for the other arguments.
+def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1)) -> Scores:
+    """Score every target from the last N tokens before it.
 
     Args:
-        settings: N, as `seg_len`, W, as `batch_size`, and the limit on distance.
+        stream: the text.
         stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
         share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
     """
-    device = model.device
-    input_ids, target_ids = (torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (inputs, targets))
-    losses = torch.zeros(len(targets), device=device)
-    started = time.perf_counter()
-    sized = dataclasses.replace(settings, seg_len=min(settings.seg_len, len(targets)))
+    model, device, count, started = stream.model, stream.model.device, len(stream.targets), time.perf_counter()
+    inputs, targets = (
+        torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (stream.inputs, stream.targets)
+    )
+    losses = torch.zeros(count, device=device)
+    sized = dataclasses.replace(stream.settings, seg_len=min(stream.settings.seg_len, count))
     reader: Reader | None = None
-    for firsts, counted in islice(_batches(len(targets), settings, stride), share[0], None, share[1]):
+    for firsts, counted in islice(_batches(count, stream.settings, stride), share[0], None, share[1]):
         if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
-            reader = make_window_reader(model, sized, batch_size=len(firsts), precision=precision)
+            reader = make_window_reader(model, sized, batch_size=len(firsts), precision=stream.precision)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
-        hidden = reader.read_last(input_ids[positions], count=counted)
+        hidden = reader.read_last(inputs[positions], count=counted)
         scored = positions[:, sized.seg_len - counted :]
-        losses[scored] = reader.losses(hidden, target_ids[scored]).float()
-        if on_tokens:
-            on_tokens(int(scored.max()) + 1)
+        losses[scored] = reader.losses(hidden, targets[scored]).float()
+        stream.on_tokens(int(scored.max()) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.scoring import Lanes, Scores, Tokens, Total, score, score_total
+from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, Total, score, score_total
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -71,13 +70,9 @@ def validate(
     started = time.perf_counter()
     try:
         own = score_total(
-            parallel.model,
-            split.inputs,
-            split.targets,
-            settings,
+            Stream(parallel.model, split.inputs, split.targets, settings, on_tokens=after_segment),
             new_reader=parallel.make_reader,
             numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
-            on_tokens=after_segment,
         )
     except _Stopped:
         return None
@@ -99,24 +94,14 @@ def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:
         )
 
 
-def score_in_processes(
-    model: LanguageModel,
-    inputs: Tokens,
-    targets: Tokens,
-    settings: EvalSettings,
-    *,
-    world: World,
-    precision: str = "fp32",
-    on_tokens: Callable[[int], None] | None = None,
-) -> Scores:
+def score_in_processes(stream: Stream, *, world: World) -> Scores:
     """Score every target once, as `scoring.score` does, with its lanes divided over the processes.
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
-    check_lanes(len(targets), settings, world.size)
-    number = Lanes.of(len(targets), settings).number
-    numbers = even_parts(number, world.size)[world.rank]
-    own = score(model, inputs, targets, settings, precision=precision, numbers=numbers, on_tokens=on_tokens)
+    check_lanes(len(stream.targets), stream.settings, world.size)
+    number = stream.lanes().number
+    own = score(stream, numbers=even_parts(number, world.size)[world.rank])
     losses, seconds = zip(*world.gather_objects((own.losses_nats, own.seconds)), strict=True)
     return Scores(np.concatenate(losses), max(seconds), number)
 

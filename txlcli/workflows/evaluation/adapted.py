@@ -70,7 +70,7 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
             "cache that is not full"
         )
     thetas = theta_candidates(scoring.opened.model, valid.text.inputs, settings)
-    with_cache = partial(score_with_cache, settings=settings, size=size)
+    with_cache = partial(score_with_cache, size=size)
     on_valid, cached = valid.score(partial(with_cache, thetas=thetas), "cache, on valid")
     theta, share = search_cache(on_valid.losses_nats, cached, thetas)
     scores, cached = scoring.score(partial(with_cache, thetas=[theta]), "cache")
@@ -82,8 +82,8 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
 
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> EvalRow:
     best = search_dynamic(valid, rms, search)
-    scored = partial(score_dynamic, settings=scoring.settings, dynamic=best, rms=rms)
-    row = make_row(scoring, scoring.score(scored, "dynamic evaluation"), next_step="leave out `dynamic`")
+    scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), "dynamic evaluation")
+    row = make_row(scoring, scores, next_step="leave out `dynamic`")
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     return dataclasses.replace(row, method="dynamic", adaptation=parameters)
 
@@ -105,7 +105,7 @@ def search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSear
 
     @functools.cache
     def loss_on_valid(parameters: DynamicSettings) -> float:
-        scored = partial(score_dynamic, settings=valid.settings, dynamic=parameters, rms=rms)
+        scored = partial(score_dynamic, dynamic=parameters, rms=rms)
         nats = valid.score(scored, "dynamic, on valid").total_nats
         return math.inf if math.isnan(nats) else nats  # large steps may make the loss NaN
 

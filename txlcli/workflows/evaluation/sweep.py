@@ -92,7 +92,7 @@ def with_memory(scoring: Scoring, mem_len: int, *, timed: bool = False) -> EvalR
     """Score the text with a memory length, and time the slowdown if `timed`."""
     scoring = scoring.changed(mem_len=mem_len)
     title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {mem_len}"
-    scored = partial(score_in_processes, settings=scoring.settings, world=scoring.world)
+    scored = partial(score_in_processes, world=scoring.world)
     row = make_row(scoring, scoring.score(scored, title))
     one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring)) if timed else (None, None)
     ratio = vanilla / one_lane if one_lane and vanilla else None
@@ -108,7 +108,7 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     windows = batch_size or windows_at_once(model.device, min(length, tokens))
     scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
     share = (scoring.world.rank, scoring.world.size)
-    scored = partial(score_windows, settings=scoring.settings, stride=stride, share=share)
+    scored = partial(score_windows, stride=stride, share=share)
     scores = add_shares(scoring.score(scored, f"N = {length}"), scoring.world)
     # A window longer than the text predicts all of it at once.
     fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from txlcli.config import recipe
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.scoring import scored_stream
+from txlcli.core.reading.scoring import Stream, scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.data.token_store import TokenStore
@@ -60,11 +60,11 @@ class Scoring:
     world: World = SINGLE_PROCESS
     """Processes that divide the lanes or the windows."""
 
-    def score(self, function: Callable[..., Result], title: str) -> Result:
-        """Score the text with a function of the core whose settings are bound; `title` names its progress."""
-        model, text = self.opened.model, self.text
+    def score(self, function: Callable[[Stream], Result], title: str) -> Result:
+        """Score the text with a function of the core; `title` names its progress."""
+        opened, text = self.opened, self.text
         with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
-            return function(model, text.inputs, text.targets, precision=self.opened.precision, on_tokens=bar.reach)
+            return function(Stream(opened.model, text.inputs, text.targets, self.settings, opened.precision, bar.reach))
 
     def on_valid(self, positions: int | None, workspace: Workspace) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
