@@ -36,17 +36,6 @@ def test_a_download_reports_progress_in_bytes(site, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["text.zip"]
 
 
-def test_a_damaged_existing_file_is_downloaded_again(site, tmp_path):
-    (tmp_path / "text.zip").write_bytes(CONTENT[:-1] + b"?")
-    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
-
-
-def test_an_interrupted_download_is_resumed(site, tmp_path):
-    site.break_after = 1000
-    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
-    assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
-
-
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record mac"), TimeoutError(), ConnectionResetError()])
 def test_a_download_resumes_after_a_connection_error(site, tmp_path, monkeypatch, error):
     read, failures = http.client.HTTPResponse.read1, [None, error]
@@ -67,49 +56,44 @@ def test_a_full_disk_is_not_reported_as_a_connection_error(site, tmp_path):
         fetch(download(site), tmp_path)
 
 
-def test_a_partial_file_from_an_earlier_call_is_continued(site, tmp_path):
-    (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
-    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
-    assert site.requests == [("text.zip", "bytes=777-")]
+BEFORE = {
+    "a damaged file": ("text.zip", CONTENT[:-1] + b"?", {}, [None]),
+    "a part": ("text.zip.part", CONTENT[:777], {}, ["bytes=777-"]),
+    "a part, no ranges": ("text.zip.part", CONTENT[:777], {"ranges": False}, ["bytes=777-"]),
+    "a complete part": ("text.zip.part", CONTENT, {}, [f"bytes={len(CONTENT)}-"]),
+    "a longer part": ("text.zip.part", CONTENT + b"more", {}, [f"bytes={len(CONTENT) + 4}-", None]),
+    "nothing, interrupted": ("other", b"", {"break_after": 1000}, [None, "bytes=1000-"]),
+}
 
 
-def test_a_complete_partial_file_of_unknown_size_is_kept(site, tmp_path):
-    (tmp_path / "text.zip.part").write_bytes(CONTENT)
-    assert fetch(download(site, size=None), tmp_path).read_bytes() == CONTENT
-    assert site.requests == [("text.zip", f"bytes={len(CONTENT)}-")]
-
-
-def test_without_range_support_the_download_starts_again(site, tmp_path):
-    site.ranges = False
-    (tmp_path / "text.zip.part").write_bytes(CONTENT[:777])
-    assert fetch(download(site), tmp_path).read_bytes() == CONTENT
-
-
-def test_a_partial_file_longer_than_the_file_is_discarded(site, tmp_path):
-    (tmp_path / "text.zip.part").write_bytes(CONTENT + b"more")
+@pytest.mark.parametrize("case", BEFORE)
+def test_what_an_earlier_call_left_is_continued_or_replaced(site, tmp_path, case):
+    name, content, server, ranges = BEFORE[case]
+    (tmp_path / name).write_bytes(content)
+    vars(site).update(server)
     assert fetch(download(site, "text.zip", "text.zip", size=None), tmp_path).read_bytes() == CONTENT
-
-
-def test_the_next_address_is_tried(site, tmp_path):
-    assert fetch(download(site, "gone.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("text.zip", wanted) for wanted in ranges]
 
 
 def test_a_server_that_does_not_answer_is_named(site, tmp_path):
     site.mute = "mute.zip"
     with pytest.raises(CorpusError, match=r"/mute\.zip: Remote end closed connection without response"):
         fetch(download(site, "mute.zip"), tmp_path)
-    assert fetch(download(site, "mute.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
+    assert fetch(download(site, "mute.zip", "gone.zip", "text.zip"), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_file_with_a_wrong_digest_is_rejected_and_removed(site, tmp_path):
-    with pytest.raises(CorpusError, match=f"wrong digest: sha256 {DIGEST[7:]} instead of 00"):
-        fetch(download(site, digest="sha256:00"), tmp_path)
+@pytest.mark.parametrize(
+    ("published", "message"),
+    [
+        ({"digest": "sha256:00"}, f"wrong digest: sha256 {DIGEST[7:]} instead of 00"),
+        ({"size": 99}, "more than 99 bytes"),
+        ({"size": 300_000}, "258,304 bytes instead of 300,000"),
+    ],
+)
+def test_another_file_than_published_is_rejected_and_removed(site, tmp_path, published, message):
+    with pytest.raises(CorpusError, match=message):
+        fetch(download(site, **published), tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_of_another_size_is_rejected(site, tmp_path):
-    with pytest.raises(CorpusError, match="more than 99 bytes"):
-        fetch(download(site, size=99), tmp_path)
 
 
 def test_the_partial_file_is_kept_if_every_attempt_is_interrupted(site, tmp_path):
