@@ -11,14 +11,7 @@ from tests.samples import sampled
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
-from txlcli.core.measures.compression import (
-    CodedText,
-    Decoder,
-    DynamicPredictor,
-    Encoder,
-    FixedPredictor,
-    code_text,
-)
+from txlcli.core.measures.compression import CodedText, Decoder, DynamicPredictor, Encoder, FixedPredictor, code_text
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.scoring import Lanes, Stream, score
 
@@ -65,17 +58,16 @@ MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
 @pytest.mark.parametrize(
     ("position", "model_settings", "eval_settings"),
     [
-        *(
-            ("relative", {}, {"same_length": same_length, "mem_len": mem_len})
-            for same_length in ("off", "m")
-            for mem_len in (0, 11)
-        ),
-        *(
-            (position, {}, {"mem_len": mem_len, "max_distance": None})
-            for position in ("sinusoid", "rotary")
-            for mem_len in (0, 11)
-        ),
-        *(("relative", OUTPUTS, {"mem_len": mem_len}) for mem_len in (3, 11)),
+        ("relative", {}, {"mem_len": 0}),
+        ("relative", {}, {"mem_len": 11}),
+        ("relative", {}, {"mem_len": 0, "same_length": "m"}),
+        ("relative", {}, {"mem_len": 11, "same_length": "m"}),
+        ("sinusoid", {}, {"mem_len": 0, "max_distance": None}),
+        ("sinusoid", {}, {"mem_len": 11, "max_distance": None}),
+        ("rotary", {}, {"mem_len": 0, "max_distance": None}),
+        ("rotary", {}, {"mem_len": 11, "max_distance": None}),
+        ("relative", OUTPUTS, {"mem_len": 3}),
+        ("relative", OUTPUTS, {"mem_len": 11}),
         ("relative", COMPRESSIVE, {"mem_len": 3}),
         ("relative", COMPRESSIVE, {"mem_len": 11, "compressed_len": 4}),
         ("relative", MEMORY_TOKENS, {"mem_len": 0, "max_distance": None}),

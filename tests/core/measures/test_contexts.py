@@ -16,32 +16,33 @@ from txlcli.errors import UsageError
 T = 41
 LEARNED = 7
 MEMORY = EvalSettings(seg_len=5, mem_len=7, max_distance=8, same_length="m")
+ALL_KEYS = EvalSettings(seg_len=5, mem_len=7, same_length="off")
 NONE = EvalSettings(seg_len=5, mem_len=0)
 CASES = {
-    "memory": (small_model, MEMORY),
-    "memory, m plus one": (
-        lambda: small_model(norm="pre"),
-        EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one"),
-    ),
-    "memory, all keys": (small_model, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
-    "memory of outputs": (lambda: small_model(memory_source="layer_output"), MEMORY),
+    "memory": ({}, MEMORY),
+    "memory, m plus one": ({"norm": "pre"}, EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one")),
+    "memory, all keys": ({}, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
+    "memory of outputs": ({"memory_source": "layer_output"}, MEMORY),
     "compressive memory": (
-        lambda: small_model(arch="compressive", compressed_len=4),
-        EvalSettings(seg_len=5, mem_len=7, compressed_len=3, same_length="off"),
+        {"arch": "compressive", "compressed_len": 4},
+        dataclasses.replace(ALL_KEYS, compressed_len=3),
     ),
-    "memory tokens": (lambda: small_model(arch="rmt", segment_len=3, n_memory_tokens=2), NONE),
-    "memory of zeros": (lambda: small_model(memory_start="zeros"), MEMORY),
-    "memory, absolute positions": (
-        lambda: small_model(position="sinusoid"),
-        EvalSettings(seg_len=5, mem_len=7, same_length="off"),
-    ),
-    "window": (small_model, NONE),
-    "window, near distances": (small_model, EvalSettings(seg_len=5, mem_len=0, max_distance=6)),
-    "window, absolute positions": (lambda: small_model(position="sinusoid"), NONE),
-    "window, learned positions": (lambda: small_model(position="learned", n_positions=LEARNED), NONE),
-    "lstm": (lambda: small_rnn("lstm"), NONE),
-    "qrnn": (lambda: small_rnn("qrnn"), NONE),
+    "memory tokens": ({"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}, NONE),
+    "memory of zeros": ({"memory_start": "zeros"}, MEMORY),
+    "memory, absolute positions": ({"position": "sinusoid"}, ALL_KEYS),
+    "window": ({}, NONE),
+    "window, near distances": ({}, EvalSettings(seg_len=5, mem_len=0, max_distance=6)),
+    "window, absolute positions": ({"position": "sinusoid"}, NONE),
+    "window, learned positions": ({"position": "learned", "n_positions": LEARNED}, NONE),
+    "lstm": ("lstm", NONE),
+    "qrnn": ("qrnn", NONE),
 }
+
+
+def make(case):
+    """Return the model and the settings of a case."""
+    changed, settings = CASES[case]
+    return small_rnn(changed) if isinstance(changed, str) else small_model(**changed), settings
 
 
 def texts():
@@ -78,9 +79,7 @@ def losses_of(model, settings, positions, context_len, windows=3):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("context_len", "windows"), [(1, 3), (5, 1), (7, 2), (13, 4), (29, 50)])
 def test_a_loss_is_that_of_the_model_after_exactly_c_tokens(case, context_len, windows):
-    make, settings = CASES[case]
-    model = make()
-    positions = np.array([28, 31, 32, 36, 40])
+    (model, settings), positions = make(case), np.array([28, 31, 32, 36, 40])
     read = read_length(model, settings, context_len)
     scored, losses = losses_of(model, settings, positions, read, windows)
     inputs, targets = texts()
@@ -95,8 +94,7 @@ def test_a_loss_is_that_of_the_model_after_exactly_c_tokens(case, context_len, w
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_depends_on_the_first_token_of_the_context_and_on_none_before_it(case):
-    make, settings = CASES[case]
-    model, positions, context_len = make(), np.array([20]), 6
+    (model, settings), positions, context_len = make(case), np.array([20]), 6
     inputs, targets = (part.copy() for part in texts())
 
     def loss():

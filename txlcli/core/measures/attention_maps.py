@@ -48,9 +48,7 @@ distance n - 1 - c, -inf without a key."""
 def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreTerms) -> TermScores:
     """Return the terms of the scores that `attention` computes for one lane, in float32 at least.
 
-    Args:
-        query: (H, l, D), not scaled.
-        keys: (H, K, D); the last l are the queries' own.
+    Queries (H, l, D) are not scaled; the last l of the keys (H, K, D) are their own.
     """
     query_dtype, dtype = query.dtype, torch.promote_types(query.dtype, torch.float32)
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
@@ -126,7 +124,7 @@ class AttentionMaps:
         A head that always looks to one distance has width 1, one that looks everywhere alike width n, and so has one
         whose queries each look to one position, if these are scattered over the whole span (head 78 of Figure 6).
         """
-        logarithms = np.log(self.by_distance, where=self.by_distance > 0, out=np.zeros_like(self.by_distance))
+        logarithms = np.log(np.where(self.by_distance > 0, self.by_distance, 1))
         width: Numbers = np.exp(-(self.by_distance * logarithms).sum(axis=2))
         return width
 
@@ -178,12 +176,9 @@ def observe(
 ) -> AttentionMaps:
     """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
 
-    Args:
-        at: position of the first query whose row is kept, at least `first_query(settings)`.
-        rows: R, fewer at the end of the text.
-        by_term: also compute the attention of each term alone.
-        on_tokens: called with the number of tokens read so far.
-        score_bytes: bytes of a tensor of scores, at most, or those of one query.
+    Keep the rows of R queries from position `at` on, which is at least `first_query(settings)`; fewer at the end of the
+    text. With `by_term`, also compute the attention of each term alone. A tensor of scores has at most `score_bytes`,
+    or those of one query.
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))

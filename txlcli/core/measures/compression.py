@@ -242,10 +242,8 @@ def code_text(
 ) -> None:
     """Encode a text, or fill in one that is decoded: a decoder overwrites all of its T tokens.
 
-    Args:
-        boundary: token that is read before every lane; None codes the first token of a lane without a prediction.
-        escapes: True if the text may have symbols that the vocabulary lacks.
-        on_tokens: called with the number of tokens coded so far.
+    The boundary is read before every lane; None codes the first token of a lane without a prediction. `escapes` is True
+    if the text may have symbols that the vocabulary lacks.
     """
     lanes, vocab_size = predictor.lanes, predictor.model.vocab_size
     adaptive = _Escapes() if escapes else None

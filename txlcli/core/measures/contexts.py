@@ -43,12 +43,10 @@ def read_length(model: LanguageModel, settings: EvalSettings, context_len: int) 
 def context_losses(
     stream: Stream, positions: NDArray[np.integer], *, context_len: int
 ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]:
-    """Yield positions and the losses of their targets in nats, each from the last c inputs only, batch by batch.
+    """Yield positions and the losses of their targets in nats, each from the last c inputs only, W at most at once.
 
-    Args:
-        stream: the text; W at most is the batch size of its settings, and M = 0 is a model without memory.
-        positions: (P,) targets to score, each at least c - 1.
-        context_len: c, as returned by `read_length`.
+    W is the batch size of the settings, and M = 0 a model without memory. Positions (P,) are at least c - 1; c is a
+    result of `read_length`.
     """
     model, settings, precision = stream.model, stream.settings, stream.precision
     batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first

@@ -132,12 +132,9 @@ class Decoder(Reader):
             self._write([zero] * len(self._buffers), self._in_stream(-self._zeros, 0), at=0)
 
     def _write(self, remembered: Iterable[Tensor], positions: Tensor, *, at: int) -> None:
-        """Write the keys and values of hidden states into the buffers, from slot `at` on.
+        """Write keys and values into the buffers, from slot `at` on.
 
-        Args:
-            remembered: hidden states of each layer, (B or 1, x or 1, d).
-            positions: (x,) of the stream.
-            at: the first slot.
+        They are of hidden states of each layer, (B or 1, x or 1, d), at positions (x,) of the stream.
         """
         rotation = self.model.encoding.rotation(positions)
         for layer, buffer, hidden in zip(self.model.layers, self._buffers, remembered, strict=True):
@@ -152,14 +149,16 @@ class Decoder(Reader):
         key_len = self._range.count + length
         reach = min(key_len, self._limit or key_len)
         with self._autocast:
-            positions, stream = self._positions(length), self._in_stream(self._read_before, self._read_before + length)
+            positions = self._positions(length)
             hidden = self.model.embed(tokens, positions)
             if length == 1 and self._graphs.replay_steps and not self.observed:
                 hidden = self._replay_step(hidden, positions, reach)[:, 1 - count :]  # count is 0 or 1
-            elif self._can_replay(length, count):
-                hidden = self._replay_segment(hidden, positions, stream)
             else:
-                hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
+                stream = self._in_stream(self._read_before, self._read_before + length)
+                if self._can_replay(length, count):
+                    hidden = self._replay_segment(hidden, positions, stream)
+                else:
+                    hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
         segment_len = self._in_segment + length  # so far
         self._read_before += length
         continues = self.reading.by_tokens and segment_len < self.seg_len

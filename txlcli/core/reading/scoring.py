@@ -51,21 +51,13 @@ class Stream:
 
 
 def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -> tuple[Tokens, Tokens]:
-    """Return the inputs and targets, (T,) each, for scoring a split.
+    """Return the inputs and targets, (T,) each, for scoring a split (N,), or its first `count` predicted tokens.
 
-    With a boundary the stream begins with an implied one and every token is predicted; without, the first token has no
-    context and is only read.
-
-    Args:
-        ids: the split, (N,).
-        boundary: the token that ends a line or sentence, None for bytes and characters.
-        count: predict at most this many tokens, from the start of the split.
+    With a boundary, the token that ends a line or sentence, the stream begins with an implied one and every token is
+    predicted; without, for bytes and characters, the first token has no context and is only read.
     """
-    head = ids if count is None else ids[: count + (boundary is None)]
-    tokens = head.astype(np.int64)
-    if boundary is None:
-        return tokens[:-1], tokens[1:]
-    return np.concatenate([np.array([boundary], dtype=np.int64), tokens[:-1]]), tokens
+    tokens = (ids if count is None else ids[: count + (boundary is None)]).astype(np.int64)
+    return (tokens[:-1], tokens[1:]) if boundary is None else (np.insert(tokens[:-1], 0, boundary), tokens)
 
 
 @dataclass(frozen=True)
@@ -135,13 +127,10 @@ def score(
     """Score every target once, given all inputs up to it that memory and segment hold.
 
     The lanes are contiguous pieces of the stream; the first input of a lane is the last target of the piece before,
-    so that no token is lost.
+    so that no token is lost. `numbers` are those of the lanes to score, all by default.
 
-    Args:
-        stream: the text.
-        numbers: of the lanes to score, a piece of the stream; all by default.
-        on_segment: called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l);
-            the targets may be on the host.
+    `on_segment` is called with the last hidden states (B, l, d) of each segment, its targets and losses (B, l); the
+    targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
     new_reader = functools.partial(make_reader, stream.model, precision=stream.precision)

@@ -32,10 +32,8 @@ def windows_at_once(device: torch.device, length: int) -> int:
 def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1)) -> Scores:
     """Score every target from the last N tokens before it.
 
-    Args:
-        stream: the text.
-        stride: S; 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
-        share: (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
+    A stride S of 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
+    A share of (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
     """
     model, device, count, started = stream.model, stream.model.device, len(stream.targets), time.perf_counter()
     inputs, targets = (
