@@ -64,19 +64,18 @@ def score_documents(
 def _read_batch(reader: Reader, batch: Sequence[Document]) -> list[DocumentScore]:
     """Score documents of rising length, side by side."""
     inputs = _padded([document.inputs for document in batch]).to(reader.device)
-    targets = _padded([document.targets for document in batch])
-    on_device, longest = targets.to(reader.model.targets_device), targets.shape[1]
-    losses = torch.empty(len(batch), longest)
+    targets = _padded([document.targets for document in batch]).to(reader.model.targets_device)
+    losses = torch.empty(targets.shape)
     is_likeliest = [True] * len(batch)
-    for start in range(0, longest, reader.seg_len):
-        stop = min(start + reader.seg_len, longest)
+    for start in range(0, targets.shape[1], reader.seg_len):
+        stop = min(start + reader.seg_len, targets.shape[1])
         hidden = reader.read(inputs[:, start:stop])
-        losses[:, start:stop] = reader.losses(hidden, on_device[:, start:stop]).float().cpu()
+        losses[:, start:stop] = reader.losses(hidden, targets[:, start:stop]).float().cpu()
         for row, document in enumerate(batch):
             end = len(document.targets)
             compared = slice(max(start, end - document.compared), max(start, min(stop, end)))
             within = slice(compared.start - start, compared.stop - start)
-            is_likeliest[row] &= _are_likeliest(reader, hidden[row, within], targets[row, compared])
+            is_likeliest[row] &= _are_likeliest(reader, hidden[row, within], document.targets[compared])
     return [
         DocumentScore(losses[row, : len(document.targets)].numpy(), is_likeliest[row])
         for row, document in enumerate(batch)
@@ -91,7 +90,7 @@ def _padded(streams: Sequence[Tokens]) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tensor) -> bool:
+def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tokens) -> bool:
     """True if each target (x,) is the likeliest token after its hidden state (x, d)."""
     likeliest = (int(reader.likeliest(state[None], 1)[1]) for state in hidden)
     return all(token == int(target) for token, target in zip(likeliest, targets, strict=True))
@@ -111,10 +110,9 @@ def score_in_windows(
         stream = Stream(model, document.inputs, document.targets, settings, precision)
         scores = score_windows(stream, stride=attn_len)
         return DocumentScore(scores.losses_nats, True)
-    inputs = _padded([document.inputs[-attn_len:]])
-    targets = _padded([document.targets[-document.compared :]])
-    sized = dataclasses.replace(settings, seg_len=inputs.shape[1])
+    inputs, targets = document.inputs[-attn_len:], document.targets[-document.compared :]
+    sized = dataclasses.replace(settings, seg_len=len(inputs))
     reader = make_window_reader(model, sized, batch_size=1, precision=precision)
-    hidden = reader.read_last(inputs.to(reader.device), count=document.compared)
-    losses = reader.losses(hidden, targets.to(reader.model.targets_device))[0].float().cpu()
-    return DocumentScore(losses.numpy(), _are_likeliest(reader, hidden[0], targets[0]))
+    hidden = reader.read_last(_padded([inputs]).to(reader.device), count=len(targets))
+    losses = reader.losses(hidden, _padded([targets]).to(reader.model.targets_device))[0].float().cpu()
+    return DocumentScore(losses.numpy(), _are_likeliest(reader, hidden[0], targets))
