@@ -152,7 +152,7 @@ def state_bytes(directory, **changed):
     """Return the bytes of optimizer state that each process holds after a step, without step counters."""
     training = _training(directory, **changed)
     run(training, until=1)
-    optimizer = training.optimizer_step.optimizer
+    optimizer = training.train_step.optimizer
     state = getattr(optimizer, "optim", optimizer).state
     kept = [tensor for tensors in state.values() for tensor in tensors.values() if tensor.dim()]
     own = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().nbytes for tensor in kept)

@@ -25,7 +25,7 @@ from txlcli.core.training.optimizer import (
 )
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.state import scheduled_lr
-from txlcli.core.training.step import OptimizerStep
+from txlcli.core.training.step import TrainStep
 from txlcli.errors import RecipeError, TrainingError
 
 CPU = torch.device("cpu")
@@ -140,11 +140,11 @@ def by_optimizer_step(**changed):
     """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
     settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
     model = new_model(model_settings(), V, seed=1, device=CPU).double()
-    optimizer_step = OptimizerStep(DataParallel(model, settings, SINGLE_PROCESS))
+    train_step = TrainStep(DataParallel(model, settings, SINGLE_PROCESS))
 
     def step():
-        optimizer_step.clip()
-        optimizer_step.step(0.01)
+        train_step.clip()
+        train_step.step(0.01)
 
     return take_steps(model, step)
 
@@ -248,9 +248,7 @@ def test_in_fp16_a_skipped_step_changes_neither_weights_nor_state_of_muon(tmp_pa
     before = weights(training)
     training.update()
     assert all(torch.equal(weight, before[name]) for name, weight in weights(training).items())
-    assert not any(
-        value.any() for state in training.optimizer_step.optimizer.state.values() for value in state.values()
-    )
+    assert not any(value.any() for state in training.train_step.optimizer.state.values() for value in state.values())
 
 
 @pytest.mark.parametrize(

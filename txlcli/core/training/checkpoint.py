@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
 
+CPU = torch.device("cpu")
 MAX_DETAILS = 300
 """Characters of PyTorch's error about weights, which lists every one of them."""
 
@@ -56,8 +56,8 @@ class Checkpoint:
         """Return the SHA-256 of the weights to evaluate: equal digests mean equal functions."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.group(self.weights_to_evaluate).items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(_bytes_of(tensor))
+            for part in _contents(name, tensor):
+                digest.update(part)
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
@@ -122,13 +122,12 @@ def _damaged(path: Path, reason: str) -> RunError:
 
 def _checksum(name: str, tensor: Tensor) -> str:
     """Return the checksum of a tensor in host memory, with its name, dtype and shape."""
-    total = xxhash.xxh3_128(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    total.update(_bytes_of(tensor))
-    return str(total.hexdigest())
+    return checkpoint_header.digest(*_contents(name, tensor))
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.flatten().view(torch.uint8).numpy().data
+def _contents(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
+    description = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+    return description, tensor.flatten().view(torch.uint8).numpy().data
 
 
 def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -209,7 +208,7 @@ def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     """Return the states of the random generators of all processes on rank 0; all processes must call this."""
     return {
         _generator_name(used, rank): state
-        for used in _generator_devices(device)
+        for used in dict.fromkeys((CPU, device))
         for rank, state in enumerate(world.gather(generator_state(used)))
     }
 
@@ -217,15 +216,10 @@ def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
 def restore_generators(states: dict[str, Tensor], world: World, device: torch.device, *, seed: int) -> None:
     """Restore the random generators of this process; those without a saved state begin with `seed`."""
     torch.manual_seed(seed)
-    for used in _generator_devices(device):
+    for used in dict.fromkeys((CPU, device)):
         state = states.get(_generator_name(used, world.rank))
         if state is not None:
             set_generator_state(state, used)
-
-
-def _generator_devices(device: torch.device) -> list[torch.device]:
-    """Return the devices whose generators a training run on `device` uses: the host's always."""
-    return list(dict.fromkeys((torch.device("cpu"), device)))
 
 
 def _generator_name(device: torch.device, rank: int) -> str:

@@ -22,7 +22,7 @@ from txlcli.core.training.reports import Interval, Report, StepReport, ValidRepo
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.state import TrainingState
-from txlcli.core.training.step import CaptureGraph, ForwardBackward, capture_step
+from txlcli.core.training.step import CaptureGraph, capture_step
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import TrainingError
 
@@ -46,12 +46,11 @@ class Training(TrainingState):
         capture_graph: CaptureGraph = capture_step,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(model, settings, segments, saver or Saver(), world)
+        super().__init__(model, settings, segments, saver or Saver(), world, capture_graph=capture_graph)
         self.valid = valid
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
-        self._forward_backward = ForwardBackward(self.parallel, self.optimizer_step, capture_graph=capture_graph)
         self._clock = clock
         self._mark_saved()
         if not world.is_rank_zero:
@@ -117,15 +116,15 @@ class Training(TrainingState):
             return None
         if self.checks_every_step and not loss.isfinite():
             raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
-        grad_norm = self.optimizer_step.clip()
-        if may_skip and not self.optimizer_step.skips_steps and not grad_norm.isfinite():
+        grad_norm = self.train_step.clip()
+        if may_skip and not self.train_step.skips_steps and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
         self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
-        self.optimizer_step.step(self.lr(self.step))
+        self.train_step.step(self.lr(self.step))
         self.average.update()
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
@@ -153,7 +152,9 @@ class Training(TrainingState):
             lanes = slice(part.start - own.start, part.stop - own.start)
             is_last = number == len(self._parts) - 1  # gradients of all processes are averaged once per step
             with contextlib.nullcontext() if is_last else self.parallel.no_sync():
-                loss = self._forward_backward(inputs[lanes], targets[lanes], self.memories[number], progress=progress)
+                loss = self.train_step.forward_backward(
+                    inputs[lanes], targets[lanes], self.memories[number], progress=progress
+                )
             total += loss * (len(part) / self.settings.batch_size)
         self.world.all_reduce(total)
         return total, self.settings.batch_size * inputs.shape[1]
@@ -182,12 +183,12 @@ class Training(TrainingState):
 
     def _check_gradients(self, max_norm: Tensor) -> None:
         """Raise if the largest gradient norm of some steps is not finite; with fp16, only if no scale helps."""
-        if self.optimizer_step.is_stuck:
+        if self.train_step.is_stuck:
             raise self._failed(
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
             )
-        if not self.optimizer_step.skips_steps and not max_norm.isfinite():
+        if not self.train_step.skips_steps and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
             raise self._not_finite(f"the gradient is not finite {when} {self.step}")
 
@@ -269,7 +270,7 @@ class Training(TrainingState):
             if position.segment == 0:
                 memories = self.empty_memories()  # as `update` does
             memory = [layer[:1] for layer in memories[0]]
-            loss = self._forward_backward.loss(*self._read(range(first, first + 1), position), memory)
+            loss = self.train_step.loss(*self._read(range(first, first + 1), position), memory)
             if not self.world.any_of(not loss.isfinite()):
                 return True
             position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does

@@ -154,8 +154,7 @@ class Lamb(Optimizer):
 
 def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """LAMB with betas 0.9 and 0.999; each parameter tensor is scaled alone."""
-    groups = [parameter_group("all", model.parameters())]
-    return Lamb(groups, lr=settings.lr, weight_decay=settings.weight_decay)
+    return Lamb([parameter_group("all", model.parameters())], lr=settings.lr, weight_decay=settings.weight_decay)
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:

@@ -86,12 +86,8 @@ class FullyShardedParallel(DataParallel):
         return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in memory]
 
     def own_weights(self) -> dict[str, Tensor]:
-        return {name: _local(weight) for name, weight in self._weights().items()}
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Return the divided weights; a forward pass for reading has left the root's gathered."""
         self._drop_gathered()
-        return dict(self.model.named_parameters())
+        return {name: _local(weight) for name, weight in self.model.named_parameters()}
 
     def own_part(self, whole: Tensor) -> Tensor:
         return _local(self._divided(whole))
@@ -115,7 +111,8 @@ class FullyShardedParallel(DataParallel):
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         """Restore the part of the state that this process holds."""
-        weights = self._weights()
+        self._drop_gathered()
+        weights = dict(self.model.named_parameters())
         own = {
             name: self._divided(tensor) if tensor.shape == weights[name.rpartition(".")[0]].shape else tensor
             for name, tensor in tensors.items()

@@ -19,7 +19,7 @@ from txlcli.core.training.distributed import World, micro_batches
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.step import OptimizerStep
+from txlcli.core.training.step import CaptureGraph, TrainStep
 from txlcli.errors import RecipeError, RunError
 
 
@@ -78,7 +78,14 @@ class TrainingState:
     """A model, its optimizer, average and memory, and the position in the text."""
 
     def __init__(
-        self, model: LanguageModel, settings: TrainSettings, segments: TrainingSegments, saver: Saver, world: World
+        self,
+        model: LanguageModel,
+        settings: TrainSettings,
+        segments: TrainingSegments,
+        saver: Saver,
+        world: World,
+        *,
+        capture_graph: CaptureGraph,
     ) -> None:
         self.model, self.settings, self.segments, self.saver, self.world = model, settings, segments, saver, world
         first = world.rank * settings.accumulate
@@ -86,7 +93,7 @@ class TrainingState:
         self.parallel = make_parallel(model, settings, world)
         self.device = model.device
         self._prepare_model()
-        self.optimizer_step = OptimizerStep(self.parallel)
+        self.train_step = TrainStep(self.parallel, capture_graph=capture_graph)
         self.average = make_average(self.parallel.own_weights(), settings)
         self.plateau = Plateau(settings)
         self.step = 0
@@ -124,7 +131,7 @@ class TrainingState:
             **self.gather_weights(),
             **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
             **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
-            **grouped("optimizer", self.parallel.gather_optimizer(self.optimizer_step.optimizer)),
+            **grouped("optimizer", self.parallel.gather_optimizer(self.train_step.optimizer)),
         }
 
     def gather_weights(self) -> dict[str, Tensor]:
@@ -141,7 +148,7 @@ class TrainingState:
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
-            "scaler": self.optimizer_step.scaler.state_dict(),
+            "scaler": self.train_step.scaler.state_dict(),
         }
 
     def restore(self, saved: Checkpoint) -> None:
@@ -164,11 +171,11 @@ class TrainingState:
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.plateau.restore(state["plateau"])
-        if state["scaler"] and self.optimizer_step.scaler.is_enabled():  # another precision begins with its own scale
-            self.optimizer_step.scaler.load_state_dict(state["scaler"])
+        if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
+            self.train_step.scaler.load_state_dict(state["scaler"])
         averages = saved.group("average").items()
         self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
-        self.parallel.restore_optimizer(self.optimizer_step.optimizer, saved.group("optimizer"))
+        self.parallel.restore_optimizer(self.train_step.optimizer, saved.group("optimizer"))
         checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 

@@ -25,14 +25,16 @@ capture_step: CaptureGraph = functools.partial(
 """Captures the forward and backward pass of a step."""
 
 
-class OptimizerStep:
-    """Loss scaling for fp16, gradient clipping and the optimizer's step."""
+class TrainStep:
+    """Forward and backward passes of micro-batches, gradient clipping, loss scaling for fp16, and the optimizer."""
 
-    def __init__(self, parallel: DataParallel) -> None:
-        self._model, self._clip, self._parallel = parallel.model, parallel.settings.clip, parallel
+    def __init__(self, parallel: DataParallel, *, capture_graph: CaptureGraph = capture_step) -> None:
+        self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
         self.optimizer = parallel.make_optimizer()
         is_fp16 = parallel.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
+        without_schedule = functools.partial(self._run, progress=0.0)  # a CUDA graph has no auxiliary losses
+        self._captured = CapturedForwardBackward(without_schedule, parallel.model, capture_graph)
 
     @property
     def skips_steps(self) -> bool:
@@ -44,17 +46,13 @@ class OptimizerStep:
         """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss (0-d) to the parameters'."""
-        self.scaler.scale(loss).backward()
-
     def clip(self) -> Tensor:
         """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
         self.scaler.unscale_(self.optimizer)
         parameters = list(self._model.parameters())
         norm = self._parallel.total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if self._clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        if self._settings.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.clip, norm)
         return norm
 
     def step(self, lr: float) -> None:
@@ -64,19 +62,7 @@ class OptimizerStep:
         self.scaler.update()
         self._model.forget_gradients()
 
-
-class ForwardBackward:
-    """Forward and backward pass of a micro-batch."""
-
-    def __init__(
-        self, parallel: DataParallel, optimizer_step: OptimizerStep, *, capture_graph: CaptureGraph = capture_step
-    ) -> None:
-        self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
-        self._optimizer_step = optimizer_step
-        without_schedule = functools.partial(self._run, progress=0.0)  # a CUDA graph has no auxiliary losses
-        self._captured = CapturedForwardBackward(without_schedule, parallel.model, capture_graph)
-
-    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+    def forward_backward(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of a micro-batch and return its mean loss (0-d).
 
         Args:
@@ -112,7 +98,7 @@ class ForwardBackward:
         fraction = len(inputs) / settings.batch_size
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
-            self._optimizer_step.backward(objective * (fraction * self._parallel.world.size))
+            self.scaler.scale(objective * (fraction * self._parallel.world.size)).backward()
         return loss.detach()
 
     def _eager_while_memory_grows(self, memory: Memory) -> contextlib.AbstractContextManager[object]:

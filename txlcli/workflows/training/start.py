@@ -225,39 +225,32 @@ def _open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenSto
 
 def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Splits:
     """Read the segments of the train split, and the valid split; None for a store without one."""
-    segments = _read_segments(settings, store)
+    train, is_shuffled = settings.train, settings.corpus.shuffle_sentences
+    starts = store.sentence_starts("train") if is_shuffled else None
+    if is_shuffled and starts is None:
+        reason = f"{store.path} does not record where sentences start"
+        raise RecipeError(f"corpus.shuffle_sentences: {reason}; set it to false")
+    segments = TrainingSegments(
+        store.ids("train"),
+        batch_size=train.batch_size,
+        seg_len=train.seg_len,
+        sentence_starts=starts,
+        roll=train.roll_lanes,
+        seed=train.seed,
+    )
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
-            if getattr(settings.train, key) == value:
+            if getattr(train, key) == value:
                 raise RecipeError(
                     f'train.{key} = "{value}" needs a valid split, and {store.path} has none; prepare a text with one, '
                     f"or set another train.{key}"
                 )
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, settings.train.valid_tokens)
+    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
     if not len(valid.targets):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
     return segments, valid
-
-
-def _read_segments(settings: Settings, store: TokenStore) -> TrainingSegments:
-    """Read the segments of the train split."""
-    starts = None
-    if settings.corpus.shuffle_sentences:
-        starts = store.sentence_starts("train")
-        if starts is None:
-            raise RecipeError(
-                f"corpus.shuffle_sentences: {store.path} does not record where sentences start; set it to false"
-            )
-    return TrainingSegments(
-        store.ids("train"),
-        batch_size=settings.train.batch_size,
-        seg_len=settings.train.seg_len,
-        sentence_starts=starts,
-        roll=settings.train.roll_lanes,
-        seed=settings.train.seed,
-    )
 
 
 def _warn_of_short_lanes(lane_len: int, train: TrainSettings, reporter: Reporter) -> None:

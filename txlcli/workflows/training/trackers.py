@@ -75,7 +75,19 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-class WandbTracker(Tracker):
+class _StartedTracker(Tracker):
+    """A tracker whose package starts a run with `log` and `finish`; W&B ignores steps that it has."""
+
+    _run: Any
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbTracker(_StartedTracker):
     """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -93,15 +105,8 @@ class WandbTracker(Tracker):
         )
         self._run.config.update(run.config, allow_val_change=True)  # settings may change on resume
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics at a step; W&B ignores steps that it has."""
-        self._run.log(values, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class TrackioTracker(Tracker):
+class TrackioTracker(_StartedTracker):
     """Trackio, which stores runs in its local directory."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -115,12 +120,6 @@ class TrackioTracker(Tracker):
             embed=False,
         )
         self.tracked_id = str(self._run.name)  # Trackio appends a suffix to a name that is taken
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MlflowTracker(Tracker):
