@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.core.training.test_loop import new_training, run, valids_of, weights
+from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, valids_of, weights
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
@@ -20,7 +20,7 @@ EXPONENTIAL = {"average": "exponential", "average_decay": 0.5, "valid_every": 2,
 def train(training):
     """Return the weights before the first step and after each, and all reports."""
     iterates, reports = [weights(training)], []
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         reports.append(report)
         if isinstance(report, StepReport):
             iterates.append(weights(training))
@@ -146,7 +146,7 @@ def test_the_model_gets_its_own_weights_back_at_the_same_address():
 def test_averaged_sgd_of_a_training_is_the_mean_of_its_steps_since_the_trigger(tmp_path):
     training = new_training(tmp_path, **ASGD)
     iterates, reports = train(training)
-    losses = [report.loss_nats for report in valids_of(reports)]
+    losses = losses_of(valids_of(reports))
     at = next(n for n in range(2, 12) if losses[n] > min(losses[: n - 1])) + 1  # steps up to the trigger
     assert 2 < at < 10
     assert [report.averaged for report in valids_of(reports)] == [step > at for step in range(1, 13)]
@@ -172,15 +172,14 @@ def test_training_continues_with_its_own_weights(tmp_path, changed):
     averaged, usual = new_training(tmp_path / "a", **changed), new_training(tmp_path / "b", **plain)
     for training in (averaged, usual):
         run(training)
-    for name, weight in weights(usual).items():
-        assert torch.equal(weights(averaged)[name], weight)
+    assert_equal(weights(averaged), weights(usual))
 
 
 @pytest.mark.parametrize("changed", [ASGD, EXPONENTIAL], ids=["asgd", "exponential"])
 def test_validation_scores_the_average(tmp_path, changed):
     training = new_training(tmp_path, dropout=0.2, **changed)
     seen = 0
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         if isinstance(report, ValidReport) and report.averaged:
             seen += 1
             own = weights(training)
@@ -196,16 +195,15 @@ def test_validation_scores_the_average(tmp_path, changed):
 def test_the_best_checkpoint_holds_the_average_and_the_last_one_both(tmp_path, precision):
     training = new_training(tmp_path, precision=precision, **EXPONENTIAL)
     bests = []
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         training.saver.wait()
         if isinstance(report, ValidReport) and report.best:
             bests.append(report.step)
             best = checkpoint.load(training.saver.best_path)
             assert not best.group("average")
             mean = training.average.weights
-            for name, weight in best.group("model").items():
-                assert weight.dtype == torch.float32
-                assert torch.equal(weight, mean[name]), name
+            assert_equal(best.group("model"), mean)
+            assert {weight.dtype for weight in best.group("model").values()} == {torch.float32}
     assert bests
     last = checkpoint.load(training.saver.last_path)
     own, mean = weights(training), training.average.weights

@@ -24,7 +24,16 @@ from tests.core.multiprocess.checks import (
     training_of_case,
     validated,
 )
-from tests.core.training.test_loop import LANES, new_training, run, steps_of, train_settings, weights
+from tests.core.training.test_loop import (
+    LANES,
+    assert_equal,
+    losses_of,
+    new_training,
+    run,
+    steps_of,
+    train_settings,
+    weights,
+)
 from tests.samples import sampled
 from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint, distributed
@@ -248,7 +257,7 @@ def test_processes_divide_a_validation_of_averaged_weights(run_checks, tmp_path,
 def test_lanes_that_do_not_divide_evenly_have_equal_weights(two, tmp_path):
     training = alone(tmp_path, batch_size=UNEVEN, optimizer="sgd", lr=0.5)
     reports = steps_of(run(training))
-    assert two["uneven"]["losses"] == pytest.approx([report.loss_nats for report in reports], abs=1e-5)
+    assert two["uneven"]["losses"] == pytest.approx(losses_of(reports), abs=1e-5)
     torch.testing.assert_close(torch.tensor(two["uneven"]["weights"]), flat(training), rtol=0, atol=1e-5)
 
 
@@ -258,7 +267,7 @@ def test_lanes_that_do_not_divide_among_four_have_equal_weights(run_checks, tmp_
     training = alone(tmp_path / "one", optimizer="sgd", lr=0.5)
     reports = steps_of(run(training))
     assert LANES % 4
-    assert found["steps"]["losses"] == pytest.approx([report.loss_nats for report in reports], abs=1e-5)
+    assert found["steps"]["losses"] == pytest.approx(losses_of(reports), abs=1e-5)
     torch.testing.assert_close(torch.tensor(found["steps"]["weights"]), flat(training), rtol=0, atol=1e-5)
 
 
@@ -301,7 +310,7 @@ def test_every_model_trains_in_two_processes(two, model):
 
 def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
     training = alone(tmp_path, optimizer="muon")
-    losses = [report.loss_nats for report in steps_of(run(training))]
+    losses = losses_of(steps_of(run(training)))
     assert two["muon"]["losses"] == pytest.approx(losses, abs=1e-3)  # orthogonalized in bf16
     assert two["muon"]["difference"] == 0
 
@@ -310,8 +319,7 @@ def test_muon_keeps_the_weights_of_two_processes_equal(two, tmp_path):
 def test_a_divided_optimizer_takes_the_same_steps_bit_for_bit(two, name):
     assert two[f"zero {name}"] == two[f"ddp {name}"]
     saved = [two.saved_by(f"{parallel} {name}") for parallel in ("ddp", "zero")]
-    assert saved[0].tensors.keys() == saved[1].tensors.keys()
-    assert all(torch.equal(tensor, saved[1].tensors[key]) for key, tensor in saved[0].tensors.items())
+    assert_equal(saved[1].tensors, saved[0].tensors)
 
 
 @pytest.mark.parametrize("name", sampled(3, ["zero resumed", "zero, then ddp", "ddp, then zero"]))
@@ -350,7 +358,7 @@ def test_every_architecture_is_compressed_validated_saved_and_resumed_in_every_m
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_50_steps_of_two_processes_have_the_losses_of_one(run_checks, tmp_path, mode, name):
-    expected = [report.loss_nats for report in run(alone(tmp_path, **LONG[name]))]
+    expected = losses_of(run(alone(tmp_path, **LONG[name])))
     settings = {"directory": str(tmp_path / "divided"), "parallel": mode, **LONG[name]}
     found = run_checks(2, ("divided", "trained", settings))["divided"]
     assert [loss for _, _, loss in found["reports"]] == pytest.approx(expected, rel=RELATIVE[name])

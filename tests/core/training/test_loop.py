@@ -85,6 +85,22 @@ def run(training, *, report_every=1, until=math.inf):
     return list(training.run(report_every=report_every, should_stop=lambda: training.step >= until))
 
 
+def reports_of(training, **limits):
+    """Yield the reports of a training without a stop."""
+    return training.run(report_every=1, should_stop=lambda: False, **limits)
+
+
+def losses_of(reports):
+    return [report.loss_nats for report in reports]
+
+
+def assert_equal(given, expected):
+    """Assert that tensors are equal bit for bit, by name."""
+    assert given.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(given[name], tensor), name
+
+
 def steps_of(reports):
     return [report for report in reports if isinstance(report, StepReport)]
 
@@ -111,7 +127,7 @@ def test_the_same_seed_gives_the_same_weights():
 def test_the_first_loss_is_uniform_and_the_loss_falls_on_a_repetitive_text(tmp_path):
     ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
     reports = run(new_training(tmp_path, ids=ids, valid=False, max_steps=100, schedule="constant"))
-    losses = [report.loss_nats for report in reports]
+    losses = losses_of(reports)
     assert losses[0] == pytest.approx(math.log(V), abs=0.1)
     assert losses[-1] < 0.1
 
@@ -122,25 +138,24 @@ def test_an_adaptive_softmax_starts_uniform_within_its_bands_and_fits_a_repetiti
     ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
     model = new_model(model_settings(cutoffs=(4, 7), div_val=2), V, seed=1, device=CPU)
     reports = run(new_training(tmp_path, ids=ids, model=model, valid=False, max_steps=100, schedule="constant"))
-    losses = [report.loss_nats for report in reports]
+    losses = losses_of(reports)
     assert losses[0] == pytest.approx(math.log(6) + (3 * math.log(3) + math.log(12)) / 8, abs=0.1)
     assert losses[-1] < 0.1
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recomputing_attention_trains_the_same(tmp_path, dropout):
-    kept, again = (
-        steps_of(run(new_training(tmp_path / str(recompute), dropout=dropout, recompute=recompute, valid=False)))
-        for recompute in (False, True)
-    )
-    assert [one.loss_nats for one in again] == pytest.approx([one.loss_nats for one in kept], rel=1e-6)
-
-
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
-def test_every_attention_backend_trains_the_same(tmp_path, attention):
-    expected = run(new_training(tmp_path / "auto", valid=False))
-    reports = run(new_training(tmp_path / attention, attention=attention, valid=False))
-    assert [one.loss_nats for one in reports] == pytest.approx([one.loss_nats for one in expected], rel=1e-5)
+@pytest.mark.parametrize(
+    ("dropout", "changed", "rel"),
+    [
+        (0.0, {"recompute": True}, 1e-6),
+        (0.3, {"recompute": True}, 1e-6),
+        (0.0, {"attention": "reference"}, 1e-5),
+        (0.0, {"attention": "sdpa"}, 1e-5),
+    ],
+)
+def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, dropout, changed, rel):
+    expected = run(new_training(tmp_path / "auto", dropout=dropout, valid=False))
+    reports = run(new_training(tmp_path / "changed", dropout=dropout, valid=False, **changed))
+    assert losses_of(reports) == pytest.approx(losses_of(expected), rel=rel)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +171,13 @@ def test_every_attention_backend_trains_the_same(tmp_path, attention):
 )
 def test_compiled_layers_train_the_same(tmp_path, dropout, attention, shape):
     eager = new_training(tmp_path / "eager", dropout=dropout, valid=False, shape=shape)
-    expected = [report.loss_nats for report in run(eager)]
+    expected = losses_of(run(eager))
     torch.compiler.reset()  # forget the graphs of other tests, which count towards a limit
     torch._dynamo.utils.counters.clear()
     compiled = new_training(
         tmp_path / "compiled", dropout=dropout, attention=attention, compile=True, valid=False, shape=shape
     )
-    assert [report.loss_nats for report in run(compiled)] == pytest.approx(expected, rel=1e-5)
+    assert losses_of(run(compiled)) == pytest.approx(expected, rel=1e-5)
     graphs = 2 if attention == "auto" else 1  # txl's own attention breaks the graph of a layer
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= graphs
     for name, weight in weights(eager).items():
@@ -237,7 +252,7 @@ def test_a_step_of_micro_batches_equals_a_step_of_the_whole_batch(tmp_path, accu
 def test_memory_grows_within_an_epoch_and_every_epoch_starts_without_memory(tmp_path):
     training = new_training(tmp_path, max_steps=7, accumulate=2)
     lengths = []
-    for _ in training.run(report_every=1, should_stop=lambda: False):
+    for _ in reports_of(training):
         lengths.append([past.shape[1] for memory in training.memories for past in memory])
     # Segments of 5, 5 and 1 with M = 7; two micro-batches of two layers each; the last report is the validation's.
     assert lengths == [[n] * 4 for n in (5, 7, 7, 5, 7, 7, 5, 5)]
@@ -247,7 +262,7 @@ def test_a_memory_of_zeros_is_full_from_the_first_step_of_every_epoch(tmp_path):
     model = new_model(model_settings(memory_start="zeros"), V, seed=1, device=CPU)
     training = new_training(tmp_path, model=model, max_steps=4, accumulate=2, valid=False)
     zeros = []
-    for _ in training.run(report_every=1, should_stop=lambda: False):
+    for _ in reports_of(training):
         rows = [past for memory in training.memories for past in memory]
         assert {past.shape[1] for past in rows} == {M}
         zeros.append({(past == 0).all(-1).all(0).sum().item() for past in rows})
@@ -271,7 +286,7 @@ def test_the_rate_of_a_step_follows_the_schedule(tmp_path):
     training = new_training(tmp_path, **settings)
     moved = []
     before = weights(training)
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         if isinstance(report, StepReport):
             moved.append((report.lr, change_of(training, before).norm().item()))
             before = weights(training)
@@ -296,7 +311,7 @@ def test_a_report_is_the_mean_over_its_tokens_and_the_last_step_is_reported(tmp_
     assert [report.step for report in both] == [3, 5]
     first, second, third, *rest = (report.loss_nats for report in each)
     expected = [(5 * first + 5 * second + 1 * third) / 11, sum(rest) / 2]
-    assert [report.loss_nats for report in both] == pytest.approx(expected, rel=1e-6)
+    assert losses_of(both) == pytest.approx(expected, rel=1e-6)
 
 
 def test_bf16_trains_close_to_fp32(tmp_path):
@@ -329,7 +344,7 @@ def test_validation_has_as_many_keys_as_training(seg_len, mem_len, valid_seg_len
 
 def test_validation_is_the_mean_loss_of_the_split(tmp_path):
     training = new_training(tmp_path, valid_every=2, dropout=0.3)
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         if isinstance(report, ValidReport):
             settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
             scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
@@ -354,7 +369,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
         tmp_path, valid_every=1, max_steps=12, optimizer="sgd", lr=3.0, clip=None, schedule="constant"
     )
     reports = valids_of(run(training))
-    losses = [report.loss_nats for report in reports]
+    losses = losses_of(reports)
     assert [report.best for report in reports] == [losses[n] < min([math.inf, *losses[:n]]) for n in range(12)]
     assert {report.best for report in reports} == {True, False}
     best = checkpoint.load(training.saver.best_path)
@@ -374,13 +389,12 @@ def test_a_stop_saves_and_ends(tmp_path, steps):
     assert saved.state["step"] == steps
     assert saved.state["place"] == {"epoch": 0, "segment": steps}
     assert saved.state["recipe"] == "tiny"
-    for name, weight in weights(training).items():
-        assert torch.equal(saved.group("model")[name], weight)
+    assert_equal(saved.group("model"), weights(training))
 
 
 def test_it_ends_at_until_step_with_the_validation_of_that_step(tmp_path):
     training = new_training(tmp_path, valid_every=2)
-    reports = list(training.run(report_every=1, should_stop=lambda: False, until_step=2))
+    reports = list(reports_of(training, until_step=2))
     assert [(report.kind, report.step) for report in reports] == [("train", 1), ("train", 2), ("valid", 2)]
     assert checkpoint.load(training.saver.last_path).state["step"] == 2
     # The schedule is still that of the whole run.
@@ -423,7 +437,7 @@ def test_a_non_finite_gradient_changes_no_weight(tmp_path, factor, clip):
     before = weights(training)
     multiply_gradients(training, factor)
     assert_ends(training, "the gradient is not finite at step 3")
-    assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
+    assert_equal(weights(training), before)
 
 
 def test_if_steps_are_not_checked_a_report_checks_the_gradients_of_all(tmp_path):
@@ -466,7 +480,7 @@ def test_a_skipped_step_changes_no_weight_passes_over_its_segment_and_empties_th
     assert training.update() is None
     assert training.step == 3
     assert training.position == training.segments.next_position(position)
-    assert all(torch.equal(one, before[name]) for name, one in weights(training).items())
+    assert_equal(weights(training), before)
     assert [layer.shape[1] for memory in training.memories for layer in memory] == [
         layer.shape[1] for memory in new_training(tmp_path / "new").memories for layer in memory
     ]
@@ -491,7 +505,7 @@ def test_skipped_steps_do_not_change_the_steps_that_follow_an_epochs_start(tmp_p
     expected.position = expected.segments.next_position(expected.position)
     expected.step = 2
     run(expected)
-    assert all(torch.equal(one, weights(expected)[name]) for name, one in weights(skipped).items())
+    assert_equal(weights(skipped), weights(expected))
 
 
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
@@ -587,7 +601,7 @@ class TimedTraining(Training):
 def test_between_rare_validations_it_saves_at_intervals(tmp_path):
     training = new_training(tmp_path, save_minutes=ALWAYS)
     saved = []
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         training.saver.wait()
         if isinstance(report, StepReport) and report.step > 1:
             saved.append(checkpoint.load(training.saver.last_path).state["step"])
@@ -596,7 +610,7 @@ def test_between_rare_validations_it_saves_at_intervals(tmp_path):
 
 def test_a_save_begins_a_new_interval(tmp_path):
     training = new_training(tmp_path, cls=TimedTraining, valid=False, max_steps=80, save_minutes=10.0)
-    for _ in training.run(report_every=1, should_stop=lambda: False, until_step=8):
+    for _ in reports_of(training, until_step=8):
         training.now += 249  # 250 s for each step, with a save after every 600 s
     assert training.saved_steps == [3, 6, 8]
 
@@ -604,7 +618,7 @@ def test_a_save_begins_a_new_interval(tmp_path):
 @pytest.mark.parametrize("valid_every", [2, 100])
 def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every):
     training = new_training(tmp_path, cls=TimedTraining, valid_every=valid_every, max_steps=6, save_minutes=ALWAYS)
-    reports = training.run(report_every=1, should_stop=lambda: False, on_valid_tokens=training.validate)
+    reports = reports_of(training, on_valid_tokens=training.validate)
     speeds = [report.tokens_per_s for report in steps_of(reports)]
     assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
     assert training.now > 100

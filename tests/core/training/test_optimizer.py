@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.core.builders import V, model_settings, rnn_settings
-from tests.core.training.test_loop import new_training, run, weights
+from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, weights
 from tests.extensions import registered_optimizer
 from txlcli.config import optimizers as config_optimizers
 from txlcli.config.settings import TrainSettings
@@ -314,8 +314,8 @@ def test_an_optimizer_from_outside_trains_and_resumes(tmp_path, sign_descent):
     saved = checkpoint.load(resumed.saver.last_path)
     resumed.model.load_state_dict(saved.group("model"))
     resumed.restore(saved)
-    assert [one.loss_nats for one in run(resumed)] == [one.loss_nats for one in reports[3:]]
-    assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(resumed).items())
+    assert losses_of(run(resumed)) == losses_of(reports[3:])
+    assert_equal(weights(resumed), weights(whole))
     forecast = state_bytes(whole.model.settings, V, whole.settings).optimizer
     assert forecast == sum(4 * one.numel() for one in whole.model.parameters())
 
@@ -323,7 +323,7 @@ def test_an_optimizer_from_outside_trains_and_resumes(tmp_path, sign_descent):
 def test_the_rate_of_a_group_is_its_factor_of_the_scheduled_rate(tmp_path, sign_descent):
     training = new_training(tmp_path, valid=False, **sign_descent)
     before = weights(training)
-    for report in training.run(report_every=1, should_stop=lambda: False):
+    for report in reports_of(training):
         rate = scheduled_lr(training.settings, report.step)
         assert report.lr == rate
         after = weights(training)

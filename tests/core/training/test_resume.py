@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.core.builders import V
-from tests.core.training.test_loop import LANE_LEN, LANES, new_training, run, valids_of
+from tests.core.training.test_loop import LANE_LEN, LANES, assert_equal, new_training, reports_of, run, valids_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
@@ -72,9 +72,7 @@ def timeless(reports):
 def assert_same_file(directory, other, name="last.safetensors"):
     one, two = (checkpoint.load(path / name) for path in (directory, other))
     assert one.state == two.state
-    assert one.tensors.keys() == two.tensors.keys()
-    for key, tensor in one.tensors.items():
-        assert torch.equal(tensor, two.tensors[key]), key
+    assert_equal(one.tensors, two.tensors)
 
 
 @pytest.mark.parametrize("settings", sampled(3, SETTINGS))
@@ -94,7 +92,7 @@ def test_a_stop_at_the_validation_that_begins_an_average_loses_nothing(tmp_path)
     changed = SETTINGS["averaged SGD"]
     whole = run(fresh(tmp_path / "whole", **changed))
     begun = fresh(tmp_path / "parts", **changed)
-    first = list(begun.run(report_every=1, should_stop=lambda: False, until_step=3))
+    first = list(reports_of(begun, until_step=3))
     assert begun.average.triggered
     assert not begun.average.active
     second = run(resumed(tmp_path / "parts", **changed))
@@ -180,8 +178,7 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path):
     training = resumed(tmp_path)
     assert run(training) == []
     assert training.step == 6
-    for name, tensor in checkpoint.load(tmp_path / "last.safetensors").tensors.items():
-        assert torch.equal(tensor, before[name])
+    assert_equal(checkpoint.load(tmp_path / "last.safetensors").tensors, before)
 
 
 def test_the_best_loss_so_far_is_restored(tmp_path):

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from tests.core.builders import V
-from tests.core.training.test_loop import new_training, run, steps_of, valids_of, weights
+from tests.core.training.test_loop import (
+    assert_equal,
+    losses_of,
+    new_training,
+    reports_of,
+    run,
+    steps_of,
+    valids_of,
+    weights,
+)
 from txlcli.core.measures.forecast import snapshot_bytes, step_bytes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import ValidReport
@@ -32,7 +41,7 @@ class SlowWriter:
 def test_training_continues_while_a_file_is_written_and_the_file_has_the_weights_of_its_step(tmp_path):
     write = SlowWriter()
     training = new_training(tmp_path, valid=False, valid_every=2, max_steps=3, saver=Saver(tmp_path, write=write))
-    at_save, reports = None, training.run(report_every=1, should_stop=lambda: False)
+    at_save, reports = None, reports_of(training)
     for report in reports:
         if report.step == 2:
             at_save = weights(training)
@@ -84,7 +93,7 @@ def test_an_error_of_the_writer_ends_the_training_before_the_next_step(tmp_path)
 
     saver = Saver(tmp_path, write=write)
     training = new_training(tmp_path, valid=False, valid_every=2, max_steps=9, saver=saver)
-    reports = training.run(report_every=1, should_stop=lambda: False)
+    reports = reports_of(training)
     assert [next(reports).step for _ in range(3)] == [1, 2, 3]
     assert failed.wait(AT_MOST_S)
     saver.settle()
@@ -108,14 +117,13 @@ def test_without_memory_for_a_copy_the_step_waits_and_the_files_are_the_same(tmp
     settings = {"valid_every": 2, "max_steps": 5, "average": average, "dropout": 0.3}
     for name, options in {"copied": {}, "in place": {"meminfo": meminfo}}.items():
         training = new_training(tmp_path / name, saver=Saver(tmp_path / name, **options), **settings)
-        for report in training.run(report_every=1, should_stop=lambda: False):
+        for report in reports_of(training):
             if name == "in place" and isinstance(report, ValidReport):
                 assert checkpoint.load(training.saver.last_path).state["step"] == report.step
     for file in ("last.safetensors", "best.safetensors"):
         copied, in_place = (checkpoint.load(tmp_path / name / file) for name in ("copied", "in place"))
         assert copied.state == in_place.state
-        assert copied.tensors.keys() == in_place.tensors.keys()
-        assert all(torch.equal(tensor, in_place.tensors[name]) for name, tensor in copied.tensors.items())
+        assert_equal(copied.tensors, in_place.tensors)
 
 
 @pytest.mark.parametrize("changed", [{}, {"optimizer": "sgd"}, {"average": "exponential"}])
@@ -135,4 +143,4 @@ def test_saving_changes_no_step(tmp_path):
         steps_of(run(new_training(tmp_path / str(every), valid_every=every, max_steps=6, dropout=0.3)))
         for every in (100, 1)
     )
-    assert [report.loss_nats for report in rare] == [report.loss_nats for report in often]
+    assert losses_of(rare) == losses_of(often)

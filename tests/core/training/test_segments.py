@@ -16,23 +16,18 @@ def epoch_of(segments, number=0):
     return np.hstack([window[:, :-1] for window in windows]), np.hstack([window[:, 1:] for window in windows])
 
 
-def test_without_a_boundary_the_first_token_is_only_an_input():
-    inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5], dtype=np.uint8), None)
-    assert inputs.tolist() == [3, 1, 4, 1]
-    assert targets.tolist() == [1, 4, 1, 5]
-
-
-def test_with_a_boundary_the_stream_begins_with_an_implied_one():
-    inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5], dtype=np.uint8), 0)
-    assert inputs.tolist() == [0, 3, 1, 4, 1]
-    assert targets.tolist() == [3, 1, 4, 1, 5]
-
-
-@pytest.mark.parametrize(("boundary", "read"), [(None, [3, 1]), (0, [0, 3])])
-def test_a_count_scores_that_many_from_the_start(boundary, read):
-    inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5]), boundary, count=2)
-    assert inputs.tolist() == read
-    assert len(targets) == 2
+@pytest.mark.parametrize(
+    ("boundary", "count", "read", "predicted"),
+    [
+        (None, None, [3, 1, 4, 1], [1, 4, 1, 5]),  # the first token is only an input
+        (0, None, [0, 3, 1, 4, 1], [3, 1, 4, 1, 5]),  # an implied boundary
+        (None, 2, [3, 1], [1, 4]),
+        (0, 2, [0, 3], [3, 1]),
+    ],
+)
+def test_the_stream_to_score_begins_with_a_boundary_if_there_is_one(boundary, count, read, predicted):
+    inputs, targets = scored_stream(np.array([3, 1, 4, 1, 5], dtype=np.uint8), boundary, count=count)
+    assert (inputs.tolist(), targets.tolist()) == (read, predicted)
 
 
 def test_segments_of_24_tokens_by_hand():

@@ -26,6 +26,8 @@ from txlcli.core.training.step import CaptureGraph, capture_step
 from txlcli.core.training.validation import ValidSplit, validate
 from txlcli.errors import TrainingError
 
+CALMER = "lower train.lr, or train with warm-up or norm = pre"
+
 
 class Training(TrainingState):
     """A model in training, with everything that a checkpoint saves.
@@ -115,7 +117,7 @@ class Training(TrainingState):
             self._skip("loss")
             return None
         if self.checks_every_step and not loss.isfinite():
-            raise self._not_finite(f"the loss is not finite at step {self.step + 1}")
+            raise self._failed(f"the loss is not finite at step {self.step + 1}")
         grad_norm = self.train_step.clip()
         if may_skip and not self.train_step.skips_steps and not grad_norm.isfinite():
             self._skip("gradient")
@@ -139,7 +141,7 @@ class Training(TrainingState):
         self.position = self.segments.next_position(self.position)
         if self._skipped_in_a_row > self.settings.skip_nonfinite:
             steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
-            raise self._not_finite(f"the {what} is not finite at {steps}")
+            raise self._failed(f"the {what} is not finite at {steps}")
 
     def _accumulate_gradients(self) -> tuple[Tensor, int]:
         """Add the gradients of all micro-batches; return the mean loss of all processes (0-d) and their tokens."""
@@ -173,7 +175,7 @@ class Training(TrainingState):
             return
         loss_nats, tokens_per_s = interval.means()
         if not math.isfinite(loss_nats):
-            raise self._not_finite(f"the loss is not finite at step {self.step}")
+            raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_gradients(interval.max_grad_norm)
         grad_norm = float(interval.grad_norm)
         lr = self.lr(self.step)
@@ -190,7 +192,7 @@ class Training(TrainingState):
             )
         if not self.train_step.skips_steps and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
-            raise self._not_finite(f"the gradient is not finite {when} {self.step}")
+            raise self._failed(f"the gradient is not finite {when} {self.step}")
 
     def _validate(
         self, should_stop: Callable[[], bool], on_tokens: Callable[[int], None] | None
@@ -225,10 +227,7 @@ class Training(TrainingState):
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
 
-    def _not_finite(self, what: str) -> TrainingError:
-        return self._failed(what, "lower train.lr, or train with warm-up or norm = pre")
-
-    def _failed(self, what: str, next_step: str) -> TrainingError:
+    def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()
         path = self.saver.last_path
         return TrainingError(f"{what}{f'; the last good checkpoint is {path}' if path.exists() else ''}; {next_step}")
@@ -249,10 +248,10 @@ class Training(TrainingState):
         tensors = self.gather()
         of_step = (tensor for name, tensor in tensors.items() if name.startswith(("model.", "memory.")))
         if self.world.any_of(not all(map(_is_finite, of_step))):
-            raise self._not_finite(f"the weights are not finite after step {self.step}")
+            raise self._failed(f"the weights are not finite after step {self.step}")
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
-            raise self._not_finite(f"the loss is not finite after step {self.step}")
+            raise self._failed(f"the loss is not finite after step {self.step}")
         self._take_snapshot(tensors)
         if self.world.is_rank_zero:
             self.saver.write_last(self.state())

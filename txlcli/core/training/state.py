@@ -155,13 +155,6 @@ class TrainingState:
         """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
             raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
-        try:
-            self._restore(saved)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(f"{self.saver.last_path}: damaged checkpoint ({reason}); restore it from a copy") from error
-
-    def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
         if (kind := state["average"]["kind"]) != self.settings.average:
             raise RecipeError(

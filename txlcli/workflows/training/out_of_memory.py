@@ -1,9 +1,9 @@
 """Says which settings of a training run would fit, after memory ran out."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice, product
 from typing import get_args
 
 import torch
@@ -91,27 +91,16 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
     Several processes may then divide more of the state.
     """
-    yield from _divisions(train, processes)
-    for parallel in MODES[MODES.index(train.parallel) + 1 :] if processes > 1 else ():
-        try:
-            divided = dataclasses.replace(train, parallel=parallel)
-        except RecipeError:  # such as fp16 with fsdp
-            continue
-        yield divided
-        yield from _divisions(divided, processes)
-
-
-def _divisions(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
-    """Yield settings with the batch of a process divided further, each with and without recomputation."""
+    modes = MODES[MODES.index(train.parallel) :] if processes > 1 else (train.parallel,)
     can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
-    for accumulate in range(train.accumulate, train.batch_size // processes + 1):
+    for parallel, accumulate in product(modes, range(train.accumulate, train.batch_size // processes + 1)):
         if train.batch_size % (accumulate * processes):
             continue
-        divided = dataclasses.replace(train, accumulate=accumulate)
-        if accumulate != train.accumulate:
-            yield divided
-        if can_recompute:
-            yield dataclasses.replace(divided, recompute=True)
+        for recompute in (False, True) if can_recompute else (train.recompute,):
+            with suppress(RecipeError):  # such as fp16 with fsdp
+                smaller = replace(train, parallel=parallel, accumulate=accumulate, recompute=recompute)
+                if smaller != train:
+                    yield smaller
 
 
 def _options(before: TrainSettings, after: TrainSettings) -> str:
