@@ -287,7 +287,7 @@ def spoil_last_row(table):
             2,
             "runs/byte and runs/other have different texts (novel, novel) or vocabularies; RECL compares",
         ),
-        (["byte", "young"], 1, "runs/young has no saved weights yet; train it first, or leave it out"),
+        (["byte", "young"], 1, "runs/young/last.safetensors: no such checkpoint; the run has not saved one yet"),
         (["byte", "half"], 1, 'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use '),
     ],
 )

@@ -427,8 +427,8 @@ def test_notes_say_how_a_run_is_ranked_and_what_is_not_comparable(here, name, be
 def test_a_run_on_another_corpus_is_rejected_even_if_it_is_named_like_one(here):
     shutil.copytree("runs/byte", "runs/ptb")
     assert refusal("runs", "published", "ptb") == (
-        "runs/ptb was trained on novel, not a corpus of the paper; give a run on wt103, enwik8, text8, lm1b or "
-        'ptb, or "txl runs published ptb" for a table alone'
+        "runs/ptb was trained on novel, not a corpus of the paper; give a run on one of these (wt103, enwik8, text8, "
+        'lm1b, ptb), or "txl runs published ptb" for a table alone'
     )
 
 

@@ -127,7 +127,6 @@ def test_options_that_exclude_each_other_are_rejected(options, because, given):
             for lengths in ((0, 5), "auto")
         ),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),
-        (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (0, 5)}, "`mem_len` 0 is not a recurrence; `protocols` disj"),
         *(
             (AttentionOptions, heads, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`")
             for heads in ({"auto": 25}, {"heads": HEADS * 25})

@@ -328,8 +328,6 @@ class EvalOptions(Options):
                 raise UnknownNameError("protocol", name, PROTOCOLS)
         searched = (self.searched,) if self.searched else ()
         self.exclude(*searched, "cache", "dynamic", "plot", because="`protocols` compares the model at given lengths")
-        if 0 in self.mem_lens:
-            raise UsageError("`mem_len` 0 is not a recurrence; `protocols` disjoint evaluates without memory")
         for protocol, *names in (("strided", "stride"), ("recurrence", *OF_MEMORY)):
             if protocol not in self.protocols:
                 self.exclude(*names, because=f"{protocol} is not among the `protocols`")

@@ -133,7 +133,7 @@ def run(subject: str | None, runs_dir: Path) -> PublishedTable:
     if rank is None:
         raise UsageError(
             f"{history.run.directory} was trained on {history.run.settings.corpus.store}, not a corpus of the paper; "
-            f'give a run on {", ".join(names[:-1])} or {names[-1]}, or "txl runs published ptb" for a table alone'
+            f'give a run on one of these ({", ".join(names)}), or "txl runs published ptb" for a table alone'
         )
     return PublishedTable(table=rank.table, ours=rank)
 

@@ -17,7 +17,7 @@ from txlcli.core.measures.recl import Recl, gains, recl
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.data.context_file import ContextFile, Facts
-from txlcli.errors import RunError, TrainingError, UsageError
+from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
@@ -162,8 +162,6 @@ def _member(opened: OpenRun, text: ScoredText) -> _Member:
 
 def _check_comparable(first: Run, other: Run) -> None:
     """Reject runs that cannot be compared, before any weights are loaded."""
-    if not other.best_or_last.is_file():
-        raise RunError(f"{other.directory} has no saved weights yet; train it first, or leave it out")
     corpora = [run.settings.corpus.store for run in (first, other)]
     if corpora[0] != corpora[1] or other.vocab_fingerprint != first.vocab_fingerprint:
         raise UsageError(
