@@ -12,7 +12,7 @@ from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.validation import ValidSplit, validate
+from txlcli.core.training.validation import validate
 from txlcli.errors import DisagreementError, StoreError, TrainingError
 
 WORLD = join(CPU)
@@ -112,7 +112,7 @@ class UnreadableTokens(list):
 def failed_validation(directory, **changed):
     """Let a validation of averaged weights fail; return its error and how much the weights changed, by process."""
     training = _training(directory, average_decay=0.99, **changed)
-    split = ValidSplit(UnreadableTokens(training.valid.inputs), training.valid.targets)
+    split = UnreadableTokens(training.valid[0]), training.valid[1]
     own = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
     training.average.restore({"steps": 1000}, own)
     before, error = _flat_weights(training), ""

@@ -184,8 +184,7 @@ def test_validation_scores_the_average(tmp_path, changed):
             seen += 1
             own = weights(training)
             training.model.load_state_dict(training.average.weights)
-            settings = validation_settings(training.settings)
-            scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
+            scores = score(Stream(training.model, *training.valid, validation_settings(training.settings)))
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
             training.model.load_state_dict(own)
     assert seen > 1

@@ -10,14 +10,14 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.scoring import Stream, Total, score
+from txlcli.core.reading.scoring import Stream, Total, score, scored_stream
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import ValidSplit, validation_settings
+from txlcli.core.training.validation import validation_settings
 from txlcli.errors import TrainingError, UsageError
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def new_training(
         seed=settings.seed,
         roll=settings.roll_lanes,
     )
-    split = ValidSplit.of(draw_split(31, seed=6), None) if valid else None
+    split = scored_stream(draw_split(31, seed=6), None) if valid else None
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 
 
@@ -347,7 +347,7 @@ def test_validation_is_the_mean_loss_of_the_split(tmp_path):
     for report in reports_of(training):
         if isinstance(report, ValidReport):
             settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
-            scores = score(Stream(training.model, training.valid.inputs, training.valid.targets, settings))
+            scores = score(Stream(training.model, *training.valid, settings))
             assert report.tokens == len(scores.losses_nats) == 30
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
 
@@ -377,7 +377,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     assert best.state["best_nats"] == training.best_nats == min(losses)
     model = checkpoint.build_model(training.model.settings, V, best, training.saver.best_path)
     settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
-    scores = score(Stream(model, training.valid.inputs, training.valid.targets, settings))
+    scores = score(Stream(model, *training.valid, settings))
     assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
 
 

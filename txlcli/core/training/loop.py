@@ -23,7 +23,7 @@ from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.state import TrainingState
 from txlcli.core.training.step import CaptureGraph, capture_step
-from txlcli.core.training.validation import ValidSplit, validate
+from txlcli.core.training.validation import Split, validate
 from txlcli.errors import TrainingError
 
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
@@ -41,7 +41,7 @@ class Training(TrainingState):
         model: LanguageModel,
         settings: TrainSettings,
         segments: TrainingSegments,
-        valid: ValidSplit | None = None,
+        valid: Split | None = None,
         saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,

@@ -90,12 +90,6 @@ def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettin
         make_optimizer(make_model(model, vocab_size), settings)
 
 
-def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Give every group its factor of the scheduled learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-
-
 class CombinedOptimizer(Optimizer):
     """Several optimizers of disjoint parameters as one, with common `param_groups` and `state`.
 

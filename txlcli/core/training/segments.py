@@ -13,16 +13,6 @@ from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import TrainingError
 
 
-def lane_length(tokens: int, batch_size: int) -> int:
-    """Return the predictions of each lane in an epoch of a training split."""
-    return (tokens - 1) // batch_size
-
-
-def segments_per_epoch(lane_len: int, seg_len: int) -> int:
-    """Return the steps of an epoch; the last may be shorter than L."""
-    return -(-lane_len // seg_len)
-
-
 @dataclass(frozen=True)
 class StreamPosition:
     """Position of training in its text: epoch, and segment within the epoch, both from 0."""
@@ -49,7 +39,7 @@ class TrainingSegments:
     def __post_init__(self) -> None:
         """Check that there is a token for every lane."""
         self._shuffled_epoch: int | None = None
-        self.lane_len = lane_length(len(self.ids), self.batch_size)
+        self.lane_len = (len(self.ids) - 1) // self.batch_size
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
             raise TrainingError(
@@ -60,7 +50,7 @@ class TrainingSegments:
     @property
     def per_epoch(self) -> int:
         """Segments in one epoch; the last may be shorter than L."""
-        return segments_per_epoch(self.lane_len, self.seg_len)
+        return -(-self.lane_len // self.seg_len)
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.training.optimizer import set_learning_rate
 from txlcli.core.training.parallel import DataParallel
 
 MIN_LOSS_SCALE = 1.0
@@ -57,7 +56,8 @@ class TrainStep:
 
     def step(self, lr: float) -> None:
         """Update the weights with the scheduled learning rate `lr`, and drop the gradients."""
-        set_learning_rate(self.optimizer, lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._model.forget_gradients()

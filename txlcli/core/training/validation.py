@@ -5,7 +5,6 @@ Axes: B lanes, T tokens.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,21 +15,8 @@ from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
 
-
-@dataclass(frozen=True)
-class ValidSplit:
-    """Inputs and targets of the validation split, (T,) each, as they are stored."""
-
-    inputs: Tokens
-    targets: Tokens
-
-    @classmethod
-    def of(cls, ids: Tokens, boundary: int | None, count: int | None = None) -> "ValidSplit":
-        """Return what `scored_stream` does, in the dtype of the ids."""
-        head = ids if count is None else ids[: count + (boundary is None)]
-        if boundary is None:
-            return cls(head[:-1], head[1:])
-        return cls(np.concatenate([np.array([boundary], dtype=head.dtype), head[:-1]]), head)
+Split = tuple[Tokens, Tokens]
+"""Inputs and targets of the validation split, (T,) each."""
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a validation early
@@ -49,7 +35,7 @@ def validation_settings(settings: TrainSettings) -> EvalSettings:
 
 def validate(
     parallel: DataParallel,
-    split: ValidSplit,
+    split: Split,
     *,
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
@@ -59,7 +45,7 @@ def validate(
     Each process scores a contiguous part of the lanes. All of them return the same sum.
     """
     settings, world = validation_settings(parallel.settings), parallel.world
-    numbers = even_parts(Lanes.of(len(split.targets), settings).number, world.size)[world.rank]
+    numbers = even_parts(Lanes.of(len(split[1]), settings).number, world.size)[world.rank]
 
     def after_segment(tokens: int) -> None:
         if on_tokens:
@@ -70,7 +56,7 @@ def validate(
     started = time.perf_counter()
     try:
         own = score_total(
-            Stream(parallel.model, split.inputs, split.targets, settings, on_tokens=after_segment),
+            Stream(parallel.model, *split, settings, parallel.settings.precision, after_segment),
             new_reader=parallel.make_reader,
             numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
         )

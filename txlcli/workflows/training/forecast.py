@@ -163,11 +163,10 @@ def plan_run(
     settings = start.load_settings(recipe_source, options)
     directory = start.new_directory(recipe_source, options, workspace.runs_dir)
     store = _store_if_prepared(settings, workspace)
-    if store is not None:
-        start.read_splits(settings, store, workspace.reporter)
+    text = (store, start.read_splits(settings, store, workspace.reporter)[0]) if store else None
     run = start.new_run(recipe_source, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
-    plan = plans.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=processes)
+    plan = plans.plan(run, text, until_step=options.max_steps, devices=devices, processes=processes)
     return PlannedRun(run=run, store=store, plan=plan)
 
 

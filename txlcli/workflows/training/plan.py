@@ -8,7 +8,7 @@ from txlcli.config.settings import Settings
 from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
-from txlcli.core.training.segments import lane_length, segments_per_epoch
+from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
@@ -51,25 +51,26 @@ class Plan:
         )
 
 
-def plan(run: Run, *, until_step: int | None, store: TokenStore | None, devices: str, processes: int) -> Plan:
+def plan(
+    run: Run, text: tuple[TokenStore, TrainingSegments] | None, *, until_step: int | None, devices: str, processes: int
+) -> Plan:
     """Return the plan of a training run on devices that are described in a few words."""
     settings = run.settings
     train = settings.train
-    tokens = store.info("train").tokens if store else None
+    store, segments = text or (None, None)
     steps = min(until_step or train.max_steps, train.max_steps)
-    per_epoch = segments_per_epoch(lane_length(tokens, train.batch_size), train.seg_len) if tokens else None
     return Plan(
         recipe=run.recipe_name,
         parameters=run.parameters,
         vocab_size=run.vocab_size,
         store=str(store.path) if store else None,
-        train_tokens=tokens,
+        train_tokens=store.info("train").tokens if store else None,
         lanes=train.batch_size,
         seg_len=train.seg_len,
         mem_len=None if settings.model.recurrent_state else train.mem_len,
         steps=steps,
         max_steps=train.max_steps,
-        epochs=steps / per_epoch if per_epoch else None,
+        epochs=steps / segments.per_epoch if segments else None,
         precision=train.precision,
         processes=processes,
         device=devices,
@@ -88,14 +89,12 @@ def check_device(settings: Settings, device: torch.device, *, processes: int) ->
     check_attention(settings.train.attention, device, d_head=settings.model.head_width)
     if settings.train.deterministic:
         check_deterministic(device, processes=processes)
-    if settings.train.cuda_graph and device.type != "cuda":
+    if settings.train.cuda_graph and (device.type != "cuda" or processes > 1):
         raise UsageError(
-            "train.cuda_graph needs a CUDA device; leave it out, or `overrides` train.cuda_graph=false for a run"
+            "train.cuda_graph needs a CUDA device and a single process; `overrides` train.cuda_graph=false"
         )
     if settings.train.parallel != "ddp" and processes == 1:
         raise UsageError(
             f'train.parallel = "{settings.train.parallel}" needs at least two processes; start with `processes` N or '
             "torchrun, or add `overrides` train.parallel=ddp"
         )
-    if settings.train.cuda_graph and processes > 1:
-        raise UsageError("train.cuda_graph needs a single process; leave it out, or train without `processes`")

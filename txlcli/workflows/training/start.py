@@ -14,13 +14,14 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model import registry
+from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training import checkpoint, distributed
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.validation import ValidSplit
+from txlcli.core.training.validation import Split
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.runs import run_directory
@@ -35,7 +36,7 @@ from txlcli.workflows.training import execution, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.workspace import Workspace
 
-Splits = tuple[TrainingSegments, ValidSplit | None]
+Splits = tuple[TrainingSegments, Split | None]
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "roll_lanes", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
@@ -69,7 +70,8 @@ def train(
         claimed = claim_run_directory(run, is_required=is_named, reporter=workspace.reporter)
         with claimed if world.is_rank_zero else nullcontext(run) as run:
             devices = plan.describe_devices(device, world.size)
-            planned = plan.plan(run, until_step=options.max_steps, store=store, devices=devices, processes=world.size)
+            text = store, splits[0]
+            planned = plan.plan(run, text, until_step=options.max_steps, devices=devices, processes=world.size)
             workspace.reporter.say(f"training {planned}")
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
             training = _build(run, store, splits, world, device)
@@ -247,8 +249,8 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
                 )
         reporter.say(f"{store.path} has no valid split: training without validation")
         return segments, None
-    valid = ValidSplit.of(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
-    if not len(valid.targets):
+    valid = scored_stream(store.ids("valid"), store.vocab.boundary, train.valid_tokens)
+    if not len(valid[1]):
         raise TrainingError(f"{store.path}: the valid split has no token to predict; prepare a longer text")
     return segments, valid
 
