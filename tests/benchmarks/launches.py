@@ -85,21 +85,18 @@ def _reading(recipe, n_layers):
     import torch
 
     from tests.core.fake_cuda.device import CUDA, Kernels, pretending
-    from txlcli.core.reading.decoder import Decoder
+    from txlcli.core.reading.decoder import Decoder, Graphs
+    from txlcli.core.reading.reader import Reading
 
     settings, found = _settings(recipe, n_layers), {}
     how = {"evaluation": (settings.eval, 10), "single token": (dataclasses.replace(settings.eval, seg_len=1), 1)}
     for work, (evaluation, lanes) in how.items():
         with pretending():
             model = _model(settings).eval()
-            decoder = Decoder(
-                model,
-                evaluation,
-                batch_size=lanes,
-                precision="bf16",
-                replay_steps=work == "single token",
-                capture_graph=lambda run, _: run,
+            graphs = dataclasses.replace(
+                Graphs.of(model), replay_steps=work == "single token", capture_graph=lambda run, _: run
             )
+            decoder = Decoder(model, Reading(settings=evaluation, batch_size=lanes, precision="bf16"), graphs)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             # A graph of single tokens reads the whole buffer from the first one on.
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
