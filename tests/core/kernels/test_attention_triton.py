@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.core.attention_cases import call
+from tests.core.attention_cases import call, draw
 from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import with_gradients
@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
 triton = pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
 
-from txlcli.core.kernels import attention_triton, triton_launch  # noqa: E402 - after the environment is known
+from txlcli.core.kernels import attention_triton  # noqa: E402 - after the environment is known
 
 B, H = 2, 3
 arguments = partial(equality.arguments, batch_size=B)
@@ -84,29 +84,88 @@ def test_without_gradients_shared_position_keys_are_not_repeated(position_keys):
     assert (call(attention_triton.attend, **given, reach=50) - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("sizes", "splits"), sampled(2, ["a single key", "a single query", "reach below L", "reach below K"], [2, 3, 7])
-)
-def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits):
-    seg_len, key_len, reach, width = SMALL[sizes]
-    tensors = arguments(RELATIVE, seg_len=seg_len, key_len=key_len, reach=reach, width=width)
-    given = {name: tensor.detach() for name, tensor in cast(tensors).items()}
-    expected = call(attention.attend, **tensors, reach=reach)
-    assert (call(attention_triton.attend, **given, reach=reach, splits=splits) - expected).abs().max() < 1e-5
+class Card:
+    multi_processor_count = 132
 
 
 def test_a_gpu_with_idle_processors_divides_the_keys(monkeypatch):
-    class Card:
-        multi_processor_count = 132
-
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
-    launch, cuda = triton_launch.launch_of("forward", torch.bfloat16, 64), torch.device("cuda")
-    assert triton_launch.splits_of(16, 2180, launch, cuda) == 8  # B 1, L 80, M 2100: four tiles of keys each
-    assert triton_launch.splits_of(160, 2180, launch, cuda) == 2
-    assert triton_launch.splits_of(264, 2180, launch, cuda) == 1
-    assert triton_launch.splits_of(8, 80, launch, cuda) == 1
-    assert triton_launch.splits_of(1, 10**6, launch, cuda) == triton_launch.MAX_SPLITS
-    assert triton_launch.splits_of(1, 10**6, launch, torch.device("cpu")) == 1
+    splits_of, cuda = attention_triton.splits_of, torch.device("cuda")
+    assert splits_of(16, 2180 // 64, cuda) == 8  # B 1, L 80, M 2100: four tiles of keys each
+    assert splits_of(100, 2180 // 64, cuda) == 2
+    assert splits_of(160, 2180 // 64, cuda) == 1
+    assert splits_of(8, 80 // 64, cuda) == 1
+    assert splits_of(1, 10**6, cuda) == attention_triton.MAX_SPLITS
+    assert splits_of(1, 10**6, torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("sizes", ["a single query", "reach below L", "reach below K"])
+@pytest.mark.parametrize("splits", [2, 8])
+def test_several_programs_divide_the_keys_of_the_same_queries(sizes, splits, monkeypatch):
+    """As on a GPU with that many idle processors: the output, and the gradients, which read the log normalizers."""
+    monkeypatch.setattr(attention_triton, "splits_of", lambda *_: splits)
+    for name, difference in compare(RELATIVE, SMALL[sizes]).items():
+        assert difference < 2e-5, name
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("position_keys", [None, 5])
+def test_a_token_sees_the_slots_of_a_buffer_as_the_definition(terms, splits, position_keys):
+    """Slots in any order, some without a key, some too far away; far distances share a position key."""
+    capacity, seen, reach, width = 203, 150, 117, 41
+    tensors = {
+        name: tensor.detach()
+        for name, tensor in arguments(
+            TERMS[terms], seg_len=1, key_len=seen, reach=reach, width=width, position_keys=position_keys
+        ).items()
+    }
+    expected = call(attention.attend, **tensors, reach=reach)
+
+    slots = torch.randperm(capacity, generator=torch.Generator().manual_seed(5))[:seen]
+    distances = torch.full((capacity,), -1).index_copy(0, slots, torch.arange(seen - 1, -1, -1))
+    buffers = [torch.full((B, capacity, H, width), math.nan) for _ in range(2)]  # what no slot holds is not read
+    for buffer, name in zip(buffers, ("key", "value"), strict=True):
+        buffer[:, slots] = tensors[name].transpose(1, 2).float()
+    names = ("position_key", "content_bias", "position_bias", "distance_bias")
+    terms = [tensors[name].float() if name in tensors else None for name in names]
+    query = tensors["query"].transpose(1, 2).float()
+    given = attention_triton.attend_token(query, *buffers, *terms, distances, torch.tensor([reach]), splits)
+    assert (given.transpose(1, 2) - expected).abs().max() < 1e-5
+
+
+def operands(*, position_scores=True, dropped=0):
+    """Arguments of `txl::attention`: L 5, K 13, n 11."""
+    rows = [draw(B, count, H, 16, seed=count).float().requires_grad_() for count in (5, 13, 13)]
+    scores = draw(H, B, 5, 16, seed=4).float().requires_grad_() if position_scores else None
+    seed = torch.tensor([7]) if dropped else None
+    return (*rows, scores, seed, 11, 11 if position_scores else 0, dropped)
+
+
+@pytest.mark.parametrize("given", [{}, {"position_scores": False}, {"dropped": 2**31}], ids=str)
+def test_the_operators_follow_the_rules_of_pytorch(given):
+    torch.library.opcheck(attention_triton.attention, operands(**given))
+
+
+def test_the_operator_of_tokens_follows_the_rules_of_pytorch():
+    rows = [draw(B, count, H, 16) for count in (1, 13, 13)]
+    rest = (None, None, None, None, torch.arange(13), torch.tensor([13]), 2)
+    torch.library.opcheck(attention_triton.attend_token, (*(tensor.float() for tensor in rows), *rest))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_compiled_function_has_no_break_at_attention(dropout):
+    tensors = cast(arguments(RELATIVE, seg_len=5, key_len=9, reach=9, width=16))
+
+    def function(query, key, value, terms, *, dropout):
+        return attention_triton.attend(query * 2, key, value, terms, dropout=dropout) + 1
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    results = []
+    for called in (function, compiled):
+        torch.manual_seed(3)
+        results.append(with_gradients(called, tensors, reach=9, dropout=dropout))
+    assert set(largest_differences(*results).values()) == {0.0}
 
 
 @pytest.mark.parametrize(("terms", "rate"), sampled(2, ["all terms", "no positions"], [0.3, 1.0]))
@@ -144,39 +203,25 @@ def test_each_call_drops_others_and_one_seed_the_same():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("terms", ["all terms", "distance bias"])
-def test_no_position_score_of_a_key_that_is_not_seen_counts(terms, monkeypatch):
-    """Position scores of distances before the first key, and of padding, are NaN before the kernels run."""
-    scores_of = attention_triton._position_scores
-    seg_len, key_len, reach, width = 21, 34, 34, 16
-    tensors = arguments(TERMS[terms], seg_len=seg_len, key_len=key_len, reach=reach, width=width)
-    expected = with_gradients(attention.attend, tensors, reach=reach)
-
-    class Poison(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, scores):
-            column, query = torch.arange(scores.shape[3]), torch.arange(seg_len)[:, None]
-            unused = (column < reach - 1 - (key_len - seg_len) - query) | (column >= reach)
-            assert unused.any()
-            return scores.masked_fill(unused, math.nan)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    monkeypatch.setattr(attention_triton, "_position_scores", lambda *given: Poison.apply(scores_of(*given)))
-    for name, difference in largest_differences(
-        with_gradients(attention_triton.attend, cast(tensors), reach=reach), expected
-    ).items():
-        assert difference < 2e-5, name  # not NaN
+def test_no_position_score_of_a_key_that_is_not_seen_counts():
+    """Position scores of distances before the first key, and of padding, are NaN; their gradients are zero."""
+    *rows, scores, seed, reach, columns, dropped = operands()
+    column, query = torch.arange(16), torch.arange(5)[:, None]
+    unused = (column < reach - 1 - 8 - query) | (column >= reach)
+    poisoned = scores.detach().masked_fill(unused, math.nan).requires_grad_()
+    results = []
+    for given in (scores, poisoned):
+        out, _ = attention_triton.attention(*rows, given, seed, reach, columns, dropped)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [*rows, given])])
+    assert all(map(torch.equal, *results))
+    assert not results[0][-1][:, :, unused].any()
+    assert results[0][-1][:, :, ~unused].all()
 
 
-def test_a_second_backward_pass_is_rejected():
-    tensors = cast(arguments(RELATIVE, seg_len=4, key_len=9, reach=9, width=16))
-    total = call(attention_triton.attend, **tensors, reach=9).sum()
-    total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="the first backward pass has overwritten the position scores"):
-        total.backward()
+def test_distances_that_share_a_position_score_have_no_gradient():
+    *given, reach, _, dropped = operands()
+    with pytest.raises(ValueError, match="share a position score"):
+        attention_triton.attention(*given, reach, 9, dropped)
 
 
 def read_and_train(backend, changes):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from txlcli.core.kernels.compilation import check_attention, check_compiler
-from txlcli.core.kernels.triton_launch import check_sequences
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -87,11 +86,3 @@ def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu(gpu, monkeypatch):
     gpu()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     check_attention("triton", CPU, d_head=64)
-
-
-def test_more_lanes_than_a_grid_of_cuda_has_are_rejected():
-    check_sequences(torch.empty(65_535, 1, 1, 128, dtype=torch.bfloat16, device="meta"))
-    with pytest.raises(UsageError) as caught:
-        check_sequences(torch.empty(8192, 8, 1, 16, dtype=torch.float16, device="meta"))
-    expected = "takes at most 65,535 lanes times heads at once, not 8192 x 8; take auto, or smaller batches"
-    assert str(caught.value) == f"attention triton {expected}"

@@ -16,7 +16,6 @@ from txlcli.core.kernels.device import (
     float32_products,
     pick_device,
 )
-from txlcli.core.kernels.triton_launch import launch_of
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
@@ -89,13 +88,6 @@ def test_other_precisions_leave_the_products_of_float32_alone(device, precision)
     before = float32_settings()
     with float32_products(device, precision):
         assert float32_settings() == before
-
-
-@pytest.mark.parametrize(("precision", "expected"), [("fp32", "ieee"), ("tf32", "tf32")])
-def test_kernels_of_triton_multiply_float32_in_the_same_precision(precision, expected):
-    with float32_products(CUDA, precision):
-        assert launch_of("forward", torch.float32, 64).precision == expected
-        assert launch_of("forward", torch.bfloat16, 64).precision == "ieee"
 
 
 def test_more_than_a_cpu_has_free_is_rejected(tmp_path):

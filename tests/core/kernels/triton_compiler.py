@@ -62,3 +62,17 @@ def resources(compiled):
         "shared": compiled.metadata.shared,
         "tensor_cores": len(re.findall(TENSOR_CORES, ptx)),
     }
+
+
+def warp_columns(compiled):
+    """For each load and store of a matrix in global memory, the neighboring columns that a warp accesses at once."""
+    ttgir = compiled.asm["ttgir"]
+    layout = (
+        r"^(#\w+) = #ttg.blocked<\{sizePerThread = \[(\d+), (\d+)\], threadsPerWarp = \[(\d+), (\d+)\].*order = \[(\d)"
+    )
+    columns = {
+        name: int(per_thread) * int(threads) if order == "1" else 1
+        for name, _, per_thread, _, threads, order in re.findall(layout, ttgir, re.MULTILINE)
+    }
+    access = r"= tt\.load .*<\d+x\d+x!tt\.ptr<\w+>, (#\w+)>|tt\.store .*<\d+x\d+x!tt\.ptr<\w+>, (#\w+)>"
+    return [columns[loaded or stored] for loaded, stored in re.findall(access, ttgir)]

@@ -187,16 +187,16 @@ def products_of(kernel, source):
 def test_products_of_tritons_kernels_are_those_of_their_source():
     source = Path(compilation.__file__).with_name("attention_triton_kernels.py").read_text(encoding="utf-8")
     kernels = ("forward_kernel", "backward_of_keys_kernel", "backward_of_queries_kernel")
-    assert [products_of(kernel, source) for kernel in kernels] == [2, 4, 3]
-    assert PRODUCTS_BY_KEY["triton"] == 2 + 4 + 3
+    assert [products_of(kernel, source) for kernel in kernels] == [2, 4, 1]
+    assert PRODUCTS_BY_KEY["triton"] == 2 + 4 + 1
 
 
 def test_kernels_that_skip_unseen_keys_compute_no_product_with_them():
-    # Five queries see 7 + 1 to 7 + 5 keys, 50 pairs of 60: nine products by key, three by distance with all of 60.
+    # Five queries see 7 + 1 to 7 + 5 keys, 50 pairs of 60: seven products by key, three by distance with all of 60.
     model = model_settings()
     every = {"scores": L * (M + L), "position_scores": L * (M + L)}
     given = attention_flops_per_token(model, "triton", seg_len=L, mem_len=M, **every)
-    assert given == 2 * model.n_layers * 33 * (9 * 50 + 3 * 60) / L
+    assert given == 2 * model.n_layers * 33 * (7 * 50 + 3 * 60) / L
 
 
 def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():

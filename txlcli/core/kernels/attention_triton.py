@@ -1,70 +1,147 @@
 """Attention with relative positions as Triton kernels for CUDA: flash attention in distance space.
 
 One product writes the position score of every query for every distance; probabilities are never written. The forward
-kernel reads the position score skewed (query i, key j: column of distance M + i - j), adds the content score of a tile
+kernel reads the position scores skewed (query i, key j: column of distance M + i - j), adds the content score of a tile
 of keys, and keeps a running softmax. The backward pass computes the probabilities of each tile again from the saved log
-normalizer: one kernel for the gradients of keys and values, then one for the gradient of queries, which overwrites each
-position score by its gradient. Every element has one writer, so there are no atomic additions, and repeated runs give
-the same bits. Products in PyTorch then give the gradients of queries and position keys.
+normalizer: the kernel of keys writes their gradients, their values' and that of each score; the kernel of queries
+multiplies the latter by the keys. Every element has one writer, so there are no atomic additions, and repeated runs
+give the same bits. Products in PyTorch then give the gradients of queries and position keys.
 
-When there are few queries, as in evaluation, several programs divide the keys of the same queries (split-K).
+When there are few queries, as in evaluation, several programs divide the keys of the same queries (split-K), and one
+more kernel combines their outputs; single tokens of a CUDA graph have a kernel of their own for the parts.
 
-Importing this module needs Triton. `core.kernels.compilation.check_attention` tells whether it can run.
+torch.compile treats `txl::attention`, its backward pass and `txl::attend_token` as operators. Importing this module
+needs Triton.
 
-Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a position
-key, P columns of a row of position scores (m, padded), S splits of the keys.
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a score of
+their own, P columns of a row of position scores (m, padded), S splits of the keys, a power of two.
 """
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from triton.runtime import driver
 
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.triton_launch import Launch, check_sequences, launch_of, splits_of
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
+MIN_TILE = 16
+"""Smallest side of a tile: tensor cores multiply no smaller ones."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs that a processor of the GPU should find, before the keys of a query are divided among several."""
+MIN_TILES_OF_SPLIT = 4
+MAX_SPLITS = 32
+KEYS_OF_TOKEN = 64
+"""Keys of a tile of the kernel of single tokens."""
+
+Kernel = Literal["forward", "keys", "queries"]
+"""The forward kernel, and the backward kernels of keys and of queries."""
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0, splits: int | None = None
-) -> Tensor:
-    """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits.
+@dataclass(frozen=True)
+class Tile:
+    """Sides of the tile of a kernel, and its resources."""
 
-    Without gradients, `splits` programs divide the keys of a query; by default their number depends on the sizes.
+    queries: int
+    keys: int
+    warps: int
+    """Groups of 32 threads per program."""
+    stages: int
+    """Tiles that are loaded ahead."""
+
+
+TILES: dict[tuple[Kernel, bool, bool], Tile] = {  # kernel, 16 bits, head width over 64
+    ("forward", True, False): Tile(64, 64, 4, 3),
+    ("forward", True, True): Tile(64, 64, 8, 2),
+    ("forward", False, False): Tile(32, 16, 4, 2),
+    ("forward", False, True): Tile(16, 32, 8, 2),
+    ("keys", True, False): Tile(64, 64, 4, 1),
+    ("keys", True, True): Tile(32, 64, 8, 1),
+    ("keys", False, False): Tile(16, 16, 4, 1),
+    ("keys", False, True): Tile(16, 32, 8, 1),
+    ("queries", True, False): Tile(64, 64, 4, 2),
+    ("queries", True, True): Tile(64, 32, 8, 2),
+    ("queries", False, False): Tile(16, 32, 4, 1),
+    ("queries", False, True): Tile(16, 32, 8, 1),
+}
+"""The tiles of 16 bits and widths up to 64 were the fastest, or within 5 % of it, on an H100 for the recipes enwik8,
+wt103 and wt103-nvidia. The others have not been timed: they need no more registers and shared memory than compute
+capability 8.0 and 9.0 have."""
+AMPERE_TILES: dict[tuple[Kernel, bool, bool], Tile] = {
+    ("forward", True, False): Tile(64, 32, 4, 3),
+    ("forward", True, True): Tile(64, 32, 8, 2),
+    ("keys", True, False): Tile(64, 32, 4, 1),
+}
+"""Instead of the tiles that spill registers before Hopper."""
+
+
+def _tile(kernel: Kernel, query: Tensor) -> tuple[Tile, dict[str, Any]]:
+    """Return the tile of a kernel, and its constants for heads (B, x, H, D)."""
+    *_, heads, width = query.shape
+    tiles = TILES if _has_wgmma() else TILES | AMPERE_TILES
+    tile = tiles[kernel, query.dtype.itemsize == 2, width > 64]
+    tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return tile, {
+        **_constants(heads, width),
+        "QUERIES": tile.queries,
+        "KEYS": tile.keys,
+        "PRECISION": "tf32" if tf32 else "ieee",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _has_wgmma() -> bool:
+    """Return True on Hopper and later, whose tensor cores keep results out of the registers that addresses need."""
+    return bool(triton.knobs.runtime.interpret or driver.active.get_current_target().arch >= 90)
+
+
+def _constants(heads: int, width: int) -> dict[str, int]:
+    return {"HEADS": heads, "WIDTH": width, "PADDED": max(MIN_TILE, triton.next_power_of_2(width))}
+
+
+def splits_of(programs: int, tiles: int, device: torch.device) -> int:
+    """Return the number of programs that divide the keys of a query, so that all processors of a GPU have work.
+
+    Args:
+        programs: without a division.
+        tiles: of keys that a query sees.
+        device: of the tensors; on a CPU (Triton's interpreter) nothing is divided.
     """
+    if device.type != "cuda":
+        return 1
+    wanted = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    limit = min(wanted // programs, tiles // MIN_TILES_OF_SPLIT, MAX_SPLITS)
+    return 1 << max(1, limit).bit_length() - 1
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+    """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits."""
     with torch.autocast(query.device.type, enabled=False):
-        return _attend(query, key, value, terms, dropout, splits)
+        # The bias by distance is added to the position scores, not to the position keys.
+        inputs = AttentionInputs.of(query, key, value, dataclasses.replace(terms, distance_bias=None))
+        columns = _count_columns(inputs, terms.distance_bias)
+        by_distance = _position_scores(inputs, terms.distance_bias, columns) if columns else None
+        seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
+        dropped = round(dropout * 2**32)
+        content, keys, values = _rows(inputs.query_content).contiguous(), _rows(inputs.key), _rows(inputs.value)
+        if keys.stride() != values.stride() or keys.stride(3) != 1:
+            keys, values = keys.contiguous(), values.contiguous()
+        out, _ = attention(content, keys, values, by_distance, seed, inputs.reach, columns, dropped)
+        return _rows(out)[..., : query.shape[3]]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, dropout: float, splits: int | None) -> Tensor:
-    check_sequences(query)
-    # The bias by distance is added to the position scores, not to the position keys.
-    inputs = AttentionInputs.of(query, key, value, dataclasses.replace(terms, distance_bias=None))
-    by_distance = _position_scores(inputs, terms.distance_bias)
-    content, keys, values = map(_dense_rows, (inputs.query_content, inputs.key, inputs.value))
-    shape = _Shape(inputs.reach, _count_columns(inputs, terms.distance_bias), dropout)
-    if torch.is_grad_enabled() and _need_gradient(content, keys, values, by_distance):
-        out: Tensor = _Attention.apply(shape, content, keys, values, by_distance)
-    else:
-        parts, log_total, _ = _forward(shape, content, keys, values, by_distance, splits=splits)
-        out = _combine(parts, log_total, like=content)
-    return out[..., : query.shape[3]]
-
-
-def _need_gradient(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def _dense_rows(rows: Tensor) -> Tensor:
-    return rows if rows.stride(3) == 1 else rows.contiguous()
+def _rows(heads: Tensor) -> Tensor:
+    """(B, H, x, D) -> (B, x, H, D), and back."""
+    return heads.transpose(1, 2)
 
 
 def _count_columns(inputs: AttentionInputs, distance_bias: Tensor | None) -> int:
@@ -73,127 +150,212 @@ def _count_columns(inputs: AttentionInputs, distance_bias: Tensor | None) -> int
         return inputs.reach
     if inputs.position_key is None:
         return 0
-    shared = inputs.position_key.shape[1] < inputs.reach
-    return inputs.reach if shared and inputs.position_key.requires_grad else inputs.position_key.shape[1]
+    needs_gradient = torch.is_grad_enabled() and inputs.need_gradient
+    return inputs.reach if needs_gradient else min(inputs.position_key.shape[1], inputs.reach)
 
 
-def _position_scores(inputs: AttentionInputs, distance_bias: Tensor | None) -> Tensor | None:
+def _position_scores(inputs: AttentionInputs, distance_bias: Tensor | None, columns: int) -> Tensor:
     """Return the scores (H, B, L, P) of all distances: column c is distance m - 1 - c, from column m on is padding."""
-    columns = _count_columns(inputs, distance_bias)
-    if not columns:
-        return None
-    batch_size, heads, seg_len, _ = inputs.query.shape
+    batch_size, heads, seg_len, width = inputs.query.shape
     padding = -columns % COLUMN_MULTIPLE
-    scores = None
+    scores = inputs.query.new_zeros(1)
     if inputs.position_key is not None:
-        farther = inputs.position_key[:, :1].expand(-1, columns - inputs.position_key.shape[1], -1)
-        position_key = F.pad(torch.cat([farther, inputs.position_key], dim=1), (0, 0, 0, padding))  # (H, P, D)
-        rows = inputs.query_position.transpose(0, 1).reshape(heads, batch_size * seg_len, -1)
-        scores = torch.bmm(rows, position_key.mT).view(heads, batch_size, seg_len, -1)
+        position_key = F.pad(nearest_rows(inputs.position_key, columns), (0, 0, 0, padding))  # (H, P, D)
+        rows = inputs.query_position.transpose(0, 1).reshape(heads, batch_size * seg_len, width)
+        scores = torch.bmm(rows, position_key.mT).view(heads, batch_size, seg_len, columns + padding)
     if distance_bias is not None:
-        bias = F.pad(distance_bias, (0, padding)).to(inputs.query.dtype)[:, None, None]  # (H, 1, 1, P)
-        scores = bias.expand(-1, batch_size, seg_len, -1).contiguous() if scores is None else scores + bias
-    return scores
+        bias = F.pad(distance_bias, (0, padding)).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
+        scores = (scores + bias).expand(heads, batch_size, seg_len, columns + padding)
+    return scores.contiguous()
 
 
-class _Shape:
-    """Numbers of one call that no tensor tells.
+@torch.library.custom_op("txl::attention", mutates_args=())
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    by_distance: Tensor | None,
+    seed: Tensor | None,
+    reach: int,
+    columns: int,
+    dropped: int,
+) -> tuple[Tensor, Tensor]:
+    """Attend to the keys that are seen, with scores by distance and dropout of attention weights.
 
     Args:
+        query: (B, L, H, D), contiguous, scaled.
+        key: (B, K, H, D); the last L keys are the positions of the queries.
+        value: as `key`, with the same strides.
+        by_distance: position scores (H, B, L, P), contiguous.
+        seed: (1,), chooses the attention weights that are dropped.
         reach: n.
-        columns: m; 0 without position scores.
-        dropout: probability of dropping an attention weight.
+        columns: m; for gradients n, or 0 without position scores.
+        dropped: of 2**32 random numbers, those that drop an attention weight.
+    Returns:
+        The output (B, L, H, D), and the log normalizers (B, H, L) to base 2.
     """
-
-    def __init__(self, reach: int, columns: int, dropout: float) -> None:
-        self.reach, self.columns = reach, columns
-        self.dropped = round(dropout * 2**32)
-        """Of 2**32 random numbers, those that drop an attention weight."""
-
-    @property
-    def keep_scale(self) -> float:
-        """Factor of the attention weights that are kept; 0 if none is."""
-        return 0.0 if self.dropped == 2**32 else 2**32 / (2**32 - self.dropped)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return arguments that all kernels share."""
-        threshold = min(self.dropped, 2**32 - 1) - 2**31
-        numbers = {"reach": self.reach, "columns": self.columns, "threshold": threshold, "keep_scale": self.keep_scale}
-        return {**numbers, "POSITIONS": self.columns > 0, "DROPOUT": self.dropped > 0}
-
-
-def _forward(
-    shape: _Shape, query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor | None, *, splits: int | None = 1
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the outputs of S splits, (S, B, H, L, D), their log normalizers (S, B, H, L) to base 2, and the seed."""
-    batch_size, heads, seg_len, width = query.shape
-    launch = launch_of("forward", query.dtype, width)
-    blocks = triton.cdiv(seg_len, launch.queries)
-    splits = splits or splits_of(blocks * batch_size * heads, key.shape[2], launch, query.device)
-    log_total = torch.empty(splits, batch_size, heads, seg_len, dtype=torch.float32, device=query.device)
-    out = torch.empty_like(query)[None] if splits == 1 else log_total.new_empty(splits, *query.shape)
-    seed = torch.randint(2**62, (1,), device=query.device) if shape.dropped else None
-    kernels.forward_kernel[blocks, batch_size * heads, splits](
-        query, key, value, by_distance, seed, out, log_total,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[1:4],
-        batch_size, heads, seg_len, key.shape[2], _pitch(by_distance),
-        **shape.arguments(), **launch.arguments(width), SPLITS=splits,
+    batch_size, seg_len, heads, _ = query.shape
+    key_len = key.shape[1]
+    tile, constants = _tile("forward", query)
+    blocks = batch_size * heads * triton.cdiv(seg_len, tile.queries)
+    splits = splits_of(blocks, min(key_len, seg_len + reach) // tile.keys, query.device)
+    out, log_total = _outputs(query)
+    parts, logs = _parts(out, log_total, splits)
+    kernels.forward_kernel[blocks, splits](
+        query, key, value, by_distance, seed, parts, logs, *key.stride()[:3], seg_len, key_len, reach,
+        columns if 0 < columns < reach else None, _pitch(by_distance, reach), **constants, DROPPED=dropped,
+        SPLITS=splits,
     )  # fmt: skip
-    return out, log_total, seed
+    _combine(parts, logs, out, log_total)
+    return out, log_total
 
 
-def _combine(parts: Tensor, log_total: Tensor, like: Tensor) -> Tensor:
-    """Combine the outputs of S splits by their log normalizers: the output (B, H, L, D) of all keys."""
-    splits, batch_size, heads, seg_len, width = parts.shape
+def _outputs(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Return memory for the output (B, L, H, D) and the log normalizers (B, H, L)."""
+    batch_size, seg_len, heads, _ = query.shape
+    log_total = query.new_empty(batch_size, heads, seg_len, dtype=torch.float32)
+    return torch.empty_like(query, memory_format=torch.contiguous_format), log_total
+
+
+def _parts(out: Tensor, log_total: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Return memory for the outputs and log normalizers of S splits, in float32."""
     if splits == 1:
-        return parts[0]
-    out = torch.empty_like(like)
-    rows = batch_size * heads * seg_len
-    kernels.combine_kernel[rows,](
-        parts, log_total, out, *out.stride()[:3], heads, seg_len, rows,
-        WIDTH=width, PADDED=Launch.padded(width), SPLITS=splits, PADDED_SPLITS=triton.next_power_of_2(splits),
+        return out, log_total
+    return log_total.new_empty(splits, *out.shape), log_total.new_empty(splits, *log_total.shape)
+
+
+def _combine(parts: Tensor, logs: Tensor, out: Tensor, log_total: Tensor) -> None:
+    """Combine outputs (S, B, L, H, D) of splits by their log normalizers (S, B, H, L), if there are several."""
+    if parts is out:
+        return
+    _, seg_len, heads, width = out.shape
+    kernels.combine_kernel[log_total.numel(),](
+        parts, logs, out, log_total, seg_len, **_constants(heads, width), SPLITS=len(parts)
+    )
+
+
+def _pitch(by_distance: Tensor | None, reach: int) -> int:
+    """Return P; without position scores, of the gradients of the scores."""
+    return reach + -reach % COLUMN_MULTIPLE if by_distance is None else by_distance.shape[3]
+
+
+@attention.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(query)
+
+
+@torch.library.custom_op("txl::attention_backward", mutates_args=())
+def attention_backward(
+    grad_out: Tensor,
+    product: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    by_distance: Tensor | None,
+    seed: Tensor | None,
+    log_total: Tensor,
+    reach: int,
+    dropped: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of queries (B, L, H, D), keys and values (B, K, H, D) and all scores (H, B, L, P).
+
+    Args:
+        grad_out: (B, L, H, D), contiguous.
+        product: (B, H, L), the sum over D of output and its gradient, contiguous.
+        query: as all others, see `attention`.
+    """
+    batch_size, seg_len, heads, _ = query.shape
+    key_len, pitch = key.shape[1], _pitch(by_distance, reach)
+    grads = _gradients(query, key, by_distance, reach)
+    grad_query, grad_key, grad_value, grad_score = grads
+    sizes = (*key.stride()[:3], seg_len, key_len, reach, pitch)
+    tile, constants = _tile("keys", query)
+    kernels.backward_of_keys_kernel[batch_size * heads * triton.cdiv(key_len, tile.keys),](
+        query, key, value, by_distance, seed, log_total, grad_out, product, grad_key, grad_value, grad_score, *sizes,
+        **constants, DROPPED=dropped,
     )  # fmt: skip
+    tile, constants = _tile("queries", query)
+    kernels.backward_of_queries_kernel[batch_size * heads * triton.cdiv(seg_len, tile.queries),](
+        key, grad_score, grad_query, *sizes, **constants
+    )
+    return grads
+
+
+def _gradients(
+    query: Tensor, key: Tensor, by_distance: Tensor | None, reach: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch_size, seg_len, heads, _ = query.shape
+    score_shape = (heads, batch_size, seg_len, _pitch(by_distance, reach))
+    return torch.empty_like(query), query.new_empty(key.shape), query.new_empty(key.shape), query.new_empty(score_shape)
+
+
+@attention_backward.register_fake
+def _(
+    _grad: Tensor, _product: Tensor, query: Tensor, key: Tensor, _value: Tensor, by_distance: Tensor | None,
+    _seed: Tensor | None, _log: Tensor, reach: int, _dropped: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return _gradients(query, key, by_distance, reach)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.reach, columns, ctx.dropped = inputs
+    if 0 < columns < ctx.reach:
+        raise ValueError("distances that share a position score have no gradient")
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, out, log_total = ctx.saved_tensors
+    product = (grad_out.float() * out.float()).sum(-1).transpose(1, 2).contiguous()  # (B, H, L), sum over keys of P dP
+    *grads, grad_score = attention_backward(grad_out.contiguous(), product, *tensors, log_total, ctx.reach, ctx.dropped)
+    return *grads, None if tensors[3] is None else grad_score, None, None, None, None
+
+
+attention.register_autograd(_differentiate, setup_context=_save)
+
+
+@torch.library.custom_op("txl::attend_token", mutates_args=())
+def attend_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_key: Tensor | None,
+    content_bias: Tensor | None,
+    position_bias: Tensor | None,
+    distance_bias: Tensor | None,
+    distances: Tensor,
+    reach: Tensor,
+    splits: int,
+) -> Tensor:
+    """Return the output (B, 1, H, D) of single queries that see keys at any places of a buffer, without gradients.
+
+    Args:
+        query: (B, 1, H, D), contiguous.
+        key: (B, K, H, D).
+        value: as `key`, with the same strides.
+        position_key: (H, m, D); the first one is of all farther distances, too.
+        content_bias: (H, D).
+        position_bias: (H, D).
+        distance_bias: (H, n).
+        distances: (K,) of each key, negative where there is none.
+        reach: (1,), keys at this distance or more are not seen.
+        splits: S; 0 chooses a number for the device.
+    """
+    batch_size, _, heads, width = query.shape
+    key_len = key.shape[1]
+    splits = splits or splits_of(batch_size * heads, key_len // KEYS_OF_TOKEN, query.device)
+    out, log_total = _outputs(query)
+    parts, logs = _parts(out, log_total, splits)
+    counts = (0 if tensor is None else tensor.shape[1] for tensor in (position_key, distance_bias))
+    kernels.token_kernel[batch_size * heads, splits](
+        query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, parts, logs,
+        *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width), KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+    )  # fmt: skip
+    _combine(parts, logs, out, log_total)
     return out
 
 
-def _pitch(by_distance: Tensor | None) -> int:
-    return 0 if by_distance is None else by_distance.shape[3]
-
-
-class _Attention(torch.autograd.Function):
-    """Attention that saves its inputs, output and log normalizers, and computes probabilities again."""
-
-    @staticmethod
-    def forward(ctx: Any, shape: _Shape, *tensors: Any) -> Tensor:
-        parts, log_total, seed = _forward(shape, *tensors)
-        out: Tensor = parts[0]
-        ctx.save_for_backward(*tensors, out, log_total, seed)
-        ctx.shape, ctx.spent = shape, False
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.spent:
-            raise RuntimeError("attention triton: the first backward pass has overwritten the position scores")
-        ctx.spent = True
-        query, key, value, by_distance, out, log_total, seed = ctx.saved_tensors
-        batch_size, heads, seg_len, width = query.shape
-        grad_out = _dense_rows(grad_outputs[0])
-        product = (grad_out.float() * out.float()).sum(-1).contiguous()  # (B, H, L), the sum over keys of P dP
-        grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in (query, key, value))
-        strides = [tensor.stride()[:3] for tensor in (query, key, value, grad_out)]
-        sizes = (batch_size, heads, seg_len, key.shape[2], _pitch(by_distance))
-        saved = (query, key, value, by_distance, seed, log_total, grad_out, product)
-        flat = [number for group in strides for number in group]
-        launch = launch_of("keys", query.dtype, width)
-        kernels.backward_of_keys_kernel[triton.cdiv(key.shape[2], launch.keys), batch_size * heads](
-            *saved, grad_key, grad_value, *flat, *grad_key.stride()[:3], *grad_value.stride()[:3], *sizes,
-            **ctx.shape.arguments(), **launch.arguments(width),
-        )  # fmt: skip
-        launch = launch_of("queries", query.dtype, width)
-        kernels.backward_of_queries_kernel[triton.cdiv(seg_len, launch.queries), batch_size * heads](
-            *saved, grad_query, *flat, *grad_query.stride()[:3], *sizes,
-            **ctx.shape.arguments(), **launch.arguments(width),
-        )  # fmt: skip
-        return None, grad_query, grad_key, grad_value, by_distance
+@attend_token.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(query)

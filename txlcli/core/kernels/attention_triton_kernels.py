@@ -1,11 +1,14 @@
 """The kernels of `attention_triton`, which explains them.
 
-Strides are in elements and named by tensor and axis: b sequence, h head, l row. The elements of a row lie side by side.
-Position scores are (H, B, L, P): column c of row i is distance m - 1 - c, so key j stands in column
-m - 1 - (M + i - j).
+Rows of D numbers lie side by side. Queries, outputs and their gradients are (B, L, H, D), gradients of keys and values
+(B, K, H, D), log normalizers (B, H, L), all contiguous; keys and values share their strides. Position scores and the
+gradients of all scores are (H, B, L, P): column c of row i is distance m - 1 - c, so key j stands in column
+m - 1 - (M + i - j). Its address is the sum i * (P - 1) + j + m - 1 - M, by which Triton knows that neighboring keys
+are neighbors in memory.
 
-Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width (WIDTH, padded to PADDED), m distances with a
-position score (`columns`), P columns of a row of position scores (`pitch`), S splits of the keys.
+Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width (WIDTH, padded to PADDED), n distances that
+are seen (`reach`), m distances with a score of their own (`columns`, None if n), P columns of a row (`pitch`), S splits
+of the keys. A sequence is one head of one lane; DROPPED of 2**32 random numbers drop an attention weight.
 """
 
 import triton
@@ -13,41 +16,73 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PHILOX_ROUNDS = tl.constexpr(7)
-SIZES = ("batch_size", "heads", "seg_len", "key_len", "reach", "columns", "threshold")
+SIZES = ("seg_len", "key_len", "reach", "columns", "pitch")
 """Arguments for whose values no kernel is compiled again."""
 
 
 @triton.jit
-def _rows_of(
-    base, stride_batch, stride_head, stride_row, batch, head, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr
-):
-    """Load rows (x, PADDED) of a tensor (B, H, count, WIDTH); zeros beyond its end."""
+def _load_rows(start, stride, rows, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Load rows (x, PADDED) of `count` rows (WIDTH); zeros beyond."""
     columns = tl.arange(0, PADDED)
-    start = base + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
     mask = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-    return tl.load(start + rows[:, None] * stride_row + columns[None, :], mask=mask, other=0.0)
+    return tl.load(start + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _store_rows(
-    base, values, stride_batch, stride_head, stride_row, batch, head, rows, count, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-):  # fmt: skip
-    """Store rows (x, PADDED) to a tensor (B, H, count, WIDTH)."""
+def _store_rows(start, stride, rows, count, values, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Store rows (x, PADDED) to `count` rows (WIDTH)."""
     columns = tl.arange(0, PADDED)
-    start = base + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
     mask = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-    tl.store(start + rows[:, None] * stride_row + columns[None, :], values.to(base.dtype.element_ty), mask=mask)
+    tl.store(start + rows[:, None] * stride + columns[None, :], values.to(start.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _position_rows(by_distance, batch, head, batch_size, seg_len, pitch):
-    """Return the address of the position scores (L, P) of a sequence and head."""
-    return by_distance + (head.to(tl.int64) * batch_size + batch) * seg_len * pitch
+def _rows_of(sequence, count, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the offset of a sequence in a tensor (B, count, HEADS, WIDTH); its rows are HEADS * WIDTH apart."""
+    return ((sequence // HEADS).to(tl.int64) * count * HEADS + sequence % HEADS) * WIDTH
 
 
 @triton.jit
-def _keep(seed, sequence, queries, first_key, threshold, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+def _keys_of(sequence, stride_batch, stride_head, HEADS: tl.constexpr):
+    """Return the offset of a sequence in the keys, and in the values."""
+    return (sequence // HEADS).to(tl.int64) * stride_batch + (sequence % HEADS).to(tl.int64) * stride_head
+
+
+@triton.jit
+def _scores_of(sequence, sequences, seg_len, pitch, HEADS: tl.constexpr):
+    """Return the offset of a sequence in the position scores (H, B, L, P)."""
+    return ((sequence % HEADS).to(tl.int64) * (sequences // HEADS) + sequence // HEADS) * seg_len * pitch
+
+
+@triton.jit
+def _distances(queries, keys, seg_len, key_len, reach):
+    """Return distances (QUERIES, KEYS), and True for keys that the queries see."""
+    distance = (queries + (key_len - seg_len))[:, None] - keys[None, :]
+    return distance, (distance >= 0) & (distance < reach) & (queries < seg_len)[:, None]
+
+
+@triton.jit
+def _places(queries, keys, seg_len, key_len, columns, pitch):
+    """Return the places (QUERIES, KEYS) of pairs among the scores of their sequence."""
+    return queries[:, None] * (pitch - 1) + keys[None, :] + (columns - 1 - (key_len - seg_len))
+
+
+@triton.jit
+def _position_scores(rows, queries, keys, seg_len, key_len, reach, columns, pitch):
+    """Load position scores (QUERIES, KEYS); 0 for keys that are not seen."""
+    distance, seen = _distances(queries, keys, seg_len, key_len, reach)
+    if columns is None:
+        scores = tl.load(rows + _places(queries, keys, seg_len, key_len, reach, pitch), mask=seen, other=0.0)
+    else:
+        own = distance < columns
+        near = tl.load(rows + _places(queries, keys, seg_len, key_len, columns, pitch), mask=seen & own, other=0.0)
+        farthest = tl.load(rows + queries * pitch, mask=queries < seg_len, other=0.0)  # column 0 is of all farther ones
+        scores = tl.where(own, near, farthest[:, None])
+    return scores
+
+
+@triton.jit
+def _keep(seed, sequence, queries, first_key, DROPPED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """Return True (QUERIES, KEYS) for attention weights to keep: a function of seed and element, whatever the tile."""
     fours = first_key // 4 + tl.arange(0, KEYS // 4)  # each random number has four parts
     row = tl.broadcast_to(queries[:, None], (QUERIES, KEYS // 4)).to(tl.uint32)
@@ -55,206 +90,242 @@ def _keep(seed, sequence, queries, first_key, threshold, QUERIES: tl.constexpr, 
     none = tl.zeros_like(row)
     parts = tl.philox(tl.load(seed), column, row, none + sequence.to(tl.uint32), none, PHILOX_ROUNDS)
     drawn = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[3])).reshape((QUERIES, KEYS))
-    return drawn.to(tl.int32, bitcast=True) >= threshold
+    return drawn.to(tl.int32, bitcast=True) >= min(DROPPED, 2**32 - 1) - 2**31
+
+
+@triton.constexpr_function
+def _keep_scale(dropped):
+    """Return the factor of the attention weights that are kept; 0 if none is."""
+    return 0.0 if dropped == 2**32 else 2**32 / (2**32 - dropped)
 
 
 @triton.jit
-def _scores(
-    query, key, queries, keys, position_rows, seg_len, key_len, pitch, reach, columns, POSITIONS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return scores (QUERIES, KEYS) to base 2, -inf for keys that are not seen, and offsets of the position scores."""
-    distance = (queries + (key_len - seg_len))[:, None] - keys[None, :]
-    seen = (distance >= 0) & (distance < reach) & (queries < seg_len)[:, None]
-    score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    place = queries[:, None] * pitch + tl.maximum(columns - 1 - distance, 0)  # farther distances share column 0
-    if POSITIONS:
-        score += tl.load(position_rows + place, mask=seen, other=0.0).to(tl.float32)
-    return tl.where(seen, score * LOG2_E, float("-inf")), seen, place
+def _block_and_sequence(count, BLOCK: tl.constexpr):
+    """Return this program's block of queries, its sequence, and the number of sequences.
+
+    The last block of a sequence comes first, since it sees most keys.
+    """
+    blocks = tl.cdiv(count, BLOCK)
+    return blocks - 1 - tl.program_id(0) % blocks, tl.program_id(0) // blocks, tl.num_programs(0) // blocks
+
+
+@triton.jit
+def _seen_keys(first_query, seg_len, key_len, reach, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """Return the first key, aligned to tiles, and the end of the keys that a block of queries sees."""
+    mem_len = key_len - seg_len
+    return tl.maximum(0, first_query + mem_len - reach + 1) // KEYS * KEYS, tl.minimum(
+        key_len, first_query + QUERIES + mem_len
+    )
 
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    query_base, key_base, value_base, by_distance, seed, out_base, log_total_base,
-    query_b, query_h, query_l, key_b, key_h, key_l, value_b, value_h, value_l, out_b, out_h, out_l,
-    batch_size, heads, seg_len, key_len, pitch, reach, columns, threshold, keep_scale,
-    POSITIONS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
+    query_base, key_base, value_base, by_distance, seed, out_base, log_total_base, key_b, key_l, key_h,
+    seg_len, key_len, reach, columns, pitch, HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, DROPPED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attend from a block of queries to all keys that they see, or to one of SPLITS parts of these."""
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES  # the last ones first: they see most keys
-    sequence, split = tl.program_id(1), tl.program_id(2)
-    batch, head = sequence // heads, sequence % heads
+    block, sequence, sequences = _block_and_sequence(seg_len, QUERIES)
+    first_query = block * QUERIES
     queries = first_query + tl.arange(0, QUERIES)
-    query = _rows_of(query_base, query_b, query_h, query_l, batch, head, queries, seg_len, WIDTH, PADDED)
-    position_rows = _position_rows(by_distance, batch, head, batch_size, seg_len, pitch) if POSITIONS else by_distance
-    mem_len = key_len - seg_len
-    begin = tl.maximum(0, first_query + mem_len - reach + 1) // KEYS * KEYS
-    end = tl.minimum(key_len, first_query + QUERIES + mem_len)
+    query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
+    query = _load_rows(query_base + query_rows, HEADS * WIDTH, queries, seg_len, WIDTH, PADDED)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     if SPLITS > 1:
         share = tl.cdiv(tl.cdiv(end - begin, KEYS), SPLITS) * KEYS
-        begin += split * share
+        begin += tl.program_id(1) * share
         end = tl.minimum(end, begin + share)
     largest = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     weighed = tl.zeros((QUERIES, PADDED), tl.float32)
+    if by_distance is not None:
+        rows = by_distance + _scores_of(sequence, sequences, seg_len, pitch, HEADS)
+        keys = begin + tl.arange(0, KEYS)
+        next_scores = _position_scores(rows, queries, keys, seg_len, key_len, reach, columns, pitch)
     for first_key in range(begin, end, KEYS):
         keys = first_key + tl.arange(0, KEYS)
-        key = _rows_of(key_base, key_b, key_h, key_l, batch, head, keys, key_len, WIDTH, PADDED)
-        score, _, _ = _scores(
-            query, key, queries, keys, position_rows, seg_len, key_len, pitch, reach, columns, POSITIONS, PRECISION
-        )
+        key = _load_rows(key_base + key_rows, key_l, keys, key_len, WIDTH, PADDED)
+        if by_distance is not None:
+            position_scores = next_scores.to(tl.float32)  # loaded while the tile before was computed
+            next_scores = _position_scores(rows, queries, keys + KEYS, seg_len, key_len, reach, columns, pitch)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        if by_distance is not None:
+            score += position_scores
+        _, seen = _distances(queries, keys, seg_len, key_len, reach)
+        score = tl.where(seen, score * LOG2_E, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(score, 1))
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # no key seen yet
         probability = tl.exp2(score - shift[:, None])
         shrink = tl.exp2(largest - shift)
         total = total * shrink + tl.sum(probability, 1)
-        if DROPOUT:
-            kept = _keep(seed, sequence, queries, first_key, threshold, QUERIES, KEYS)
+        if DROPPED:
+            kept = _keep(seed, sequence, queries, first_key, DROPPED, QUERIES, KEYS)
             probability = tl.where(kept, probability, 0.0)
-        value = _rows_of(value_base, value_b, value_h, value_l, batch, head, keys, key_len, WIDTH, PADDED)
+        value = _load_rows(value_base + key_rows, key_l, keys, key_len, WIDTH, PADDED)
         weighed = weighed * shrink[:, None]
         weighed = tl.dot(probability.to(value.dtype), value, weighed, input_precision=PRECISION)
         largest = new_largest
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the segment, and splits without a key
     weighed = weighed / total[:, None]
-    if DROPOUT:
-        weighed = weighed * keep_scale
-    rows_of_splits = split.to(tl.int64) * batch_size * heads * seg_len  # rows before this split's
-    out_start = out_base + rows_of_splits * WIDTH
-    _store_rows(out_start, weighed, out_b, out_h, out_l, batch, head, queries, seg_len, WIDTH, PADDED)
-    log_rows = log_total_base + rows_of_splits + sequence.to(tl.int64) * seg_len + queries
-    tl.store(log_rows, largest + tl.log2(total), mask=queries < seg_len)
+    if DROPPED:
+        weighed = weighed * _keep_scale(DROPPED)
+    split_rows = tl.program_id(1).to(tl.int64) * sequences * seg_len  # rows of the splits before
+    out_start = out_base + split_rows * WIDTH + query_rows
+    _store_rows(out_start, HEADS * WIDTH, queries, seg_len, weighed, WIDTH, PADDED)
+    log_start = log_total_base + split_rows + sequence.to(tl.int64) * seg_len
+    tl.store(log_start + queries, largest + tl.log2(total), mask=queries < seg_len)
 
 
-@triton.jit(do_not_specialize=("heads", "seg_len", "rows"))
+@triton.jit(do_not_specialize=("key_len", "position_keys", "biases"))
+def token_kernel(
+    query_base, key_base, value_base, position_key, content_bias, position_bias, distance_bias, distances, reach_base,
+    out_base, log_total_base, key_b, key_l, key_h, key_len, position_keys, biases, scale, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Attend from single queries (B, 1, H, D) to one of SPLITS parts of all keys, whose distances are on the device.
+
+    Position keys are (H, m, D), biases by distance (H, n), the other biases (H, D); the sum of the terms is scaled.
+    """
+    sequence, split = tl.program_id(0), tl.program_id(1)
+    head = sequence % HEADS
+    columns = tl.arange(0, PADDED)
+    inside = columns < WIDTH
+    query = tl.load(query_base + sequence * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    content = query
+    if content_bias is not None:
+        content += tl.load(content_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    if position_bias is not None:
+        query += tl.load(position_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    reach = tl.load(reach_base)
+    share = tl.cdiv(tl.cdiv(key_len, KEYS), SPLITS) * KEYS
+    largest, total = float("-inf"), 0.0
+    weighed = tl.zeros((PADDED,), tl.float32)
+    for first_key in range(split * share, tl.minimum(key_len, (split + 1) * share), KEYS):
+        keys = first_key + tl.arange(0, KEYS)
+        distance = tl.load(distances + keys, mask=keys < key_len, other=-1).to(tl.int32)
+        seen = (distance >= 0) & (distance < reach)
+        rows, mask = keys[:, None] * key_l + columns[None, :], seen[:, None] & inside[None, :]
+        key = tl.load(key_base + key_rows + rows, mask=mask, other=0.0).to(tl.float32)
+        score = tl.sum(key * content[None, :], 1)
+        if position_key is not None:
+            row = head * position_keys + tl.maximum(position_keys - 1 - distance, 0)  # the first is of all farther ones
+            by_position = tl.load(position_key + row[:, None] * WIDTH + columns[None, :], mask=mask, other=0.0)
+            score += tl.sum(by_position.to(tl.float32) * query[None, :], 1)
+        score *= scale
+        if distance_bias is not None:
+            score += tl.load(distance_bias + head * biases + biases - 1 - distance, mask=seen, other=0.0).to(tl.float32)
+        score = tl.where(seen, score * LOG2_E, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(score, 0))
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        probability, shrink = tl.exp2(score - shift), tl.exp2(largest - shift)
+        value = tl.load(value_base + key_rows + rows, mask=mask, other=0.0).to(tl.float32)
+        total = total * shrink + tl.sum(probability, 0)
+        weighed = weighed * shrink + tl.sum(value * probability[:, None], 0)
+        largest = new_largest
+    total = tl.where(total == 0.0, 1.0, total)
+    row = split.to(tl.int64) * tl.num_programs(0) + sequence
+    tl.store(out_base + row * WIDTH + columns, (weighed / total).to(out_base.dtype.element_ty), mask=inside)
+    tl.store(log_total_base + row, largest + tl.log2(total))
+
+
+@triton.jit(do_not_specialize=("seg_len",))
 def combine_kernel(
-    parts_base, log_total_base, out_base, out_b, out_h, out_l, heads, seg_len, rows,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
+    parts_base, logs_base, out_base, log_total_base, seg_len, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the outputs (S, B, H, L, D) of the splits of one query by their log normalizers (S, B, H, L)."""
-    row = tl.program_id(0)
-    sequence, query = row // seg_len, row % seg_len
-    splits, columns = tl.arange(0, PADDED_SPLITS), tl.arange(0, PADDED)
-    logs = tl.load(log_total_base + splits.to(tl.int64) * rows + row, mask=splits < SPLITS, other=float("-inf"))
-    share = tl.exp2(logs - tl.max(logs, 0))
-    share = share / tl.sum(share, 0)
-    places = (splits.to(tl.int64) * rows + row)[:, None] * WIDTH + columns[None, :]
-    inside = (splits < SPLITS)[:, None] & (columns < WIDTH)[None, :]
-    combined = tl.sum(tl.load(parts_base + places, mask=inside, other=0.0) * share[:, None], 0)
-    start = (
-        out_base + (sequence // heads).to(tl.int64) * out_b + (sequence % heads).to(tl.int64) * out_h + query * out_l
-    )
-    tl.store(start + columns, combined.to(out_base.dtype.element_ty), mask=columns < WIDTH)
-
-
-@triton.jit
-def _gradient_of_scores(
-    score, seen, grad_out, value, log_total, product, seed, sequence, queries, first_key, threshold, keep_scale,
-    DROPOUT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the attention weights after dropout and the gradient of the scores, (QUERIES, KEYS) each."""
-    probability = tl.where(seen, tl.exp2(score - log_total[:, None]), 0.0)
-    grad = tl.dot(grad_out, tl.trans(value), input_precision=PRECISION)
-    used = probability
-    if DROPOUT:
-        kept = _keep(seed, sequence, queries, first_key, threshold, QUERIES, KEYS)
-        used = tl.where(kept, probability * keep_scale, 0.0)
-        grad = tl.where(kept, grad * keep_scale, 0.0)
-    return used, probability * (grad - product[:, None])
+    """Combine the outputs (S, B, L, H, D) of the splits of one query by their log normalizers (S, B, H, L)."""
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    splits, columns = tl.arange(0, SPLITS), tl.arange(0, PADDED)
+    logs = tl.load(logs_base + splits.to(tl.int64) * rows + row)
+    largest = tl.max(logs, 0)
+    share = tl.exp2(logs - largest)
+    total = tl.sum(share, 0)
+    start = _rows_of(row // seg_len, seg_len, HEADS, WIDTH) + (row % seg_len) * (HEADS * WIDTH)
+    places = start + (splits.to(tl.int64) * rows * WIDTH)[:, None] + columns[None, :]
+    parts = tl.load(parts_base + places, mask=(columns < WIDTH)[None, :], other=0.0)
+    combined = tl.sum(parts * (share / total)[:, None], 0)
+    tl.store(out_base + start + columns, combined.to(out_base.dtype.element_ty), mask=columns < WIDTH)
+    tl.store(log_total_base + row, largest + tl.log2(total))
 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_of_keys_kernel(
     query_base, key_base, value_base, by_distance, seed, log_total_base, grad_out_base, product_base,
-    grad_key_base, grad_value_base,
-    query_b, query_h, query_l, key_b, key_h, key_l, value_b, value_h, value_l, grad_b, grad_h, grad_l,
-    grad_key_b, grad_key_h, grad_key_l, grad_value_b, grad_value_h, grad_value_l,
-    batch_size, heads, seg_len, key_len, pitch, reach, columns, threshold, keep_scale,
-    POSITIONS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    grad_key_base, grad_value_base, grad_score_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of a block of keys and of their values, from all queries that see them."""
-    first_key, sequence = tl.program_id(0) * KEYS, tl.program_id(1)
-    batch, head = sequence // heads, sequence % heads
+    """Write the gradients of a block of keys and values, and of their scores, from all queries that see them."""
+    blocks = tl.cdiv(key_len, KEYS)
+    sequence, sequences = tl.program_id(0) // blocks, tl.num_programs(0) // blocks
+    first_key = tl.program_id(0) % blocks * KEYS
     keys = first_key + tl.arange(0, KEYS)
-    key = _rows_of(key_base, key_b, key_h, key_l, batch, head, keys, key_len, WIDTH, PADDED)
-    value = _rows_of(value_base, value_b, value_h, value_l, batch, head, keys, key_len, WIDTH, PADDED)
-    position_rows = _position_rows(by_distance, batch, head, batch_size, seg_len, pitch) if POSITIONS else by_distance
-    of_sequence = sequence.to(tl.int64) * seg_len
-    mem_len = key_len - seg_len
-    begin = tl.maximum(0, first_key - mem_len) // QUERIES * QUERIES
-    end = tl.minimum(seg_len, first_key + KEYS - 1 - mem_len + reach)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    key = _load_rows(key_base + key_rows, key_l, keys, key_len, WIDTH, PADDED)
+    value = _load_rows(value_base + key_rows, key_l, keys, key_len, WIDTH, PADDED)
+    query_rows = _rows_of(sequence, seg_len, HEADS, WIDTH)
+    score_rows = _scores_of(sequence, sequences, seg_len, pitch, HEADS)
+    first_row = sequence.to(tl.int64) * seg_len
+    begin = tl.maximum(0, first_key - (key_len - seg_len)) // QUERIES * QUERIES
+    end = tl.minimum(seg_len, first_key + KEYS - 1 - (key_len - seg_len) + reach)
     grad_key = tl.zeros((KEYS, PADDED), tl.float32)
     grad_value = tl.zeros((KEYS, PADDED), tl.float32)
     for first_query in range(begin, end, QUERIES):
         queries = first_query + tl.arange(0, QUERIES)
-        query = _rows_of(query_base, query_b, query_h, query_l, batch, head, queries, seg_len, WIDTH, PADDED)
-        grad_out = _rows_of(grad_out_base, grad_b, grad_h, grad_l, batch, head, queries, seg_len, WIDTH, PADDED)
-        log_total = tl.load(log_total_base + of_sequence + queries, mask=queries < seg_len, other=0.0)
-        product = tl.load(product_base + of_sequence + queries, mask=queries < seg_len, other=0.0)
-        score, seen, _ = _scores(
-            query, key, queries, keys, position_rows, seg_len, key_len, pitch, reach, columns, POSITIONS, PRECISION
-        )
-        used, grad_score = _gradient_of_scores(
-            score, seen, grad_out, value, log_total, product, seed, sequence, queries, first_key, threshold, keep_scale,
-            DROPOUT, QUERIES, KEYS, PRECISION,
-        )  # fmt: skip
+        query = _load_rows(query_base + query_rows, HEADS * WIDTH, queries, seg_len, WIDTH, PADDED)
+        grad_out = _load_rows(grad_out_base + query_rows, HEADS * WIDTH, queries, seg_len, WIDTH, PADDED)
+        log_total = tl.load(log_total_base + first_row + queries, mask=queries < seg_len, other=0.0)
+        product = tl.load(product_base + first_row + queries, mask=queries < seg_len, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        if by_distance is not None:
+            rows = by_distance + score_rows
+            score += _position_scores(rows, queries, keys, seg_len, key_len, reach, None, pitch).to(tl.float32)
+        _, seen = _distances(queries, keys, seg_len, key_len, reach)
+        probability = tl.where(seen, tl.exp2(score * LOG2_E - log_total[:, None]), 0.0)
+        used = probability
+        if DROPPED:
+            kept = _keep(seed, sequence, queries, first_key, DROPPED, QUERIES, KEYS)
+            used = tl.where(kept, probability * _keep_scale(DROPPED), 0.0)
         grad_value = tl.dot(tl.trans(used.to(grad_out.dtype)), grad_out, grad_value, input_precision=PRECISION)
-        grad_key = tl.dot(tl.trans(grad_score.to(query.dtype)), query, grad_key, input_precision=PRECISION)
-    _store_rows(grad_key_base, grad_key, grad_key_b, grad_key_h, grad_key_l, batch, head, keys, key_len, WIDTH, PADDED)
-    _store_rows(
-        grad_value_base, grad_value, grad_value_b, grad_value_h, grad_value_l, batch, head, keys, key_len, WIDTH, PADDED
-    )
+        grad = tl.dot(grad_out, tl.trans(value), input_precision=PRECISION)
+        grad_score = (used * grad - probability * product[:, None]).to(query.dtype)
+        places = _places(queries, keys, seg_len, key_len, reach, pitch)
+        tl.store(grad_score_base + score_rows + places, grad_score, mask=seen)
+        grad_key = tl.dot(tl.trans(grad_score), query, grad_key, input_precision=PRECISION)
+    grad_rows = _rows_of(sequence, key_len, HEADS, WIDTH)
+    _store_rows(grad_key_base + grad_rows, HEADS * WIDTH, keys, key_len, grad_key, WIDTH, PADDED)
+    _store_rows(grad_value_base + grad_rows, HEADS * WIDTH, keys, key_len, grad_value, WIDTH, PADDED)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_of_queries_kernel(
-    query_base, key_base, value_base, by_distance, seed, log_total_base, grad_out_base, product_base, grad_query_base,
-    query_b, query_h, query_l, key_b, key_h, key_l, value_b, value_h, value_l, grad_b, grad_h, grad_l,
-    grad_query_b, grad_query_h, grad_query_l,
-    batch_size, heads, seg_len, key_len, pitch, reach, columns, threshold, keep_scale,
-    POSITIONS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    key_base, grad_score_base, grad_query_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of a block of queries from the content score; overwrite position scores by their gradients."""
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES  # the last ones first: they see most keys
-    sequence = tl.program_id(1)
-    batch, head = sequence // heads, sequence % heads
+    """Write the gradient of a block of queries, and zeros as gradients of scores that no query has."""
+    block, sequence, sequences = _block_and_sequence(seg_len, QUERIES)
+    first_query = block * QUERIES
     queries = first_query + tl.arange(0, QUERIES)
-    query = _rows_of(query_base, query_b, query_h, query_l, batch, head, queries, seg_len, WIDTH, PADDED)
-    grad_out = _rows_of(grad_out_base, grad_b, grad_h, grad_l, batch, head, queries, seg_len, WIDTH, PADDED)
-    of_sequence = sequence.to(tl.int64) * seg_len
-    log_total = tl.load(log_total_base + of_sequence + queries, mask=queries < seg_len, other=0.0)
-    product = tl.load(product_base + of_sequence + queries, mask=queries < seg_len, other=0.0)
-    position_rows = _position_rows(by_distance, batch, head, batch_size, seg_len, pitch) if POSITIONS else by_distance
-    mem_len = key_len - seg_len
-    begin = tl.maximum(0, first_query + mem_len - reach + 1) // KEYS * KEYS
-    end = tl.minimum(key_len, first_query + QUERIES + mem_len)
+    rows = grad_score_base + _scores_of(sequence, sequences, seg_len, pitch, HEADS)
+    key_rows = _keys_of(sequence, key_b, key_h, HEADS)
+    begin, end = _seen_keys(first_query, seg_len, key_len, reach, QUERIES, KEYS)
     grad_query = tl.zeros((QUERIES, PADDED), tl.float32)
     for first_key in range(begin, end, KEYS):
         keys = first_key + tl.arange(0, KEYS)
-        key = _rows_of(key_base, key_b, key_h, key_l, batch, head, keys, key_len, WIDTH, PADDED)
-        value = _rows_of(value_base, value_b, value_h, value_l, batch, head, keys, key_len, WIDTH, PADDED)
-        score, seen, place = _scores(
-            query, key, queries, keys, position_rows, seg_len, key_len, pitch, reach, columns, POSITIONS, PRECISION
-        )
-        _, grad_score = _gradient_of_scores(
-            score, seen, grad_out, value, log_total, product, seed, sequence, queries, first_key, threshold, keep_scale,
-            DROPOUT, QUERIES, KEYS, PRECISION,
-        )  # fmt: skip
-        cast = grad_score.to(query.dtype)
-        if POSITIONS:
-            tl.store(position_rows + place, cast, mask=seen)
-        grad_query = tl.dot(cast, key, grad_query, input_precision=PRECISION)
-    _store_rows(
-        grad_query_base, grad_query, grad_query_b, grad_query_h, grad_query_l, batch, head, queries, seg_len, WIDTH,
-        PADDED,
-    )  # fmt: skip
-    if POSITIONS:
-        for first_column in range(0, pitch, KEYS):  # distances beyond the first key, and padding, have no gradient
-            column = first_column + tl.arange(0, KEYS)[None, :]
-            idle = (column < (columns - 1 - mem_len - queries)[:, None]) | (column >= columns)
-            inside = idle & (column < pitch) & (queries < seg_len)[:, None]
-            zeros = tl.zeros((QUERIES, KEYS), by_distance.dtype.element_ty)
-            tl.store(position_rows + queries[:, None] * pitch + column, zeros, mask=inside)
+        grad_score = _position_scores(rows, queries, keys, seg_len, key_len, reach, None, pitch)
+        key = _load_rows(key_base + key_rows, key_l, keys, key_len, WIDTH, PADDED)
+        grad_query = tl.dot(grad_score.to(key.dtype), key, grad_query, input_precision=PRECISION)
+    grad_start = grad_query_base + _rows_of(sequence, seg_len, HEADS, WIDTH)
+    _store_rows(grad_start, HEADS * WIDTH, queries, seg_len, grad_query, WIDTH, PADDED)
+    zeros = tl.zeros((QUERIES, KEYS), grad_score_base.dtype.element_ty)
+    before_first_key = reach - 1 - (key_len - seg_len) - queries  # columns of each row
+    for first_column in range(0, reach - 1 - (key_len - seg_len) - first_query, KEYS):
+        column = first_column + tl.arange(0, KEYS)
+        mask = (column[None, :] < before_first_key[:, None]) & (queries < seg_len)[:, None]
+        tl.store(rows + queries[:, None] * pitch + column[None, :], zeros, mask=mask)
+    padding = reach + tl.arange(0, KEYS)
+    mask = (padding < pitch)[None, :] & (queries < seg_len)[:, None]
+    tl.store(rows + queries[:, None] * pitch + padding[None, :], zeros, mask=mask)

@@ -6,8 +6,10 @@ import os
 import torch
 
 from txlcli.core.kernels.device import check_ampere
-from txlcli.core.kernels.triton_launch import MAX_WIDTH
 from txlcli.errors import UsageError
+
+MAX_WIDTH = 128
+"""Largest head width of Triton's attention; wider tiles do not fit into registers."""
 
 
 def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:
