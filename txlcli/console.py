@@ -151,9 +151,7 @@ def show_table(
 ) -> None:
     """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines.
 
-    Args:
-        rows: texts of the cells; a list has several lines.
-        notes: lines below the table, the most important first; without `verbose` only the first MAX_NOTES.
+    A cell may have several lines. The most important note comes first: without `verbose`, MAX_NOTES are shown.
     """
     from rich.table import Table
 

@@ -34,14 +34,9 @@ class RecipeError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name is unknown; the message suggests a known one, and lists them or says how to list them.
+    """A name of a kind ("run") is unknown; the message suggests one like it, or `like`, and lists the known ones.
 
-    Args:
-        kind: what is named, such as "run".
-        name: the unknown name.
-        known: all known names.
-        like: name to compare with the known ones, if it is not `name` itself.
-        listing: sentence about the command that lists the names; used if there are more than MAX_LISTED.
+    If there are more than MAX_LISTED, it has `listing` instead, a sentence about the command that lists them.
     """
 
     def __init__(

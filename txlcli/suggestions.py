@@ -35,10 +35,7 @@ def meant_name(name: str, known: Iterable[str]) -> str | None:
 def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
     """Return the setting that was probably meant by a key of a section, as "key", or "section.key" of another one.
 
-    Args:
-        section: section in which the key was given.
-        key: the unknown key.
-        known: all settings, as section.key.
+    `known` has all settings, as section.key.
     """
     names = list(known)
     for meant in _synonyms(key, "settings"):
@@ -50,13 +47,7 @@ def meant_setting(section: str, key: str, known: Iterable[str]) -> str | None:
 
 
 def meant_option(option: str, options: Iterable[str], settings: Iterable[str]) -> str | None:
-    """Return what to write in place of an unknown option, which may need `--set`.
-
-    Args:
-        option: the unknown option, with its dashes.
-        options: options of the command.
-        settings: all settings, as section.key; they are suggested if the command has `--set`.
-    """
+    """Return what to write in place of an unknown option (with its dashes); `--set` and a setting if that is known."""
     names = [name for name in options if name != "--help"]
     for target in _synonyms(option, "options"):
         if target.partition(" ")[0] in names:

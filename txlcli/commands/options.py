@@ -84,15 +84,16 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | _Flags)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in classes:
-            parameters += map(_parameter, _fields_with_flags(classes[name]))
+        if cls := classes.get(name):
+            of_fields = get_type_hints(cls, include_extras=True)
+            parameters += [_parameter(field, of_fields[field.name]) for field in _fields_with_flags(cls)]
         else:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, cls in classes.items():
-            given = {flag.name: _parse(flag, values.pop(flag.name)) for flag in _fields_with_flags(cls)}
+            given = {field.name: _parse(field, values.pop(field.name)) for field in _fields_with_flags(cls)}
             values[name] = cls(**{field: value for field, value in given.items() if value is not None})
         command(**values)
 
@@ -101,51 +102,35 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Flag:
-    """A field of options or flags that has a flag."""
-
-    name: str
-    hint: Any
-    default: Any
-    traits: OptionTraits | None
-    """None if the hint has the Typer option."""
+def _fields_with_flags(cls: type[Options | _Flags]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if "option" in field.metadata or issubclass(cls, _Flags)]
 
 
-def _fields_with_flags(cls: type[Options | _Flags]) -> list[_Flag]:
-    hints = get_type_hints(cls, include_extras=True)
-    return [
-        _Flag(name=field.name, hint=hints[field.name], default=field.default, traits=field.metadata.get("option"))
-        for field in dataclasses.fields(cls)
-        if "option" in field.metadata or issubclass(cls, _Flags)
-    ]
-
-
-def _parameter(flag: _Flag) -> inspect.Parameter:
-    """Return the Typer parameter of a field."""
-    hint, default, traits = flag.hint, flag.default, flag.traits
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    """Return the Typer parameter of a field; the hint of a shared flag has the Typer option already."""
+    default: Any = field.default
+    traits: OptionTraits | None = field.metadata.get("option")
     if traits is not None:
         if traits.parse:
             hint, default = str | None, None
         elif get_origin(hint) is tuple:
             hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
-        names = traits.flags or (("--" + flag.name.replace("_", "-"),) if hint is bool else ())
+        names = traits.flags or (("--" + field.name.replace("_", "-"),) if hint is bool else ())
         option = Option(
             *names,
             min=traits.minimum if hint in NUMBERS else None,
             max=traits.maximum if hint in NUMBERS else None,
             metavar=traits.metavar,
-            autocompletion=COMPLETIONS.get(flag.name),
+            autocompletion=COMPLETIONS.get(field.name),
             help=traits.help,
         )
         hint = Annotated[hint, option]
-    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _parse(flag: _Flag, value: Any) -> Any:
+def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value of a field from what the command line has."""
-    if isinstance(value, list):
-        return tuple(value)
-    if flag.traits is None or flag.traits.parse is None or not isinstance(value, str):
-        return value
-    return flag.traits.parse(value, f"`{flag.name}` {value}")
+    traits: OptionTraits | None = field.metadata.get("option")
+    if traits is not None and traits.parse is not None and isinstance(value, str):
+        return traits.parse(value, f"`{field.name}` {value}")
+    return tuple(value) if isinstance(value, list) else value

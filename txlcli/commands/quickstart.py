@@ -1,6 +1,5 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,20 +89,16 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
     from txlcli.workflows.training import start
 
     settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
-    finished = history.finished_run(settings, digest, workspace.runs_dir)
-    if finished is not None:
-        console.say(f"using {finished.directory}, which is finished; txl train {CORPUS} --force trains it again")
-        return str(finished.directory)
+    same = list(history.same_runs(settings, digest, workspace.runs_dir))
+    for run, step in same:
+        if step >= settings.train.max_steps:
+            console.say(f"using {run.directory}, which is finished; txl train {CORPUS} --force trains it again")
+            return str(run.directory)
+    resumed = str(same[0][0].directory) if same else None
+    words = ["--resume", resumed] if resumed else [CORPUS]
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
-    options = TrainOptions(max_minutes=max_minutes, caller_continues=True)
-    directories = {"data_dir": workspace.data_dir, "runs_dir": workspace.runs_dir}
-    interrupted = next(history.same_runs(settings, digest, workspace.runs_dir), None)
-    if interrupted is not None:
-        directory = str(interrupted[0].directory)
-        _announce("train", "--resume", directory, *limit, data_dir=workspace.data_dir)
-        trained = start.run(None, dataclasses.replace(options, resume=directory), workspace)
-    else:
-        _announce("train", CORPUS, *limit, **directories)
-        trained = start.run(CORPUS, options, workspace)
+    _announce("train", *words, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
+    options = TrainOptions(resume=resumed, max_minutes=max_minutes, caller_continues=True)
+    trained = start.run(None if resumed else CORPUS, options, workspace)
     training_tables.show_result(trained)
     return str(trained.run.directory)

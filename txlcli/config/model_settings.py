@@ -113,11 +113,9 @@ class ModelSettings(Section):
         return mem_len if window is None else min(mem_len, window - 1)
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
-        """Return how many keys stand before a segment after a long text, with M remembered positions.
+        """Return how many keys stand before a segment after a long text, with M positions and C compressed slots.
 
-        Args:
-            mem_len: M.
-            compressed_len: C of an evaluation; that of the model by default. Only a compressed memory has it.
+        C is that of the model by default; only a compressed memory has it.
         """
         return mem_len
 

@@ -62,12 +62,7 @@ def packaged(recipe: str) -> tuple[str, str]:
 
 
 def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
-    """Read a recipe and resolve its settings: --set overrides the recipe, which overrides the defaults.
-
-    Args:
-        recipe: a path, or the name of a packaged recipe with or without `recipes/` and `.toml`.
-        overrides: `section.key=value` texts.
-    """
+    """Read a recipe, packaged or a file, and resolve its settings: --set overrides it, it overrides the defaults."""
     _, text = read_text(recipe)
     return resolve_text(text, recipe, overrides)
 

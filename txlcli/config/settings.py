@@ -319,23 +319,12 @@ class Settings:
         return self.train.mem_len > 0 or not self.model.absolute_positions
 
     def check_memory(self, mem_len: int, *, run: object, instead: str) -> None:
-        """Raise a UsageError if the model of a run cannot use a memory of M tokens.
-
-        Args:
-            mem_len: M; 0 is always accepted.
-            run: the run that the message reports.
-            instead: the next step that the message suggests.
-        """
+        """Raise a UsageError, which ends with `instead`, if the model of a run cannot use a memory of M tokens."""
         if mem_len and not self.supports_memory:
             raise UsageError(f"{run} was trained without memory and with absolute positions; {instead}")
 
     def check_attn_lens(self, attn_lens: Iterable[int], *, subject: object) -> None:
-        """Raise a UsageError if a window (`attn_len`) is longer than the learned positions of the model.
-
-        Args:
-            attn_lens: lengths N of the windows, in tokens.
-            subject: the run or recipe that the message reports.
-        """
+        """Raise a UsageError if a window (`attn_len`, in tokens) is longer than the learned positions of a run."""
         n_positions, longest = self.model.longest_window, max(attn_lens, default=0)
         if n_positions is not None and longest > n_positions:
             raise UsageError(

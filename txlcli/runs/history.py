@@ -175,12 +175,6 @@ def check_finished(run: Run) -> None:
         )
 
 
-def finished_run(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Run | None:
-    """Return the most recent finished run with these settings and this training text; see `same_runs`."""
-    same = same_runs(settings, train_sha256, runs_dir)
-    return next((run for run, step in same if step >= settings.train.max_steps), None)
-
-
 def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int]]:
     """Yield runs with the same settings, except [log], and the same training text, the most recent first.
 
