@@ -155,7 +155,7 @@ def lm1b_directory(tmp_path) -> Path:
     return directory
 
 
-def test_lm1b_keeps_its_vocabulary_and_sentence_starts(txl, tmp_path):
+def test_lm1b_keeps_its_vocabulary_and_sentence_starts_and_released_validates_on_test(txl, tmp_path):
     result = txl("lm1b", "--source", lm1b_directory(tmp_path))
     assert result.exit_code == 0, result.stderr
     lm1b = store(tmp_path, "lm1b")
@@ -165,12 +165,9 @@ def test_lm1b_keeps_its_vocabulary_and_sentence_starts(txl, tmp_path):
     assert lm1b.info("train").unknown == 1
     assert lm1b.vocab.boundary == 1
     assert lm1b.vocab.decode(lm1b.ids("valid")) == ". .\n"
-
-
-def test_lm1b_released_validates_on_test(txl, tmp_path):
-    assert txl("lm1b", "--source", lm1b_directory(tmp_path), "--released-convention").exit_code == 0
-    lm1b = store(tmp_path, "lm1b-released")
-    assert lm1b.ids("valid").tolist() == lm1b.ids("test").tolist() == [4, 3, 1]
+    assert txl("lm1b", "--source", tmp_path / "lm1b-source", "--released-convention").exit_code == 0
+    released = store(tmp_path, "lm1b-released")
+    assert released.ids("valid").tolist() == released.ids("test").tolist() == [4, 3, 1]
 
 
 def test_lm1b_needs_its_own_vocabulary_file_or_builds_a_vocabulary_and_notes_it(txl, tmp_path):
@@ -186,8 +183,11 @@ def test_lm1b_needs_its_own_vocabulary_file_or_builds_a_vocabulary_and_notes_it(
 
 
 def test_own_text_is_tokenized_by_bytes_by_default(txl, book, tmp_path):
-    assert txl(book).exit_code == 0
+    shown = json.loads(txl(book, "--json").stdout)
     own = store(tmp_path, "my-book")
+    assert (shown["store"], shown["vocabulary_size"]) == ("data/my-book.h5", 256)
+    assert shown["splits"]["train"]["tokens"] == own.info("train").tokens
+    assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
     assert b"".join(own.ids(split).tobytes() for split in own.splits).decode() == BOOK
     assert (own.vocab.size, own.corpus, own.unit, own.metric) == (256, "text", "byte", "bpc")
     assert sum(own.info(split).words for split in own.splits) == len(BOOK.split()) + BOOK.count("\n")
@@ -230,13 +230,6 @@ def test_sentencepiece_is_trained_on_train_only(txl, tmp_path):
         assert not any("zz" in own.vocab.symbol(number) for number in range(own.vocab.size))
         assert own.unit == "piece"
         assert own.every_byte_scored
-
-
-def test_sentencepiece_needs_a_train_split(txl, tmp_path):
-    directory = ptb_directory(tmp_path)
-    (directory / "ptb.train.txt").unlink()
-    message = "this source has none; add one, or choose another --tokenizer"
-    check_refused(txl("ptb", "--source", directory, "--tokenizer", "sentencepiece"), tmp_path, message)
 
 
 def test_stores_are_named_after_corpus_and_tokenizer(txl, tmp_path):
@@ -298,15 +291,6 @@ def test_nothing_is_overwritten_without_force(txl, book, tmp_path):
     assert (tmp_path / "data/my-book.h5").read_bytes() == before
     assert txl(book, "--tokenizer", "word", "--force").exit_code == 0
     assert store(tmp_path, "my-book").tokenizer == "word"
-
-
-def test_json_is_one_object(txl, book, tmp_path):
-    result = txl(book, "--tokenizer", "word", "--json")
-    shown = json.loads(result.stdout)
-    assert shown["store"] == "data/my-book.h5"
-    assert shown["vocabulary_size"] == store(tmp_path, "my-book").vocab.size
-    assert shown["splits"]["train"]["tokens"] == store(tmp_path, "my-book").info("train").tokens
-    assert shown["splits"]["train"]["begins"].startswith("the fox jumps")
 
 
 def test_list_shows_the_existing_stores(txl, book, tmp_path):
@@ -442,6 +426,7 @@ TEXT8 = b" ab" * 40
 def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_directory, site):
     downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
     prepare_offered("text8", downloads)
+    assert site.agents == {f"txl/{__version__}"}
     assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
     assert store(tmp_path, "text8").info("train").tokens == 108
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["downloads", "text8.h5"]
@@ -513,24 +498,15 @@ def test_a_corpus_is_prepared_from_its_mirror_if_the_first_host_rejects(tmp_path
     downloads = on_hosts(site, name, contents)
     prepare_offered(name, downloads)
     assert site.requests[0][0].startswith(site.refuse)
-    from_mirror = store(tmp_path, name)
+    from_mirror, requests = store(tmp_path, name), len(site.requests)
+    if downloads[0].mirror:  # its files are not fetched again
+        prepare_offered(name, downloads, force=True)
+        assert len(site.requests) == requests
     (tmp_path / "data").rename(tmp_path / "before")
     site.refuse = None
     prepare_offered(name, downloads)
     assert store(tmp_path, name).splits == from_mirror.splits
     assert store(tmp_path, name).source_digest == from_mirror.source_digest
-
-
-def test_files_of_a_mirror_are_not_fetched_again(tmp_path, in_directory, site):
-    site.refuse, contents = MIRRORED["text8"]
-    downloads = on_hosts(site, "text8", contents)
-    prepare_offered("text8", downloads)
-    requests = len(site.requests)
-    prepare_offered("text8", downloads, tokenizer="byte")
-    assert len(site.requests) == requests
-    (tmp_path / "data/downloads/text8/text8.gz").write_bytes(b"damaged")
-    prepare_offered("text8", downloads, tokenizer="word")
-    assert len(site.requests) > requests
 
 
 def test_parquet_files_of_a_mirror_in_another_order_are_rejected(tmp_path, in_directory, site):
@@ -570,11 +546,6 @@ def test_parquet_files_of_a_mirror_are_a_source(txl, tmp_path):
     result = txl("wt103", "--source", "wiki/test-00000-of-00001.parquet", "--name", "test")
     assert "note: wiki.test.tokens is not the original file" in result.stdout
     assert store(tmp_path, "test").splits["test"].bytes == len(WIKI_FILES["wiki.test.tokens"])
-
-
-def test_downloads_name_txl_and_its_version_to_the_host(in_directory, site):
-    prepare_offered("text8", [original(a_zip({"text8": TEXT8}), site, "text8.zip")])
-    assert site.agents == {f"txl/{__version__}"}
 
 
 BENCHMARKS = {
@@ -699,10 +670,14 @@ def test_unusable_text_is_named(txl, tmp_path, content, arguments, message):
     check_refused(txl(tmp_path / "my.txt", *arguments), tmp_path, message)
 
 
-def test_an_empty_split_file_is_named(txl, tmp_path):
+def test_an_empty_or_missing_split_that_is_needed_is_named(txl, tmp_path):
     directory = ptb_directory(tmp_path)
     (directory / "ptb.valid.txt").write_text("")
     check_refused(txl("ptb", "--source", directory), tmp_path, "ptb.valid.txt: the valid split is empty")
+    (directory / "ptb.train.txt").unlink()
+    message = "this source has none; add one, or choose another --tokenizer"
+    (directory / "ptb.valid.txt").write_text("a")
+    check_refused(txl("ptb", "--source", directory, "--tokenizer", "sentencepiece"), tmp_path, message)
 
 
 def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(txl, book, tmp_path):

@@ -27,14 +27,9 @@ def words(lower_case: bool = False) -> Vocab:
     return Vocab("word", ["<eos>", "<unk>", "a", "b", "n"], boundary=0, unknown=1, lower_case=lower_case)
 
 
-@given(st.binary())
-def test_all_bytes_are_encoded_and_decoded(data):
-    vocab = Vocab.of_bytes(range(256))
-    assert vocab.encode_bytes(data).tolist() == list(data)
-
-
-@given(ANY_TEXT)
-def test_bytes_decode_to_the_text(text):
+@given(st.binary(), ANY_TEXT)
+def test_all_bytes_are_encoded_and_decode_to_the_text(data, text):
+    assert Vocab.of_bytes(range(256)).encode_bytes(data).tolist() == list(data)
     vocab = Vocab.of_bytes(reversed(range(256)))
     assert vocab.decode(vocab.encode(text)) == text
 
@@ -83,21 +78,18 @@ def test_sentencepiece_training_ignores_blanks_at_line_ends():
     assert train(SENTENCES * 5, size=275, bpe=True) == train([f"{line} " for line in SENTENCES * 5], size=275, bpe=True)
 
 
-def test_each_line_of_words_ends_with_the_boundary():
-    assert words().encode("a b\n\n b a").tolist() == [2, 3, 0, 0, 3, 2]
-
-
-def test_all_three_line_end_conventions_are_recognized():
-    assert words().encode("a\r\nb\ra\n").tolist() == [2, 0, 3, 0, 2, 0]
-
-
-def test_unknown_words_get_the_unknown_id():
-    assert words().encode("a zebra\n").tolist() == [2, 1, 0]
-
-
-def test_a_lower_case_vocabulary_converts_text_to_lower_case():
-    assert words(lower_case=True).encode("A N\n").tolist() == [2, 4, 0]
-    assert words().encode("A N\n").tolist() == [1, 1, 0]
+@pytest.mark.parametrize(
+    ("text", "lower_case", "ids"),
+    [
+        ("a b\n\n b a", False, [2, 3, 0, 0, 3, 2]),
+        ("a\r\nb\ra\n", False, [2, 0, 3, 0, 2, 0]),  # three line ends
+        ("a zebra\n", False, [2, 1, 0]),
+        ("A N\n", True, [2, 4, 0]),
+        ("A N\n", False, [1, 1, 0]),
+    ],
+)
+def test_words_get_their_ids_and_each_line_ends_with_the_boundary(text, lower_case, ids):
+    assert words(lower_case).encode(text).tolist() == ids
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "n"]), min_size=1).map(" ".join)).map("\n".join))
