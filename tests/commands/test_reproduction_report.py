@@ -1,5 +1,6 @@
 """The report contains all text, in Markdown and in HTML, properly escaped."""
 
+import dataclasses
 import html.parser
 import json
 import shlex
@@ -98,7 +99,7 @@ def test_markdown_contains_all_text_and_escapes_it():
 
 
 def test_a_section_survives_json():
-    assert Section.from_json(json.loads(json.dumps(SECTION.to_json()))) == SECTION
+    assert Section.from_json(json.loads(json.dumps(dataclasses.asdict(SECTION)))) == SECTION
 
 
 def test_a_script_has_short_lines_and_runs_the_same_commands():

@@ -9,7 +9,7 @@ import torch
 from tests.exchange.hostile import HOSTILE, MARKER, names
 from tests.samples import sampled
 from txlcli.exchange import pickles
-from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
+from txlcli.exchange.pickles import UnsafePickleError
 
 FIELDS = {"idx2sym": ["<eos>", "naïve", "語"], "counter": Counter("abb"), "sym2idx": OrderedDict(b=1, a=0), "min": None}
 
@@ -63,18 +63,6 @@ def test_a_pickle_cannot_change_the_containers(tmp_path):
     pickle.loads(attack)  # without protection the attack changes the class itself
     assert Counter.updated == "yes"
     del Counter.updated
-    with pytest.raises(DamagedPickleError, match=r"^TypeError: "):
+    with pytest.raises(TypeError):
         pickles.load(written(tmp_path / "v.pkl", attack))
     assert not hasattr(Counter, "updated")
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"hello", b"\x80\x04", pickle.dumps(FIELDS)[:50], b"\x80\x02Q.", b"\x82\x01.", b"I1\n0."]
-)
-@pytest.mark.parametrize("load", [pickles.load, pickles.load_torch])
-def test_damage_is_reported_on_one_line(tmp_path, data, load):
-    with pytest.raises(DamagedPickleError) as caught:
-        load(written(tmp_path / "v", data))
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 200
-    assert "weights_only" not in str(caught.value)

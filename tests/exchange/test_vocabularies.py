@@ -166,15 +166,18 @@ def test_a_pickle_without_words_is_rejected(tmp_path, name, case):
     assert refusal(tmp_path / name) == message
 
 
+PICKLE = pickle.dumps(FIELDS)
+DAMAGED = [b"", b"hello", b"\x80\x04", PICKLE[:50], PICKLE[:-9], b"\x80\x02Q.", b"\x82\x01.", b"I1\n0."]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_pickle_is_rejected(tmp_path, name, share):
-    path = tmp_path / name
-    WRITERS[name](path)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    message = refusal(path)
+def test_a_damaged_pickle_is_rejected(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    message = refusal(tmp_path / name)
     assert message.startswith("not readable as a pickle (")
     assert message.endswith(AS_TEXT)
+    assert len(message) < 300
 
 
 @pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])

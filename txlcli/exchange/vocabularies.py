@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import VocabularyError
+from txlcli.errors import UsageError, VocabularyError
 from txlcli.exchange import pickles
-from txlcli.exchange.pickles import DamagedPickleError, UnsafePickleError
+from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 
 BOUNDARIES = ("<eos>", "<S>")
@@ -51,8 +51,11 @@ def _unpickled(path: Path) -> Any:
             f"{path}: the pickle refers to {error}, which a vocabulary does not need; rejected, nothing of it was run; "
             f"{AS_TEXT}"
         ) from error
-    except DamagedPickleError as error:
-        raise VocabularyError(f"{path}: not readable as a pickle ({error}); {AS_TEXT}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = " ".join(str(error).split())[:160]
+        raise VocabularyError(f"{path}: not readable as a pickle ({reason}); {AS_TEXT}") from error
 
 
 def _from_fields(path: Path, fields: Any) -> Vocab:

@@ -34,7 +34,7 @@ class FakeRunner(Runner):
         lengths = options.mem_lens or (0,)
         rows = [{"mem_len": length, "loss_nats": math.log(value), "bpc": value, "ppl": value} for length in lengths]
         worse = {0: 1.0, 8: 0.0, 300: self.loss_at_300}  # nats above the best, by length
-        tried = {length: math.log(value) + more for length, more in worse.items()}
+        tried = [(length, math.log(value) + more) for length, more in worse.items()]
         found = 8 * (run.seed - FIRST_SEED + 1)
         return Evaluation(rows=rows, found=found, tried=tried, settings="", seconds=1.0)
 

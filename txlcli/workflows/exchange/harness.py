@@ -111,29 +111,34 @@ class HarnessModel(LM):
 
         Blanks at the end of the context belong to the continuation, as in other models of the harness.
         """
-        unpredicted, documents = [], []
+        encode, texts = self._vocab.encode, []
         for context, continuation in (request.args for request in requests):
-            ids = self._vocab.encode(context + continuation)
-            count = len(ids) - len(self._vocab.encode(context.rstrip()))
-            document = self._document(ids, count)
-            unpredicted.append(count > document.compared)  # the first symbol of a text without a boundary
-            documents.append(document)
-        return [
-            (
-                -self._total_nats(score.losses_nats[len(score.losses_nats) - document.compared :], first),
-                score.is_likeliest and not first,
-            )
-            for document, score, first in zip(documents, self._score(documents), unpredicted, strict=True)
-        ]
+            ids = encode(context + continuation)
+            texts.append((ids, len(ids) - len(encode(context.rstrip()))))
+        return self._log_likelihoods(texts)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Return the log-likelihood of each whole document."""
-        texts = [self._vocab.encode(request.args[0]) for request in requests]
-        documents = [self._document(ids, 0) for ids in texts]
-        return [
-            -self._total_nats(score.losses_nats, len(ids) > len(document.targets))
-            for ids, document, score in zip(texts, documents, self._score(documents), strict=True)
-        ]
+        texts = [(self._vocab.encode(request.args[0]), None) for request in requests]
+        return [log_likelihood for log_likelihood, _ in self._log_likelihoods(texts)]
+
+    def _log_likelihoods(self, texts: Sequence[tuple[NDArray[np.int64], int | None]]) -> list[tuple[float, bool]]:
+        """Score the last tokens of texts, as many as given, and compare them with the greedy ones; None: score all.
+
+        A first symbol that nothing predicts costs log V, as if all symbols were equally likely.
+        """
+        documents = []
+        for ids, count in texts:
+            inputs, targets = scored_stream(ids, self._vocab.boundary)
+            documents.append(Document(inputs, targets, min(count or 0, len(targets))))
+        results = []
+        for (ids, count), document, score in zip(texts, documents, self._score(documents), strict=True):
+            scored = len(ids) if count is None else count
+            losses = score.losses_nats[max(0, len(score.losses_nats) - scored) :]
+            has_first = scored > len(document.targets)
+            nats = float(losses.sum(dtype=np.float64)) + (math.log(self._vocab.size) if has_first else 0.0)
+            results.append((-nats, score.is_likeliest and not has_first))
+        return results
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Return the continuation of each context, up to the first stop sequence or the largest number of tokens."""
@@ -153,14 +158,6 @@ class HarnessModel(LM):
             pieces = self._vocab.spell(itertools.islice(tokens, max_tokens), after=int(ids[-1]))
             texts.append(_until(pieces, stops))
         return texts
-
-    def _document(self, ids: NDArray[np.int64], compared: int) -> Document:
-        inputs, targets = scored_stream(ids, self._vocab.boundary)
-        return Document(inputs, targets, min(compared, len(targets)))
-
-    def _total_nats(self, losses: NDArray[np.float32], has_first: bool) -> float:
-        """Sum the losses; a first symbol that nothing predicts costs log V, as if all symbols were equally likely."""
-        return float(losses.sum(dtype=np.float64)) + (math.log(self._vocab.size) if has_first else 0.0)
 
     def _report_unknown(self, documents: Sequence[Document]) -> None:
         tokens = sum(len(document.targets) for document in documents)

@@ -80,7 +80,7 @@ def run(
 
     items = []
     for name in names:
-        runs = [(part, seed) for part in ITEMS[name].parts for seed in seeds_of(options)]
+        runs = [(part, seed) for part in ITEMS[name][0] for seed in seeds_of(options)]
         missing = [part for part, seed in runs if not _is_finished(workspace.runs_dir / scale.run_name(part, seed))]
         costs = [flops_and_seconds(scale.models[part].settings()) for part in missing]
         flops, seconds = (sum(column) for column in zip((0.0, 0.0), *costs, strict=True))

@@ -31,8 +31,8 @@ class Evaluation:
     """For each length: mem_len, loss_nats (mean per token), and the measures by name, such as ppl and bpc."""
     found: int
     """Length that a search has selected; 0 without a search."""
-    tried: dict[int, float]
-    """Loss in nats by length that the search has tried."""
+    tried: list[tuple[int, float]]
+    """Each length that the search has tried, with the loss in nats."""
     settings: str
     """Settings in one sentence."""
     seconds: float
@@ -44,9 +44,13 @@ class Evaluation:
         for row in result.rows:
             measures = {name: math.inf if value is None else value for name, value in row.measures.items()}
             rows.append({"mem_len": row.mem_len, "loss_nats": row.loss_nats, **measures})
-        found, tried = (result.search.found, result.search.tried) if result.search else (0, {})
-        settings = describe_settings(result, result.rows[0])
-        return cls(rows=rows, found=found, tried=tried, settings=settings, seconds=seconds)
+        return cls(
+            rows=rows,
+            found=result.search.found if result.search else 0,
+            tried=list(result.search.tried.items()) if result.search else [],
+            settings=describe_settings(result, result.rows[0]),
+            seconds=seconds,
+        )
 
     @property
     def losses(self) -> dict[int, float]:
@@ -54,15 +58,13 @@ class Evaluation:
         return {int(row["mem_len"]): row["loss_nats"] for row in self.rows}
 
 
-def _from_json(table: dict[str, Any]) -> dict[str, Evaluation]:
-    """Restore evaluations from the file, whose keys are text."""
-    tried = {key: {int(length): loss for length, loss in stored["tried"].items()} for key, stored in table.items()}
-    return {key: Evaluation(**{**stored, "tried": tried[key]}) for key, stored in table.items()}
-
-
 def read(directory: Path) -> dict[str, Evaluation]:
     """Return the evaluations of the report in a directory by `key_of`."""
-    return read_stored(directory / FILE, _from_json) or {}
+
+    def restore(stored: dict[str, Any]) -> dict[str, Evaluation]:
+        return {key: Evaluation(**table) for key, table in stored.items()}
+
+    return read_stored(directory / FILE, restore) or {}
 
 
 def read_stored(path: Path, restore: Callable[[Any], Restored]) -> Restored | None:

@@ -6,6 +6,7 @@ parameters within 1 %.
 
 import dataclasses
 import itertools
+import operator
 
 from txlcli.paper import published
 from txlcli.workflows.options import EvalOptions
@@ -46,11 +47,9 @@ def frontier(runner: Runner) -> Section:
         f"{train.batch_size * train.seg_len:,} tokens each; L = {train.seg_len}, M = {train.mem_len}.",
         *TABLES["notes"]["frontier"],
     ]
-    return Section(
-        notes=notes,
-        grids=[_results(runner, cells, train.mem_len), _differences(cells), _published()],
-        data={frontier_part(*key): dataclasses.asdict(cell) for key, cell in cells.items()},
-    )
+    grids = [*_comparison(runner, cells, train.mem_len), _published()]
+    data = {frontier_part(*key): dataclasses.asdict(cell) for key, cell in cells.items()}
+    return Section(notes=notes, grids=grids, data=data)
 
 
 def _measure(runner: Runner, memory: str, position: str, block: str) -> Cell:
@@ -65,30 +64,22 @@ def _measure(runner: Runner, memory: str, position: str, block: str) -> Cell:
     return Cell(runner.run(part).parameters, *map(Measured, values))
 
 
-def _results(runner: Runner, cells: Cells, mem_len: int) -> Grid:
-    columns = ["block", "positions", "recurrence", f"recurrence, M = {LONGER * mem_len}", *OTHERS]
-    rows = []
+def _comparison(runner: Runner, cells: Cells, mem_len: int) -> tuple[Grid, Grid]:
+    """Return the results, and how much more than recurrence the other memories need, seed by seed."""
+    results, differences = [], []
     for block, position in itertools.product(BLOCKS, POSITIONS):
         models = [cells[memory, position, block] for memory in MEMORIES]
         values = [value for cell in models for value in (cell.trained, cell.longer) if value]
-        rows.append([block, position, *map(str, values)])
+        results.append([block, position, *map(str, values)])
+        recurrence, *others = (cell.trained.values for cell in models)
+        saved = [Measured(tuple(map(operator.sub, other, recurrence))) for other in others]
+        in_seeds = [f"{gains} ({sum(gain > 0 for gain in gains.values)} of {len(recurrence)})" for gains in saved]
+        differences.append([block, position, *in_seeds])
     scored = f", its first {runner.scale.positions:,} tokens" if runner.scale.positions else ""
-    return Grid(columns, rows, f"Bits per character of the test split{scored}; lower is better; {runner.averaged}.")
-
-
-def _differences(cells: Cells) -> Grid:
-    """Subtract the results of recurrence from those of the other memories, seed by seed."""
-    rows = []
-    for block, position in itertools.product(BLOCKS, POSITIONS):
-        recurrence = cells["recurrence", position, block].trained.values
-        row = [block, position]
-        for memory in OTHERS:
-            values = cells[memory, position, block].trained.values
-            gains = Measured(tuple(value - own for value, own in zip(values, recurrence, strict=True)))
-            row.append(f"{gains} ({sum(gain > 0 for gain in gains.values)} of {len(gains.values)})")
-        rows.append(row)
-    caption = "Bits per character that recurrence saves, with the same M; in brackets the seeds in which it saves any."
-    return Grid(["block", "positions", *OTHERS], rows, caption)
+    caption = f"Bits per character of the test split{scored}; lower is better; {runner.averaged}."
+    columns = ["block", "positions", "recurrence", f"recurrence, M = {LONGER * mem_len}", *OTHERS]
+    saving = "Bits per character that recurrence saves, with the same M; in brackets the seeds in which it saves any."
+    return Grid(columns, results, caption), Grid(["block", "positions", *OTHERS], differences, saving)
 
 
 def _published() -> Grid:

@@ -1,10 +1,9 @@
 """Reproduces tables and figures one after the other, and keeps the report in its directory up to date."""
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,27 +22,19 @@ from txlcli.workflows.workspace import Workspace
 SECTIONS, LOCK = "reproduction.json", ".lock"
 
 
-@dataclass(frozen=True)
-class Item:
-    """A table, a figure, or Appendix E."""
-
-    parts: tuple[str, ...]
-    """Models that it needs, by their part in the paper."""
-    make: Callable[[Runner], Section]
-
-
-ITEMS: dict[str, Item] = {
-    **{f"table{n}": Item(parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
-    "table6": Item(parts("table6"), tables.table6),
-    "table7": Item(parts("table7"), tables.table7),
-    "table8": Item(figures.RECL_PARTS, figures.table8),
-    "table9": Item((), figures.table9),
-    "table10": Item(parts("table10"), tables.table10),
-    **{f"figure{n}": Item(figures.RECL_PARTS, partial(figures.recl_figure, number=n)) for n in (3, 4)},
-    **{f"figure{n}": Item((figures.STANDARD,), partial(figures.attention_figure, number=n)) for n in (5, 6, 7)},
-    "appendix-e": Item((figures.STANDARD,), figures.appendix_e),
-    "frontier": Item(frontier.PARTS, frontier.frontier),
+ITEMS: dict[str, tuple[tuple[str, ...], Callable[[Runner], Section]]] = {
+    **{f"table{n}": (parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
+    "table6": (parts("table6"), tables.table6),
+    "table7": (parts("table7"), tables.table7),
+    "table8": (figures.RECL_PARTS, figures.table8),
+    "table9": ((), figures.table9),
+    "table10": (parts("table10"), tables.table10),
+    **{f"figure{n}": (figures.RECL_PARTS, partial(figures.recl_figure, number=n)) for n in (3, 4)},
+    **{f"figure{n}": ((figures.STANDARD,), partial(figures.attention_figure, number=n)) for n in (5, 6, 7)},
+    "appendix-e": ((figures.STANDARD,), figures.appendix_e),
+    "frontier": (frontier.PARTS, frontier.frontier),
 }
+"""Models that each table or figure needs, by their part in the paper, and the function that makes it."""
 TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]
 
 
@@ -57,7 +48,7 @@ class ReproduceResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl reproduce --json` prints."""
-        return {"report": self.report, "sections": {section.name: section.to_json() for section in self.sections}}
+        return {"report": self.report, "sections": {section.name: asdict(section) for section in self.sections}}
 
 
 def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
@@ -69,9 +60,8 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
     directory, scale, sections = options.directory, scale_of(options, workspace), []
     _make_directory(directory)
-    with locks.exclusive(
-        directory / LOCK, f"another process writes to {directory}; wait for it, or give another `out`"
-    ):
+    busy = f"another process writes to {directory}; wait for it, or give another `out`"
+    with locks.exclusive(directory / LOCK, busy):
         by_name = _read_sections(options)
         files = _write(by_name, options, report)
         stored = evaluations.read(directory)
@@ -88,8 +78,9 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
 def _make(name: str, runner: Runner) -> Section:
     """Make an item, and describe how it was made."""
     started = time.monotonic()
-    section = ITEMS[name].make(runner)
-    return dataclasses.replace(
+    _, make = ITEMS[name]
+    section = make(runner)
+    return replace(
         section,
         name=name,
         title=TITLES[name],
@@ -125,7 +116,7 @@ def _read_sections(options: ReproduceOptions) -> dict[str, Section]:
 def _write(by_name: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
     """Write the sections and the files of the report; return the paths of the latter."""
     texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, options.directory)
-    tables = {name: section.to_json() for name, section in by_name.items()}
+    tables = {name: asdict(section) for name, section in by_name.items()}
     evaluations.write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
     for name, text in texts.items():
         evaluations.write_text(options.directory / name, text)

@@ -3,7 +3,7 @@
 import statistics
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -96,12 +96,8 @@ class Section:
     data: dict[str, Any] = field(default_factory=dict)
     """Numbers of the tables."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the section as it is stored and printed."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, table: dict[str, Any]) -> "Section":
-        """Restore a section from `to_json`."""
+        """Restore a section from its dictionary."""
         grids = [Grid(**grid) for grid in table["grids"]]
         return cls(**{**table, "grids": grids, "claims": [Claim(**claim) for claim in table["claims"]]})

@@ -149,12 +149,13 @@ def _measure(runner: Runner, part: str) -> Lengths:
         search = dataclasses.replace(as_trained, attn_len=AUTO)
     init = [evaluation.rows[0]["ppl"] for evaluation in runner.evaluate_all(part, as_trained)]
     searches = runner.evaluate_all(part, search)
-    lowest = [perplexity(min(searched.tried.values())) for searched in searches]
+    tried = tuple(dict(searched.tried) for searched in searches)
+    lowest = [perplexity(min(losses.values())) for losses in tried]
     return Lengths(
         init=Measured(tuple(init)),
         best=Measured(tuple(map(min, init, lowest))),
         attn_lens=tuple(searched.found for searched in searches),
-        tried=tuple(searched.tried for searched in searches),
+        tried=tried,
         trained=train.seg_len + train.mem_len,
     )
 
