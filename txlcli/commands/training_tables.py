@@ -29,22 +29,19 @@ def show_forecast(forecast: TrainingForecast) -> None:
     """Print the plan of a training run as one line and its cost as a table."""
     plan = forecast.plan
     console.show_line(f"would train {plan}")
-    rows = [[f"parameters, {part}", f"{count:,}"] for part, count in forecast.parameters_by_part.items() if count]
-    rows.append(["parameters", f"{plan.parameters:,}"])
     memory = "memory of a step" if plan.processes == 1 else "memory of a process"
-    rows += [
-        [f"{memory}, {purpose}", format_size(size)] for purpose, size in forecast.step_bytes.to_json().items() if size
-    ]
-    rows.append(["memory of the host, copy for saving", format_size(forecast.snapshot_bytes)])
-    rows.append(["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"])
-    is_whole = plan.steps == plan.max_steps
-    extent = "the whole recipe" if is_whole else f"{plan.steps:,} steps"
-    rows.append([f"operations of {extent}", f"{forecast.training_flops:.3g} FLOP"])
-    rows.append(["tokens/s expected", format_rate(forecast.tokens_per_s)])
-    rows.append([f"time of {extent}", duration(forecast.seconds)])
-    published = forecast.published
-    rows += [
-        [f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published
+    extent = "the whole recipe" if plan.steps == plan.max_steps else f"{plan.steps:,} steps"
+    parts, sizes, published = forecast.parameters_by_part, forecast.step_bytes.to_json(), forecast.published
+    rows = [
+        *([f"parameters, {part}", f"{count:,}"] for part, count in parts.items() if count),
+        ["parameters", f"{plan.parameters:,}"],
+        *([f"{memory}, {purpose}", format_size(size)] for purpose, size in sizes.items() if size),
+        ["memory of the host, copy for saving", format_size(forecast.snapshot_bytes)],
+        ["operations per token", f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP"],
+        [f"operations of {extent}", f"{forecast.training_flops:.3g} FLOP"],
+        ["tokens/s expected", format_rate(forecast.tokens_per_s)],
+        [f"time of {extent}", duration(forecast.seconds)],
+        *([f"the paper's {split} result", f"{published[split]}"] for split in ("valid", "test") if split in published),
     ]
     console.show_table("", ("", ""), rows, _notes(forecast))
     if forecast.by_attention:

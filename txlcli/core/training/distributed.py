@@ -152,7 +152,7 @@ class World:
         for code, reason in notes.values():
             if code:
                 return (DisagreementError if self.is_rank_zero else ReportedError)(reason, code)
-        silent = sorted(set(range(self.size)) - notes.keys()) if 0 in notes else [0]
+        silent = [rank for rank in range(self.size) if rank not in notes] if 0 in notes else [0]
         names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
         message = f"{names} has ended or does not answer; {self.next_step}"
         is_reported = seen_by_launcher or (0 in notes and not self.is_rank_zero)

@@ -49,9 +49,7 @@ class ModelPart(nn.Module):
         super().__init__()
         self._own = own
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters by name."""
         yield from self._own.items()
 

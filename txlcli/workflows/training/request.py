@@ -13,12 +13,6 @@ RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "pt
 """Small packaged recipe for each unit of a store."""
 
 
-def is_store(name: str, data_dir: Path) -> bool:
-    """Return True if a name belongs to a token store, and neither to a recipe file nor to a packaged recipe."""
-    is_recipe = Path(name).is_file() or name.removesuffix(".toml") in recipe.packaged_names()
-    return not is_recipe and (data_dir / f"{name}.h5").is_file()
-
-
 def resolve(
     source: str,
     options: TrainOptions,
@@ -34,7 +28,8 @@ def resolve(
     """
     from txlcli.data.token_store import TokenStore
 
-    store_name = source if is_store(source, data_dir) else None
+    is_recipe = Path(source).is_file() or source.removesuffix(".toml") in recipe.packaged_names()
+    store_name = source if not is_recipe and (data_dir / f"{source}.h5").is_file() else None
     if store_name is not None:
         unit = TokenStore.open(data_dir / f"{store_name}.h5").unit
         source = RECIPES[unit]
