@@ -51,6 +51,11 @@ class ScoreTerms:
             distance_bias=None if bias is None else bias[:, bias.shape[1] - count :],
         )
 
+    def to(self, dtype: torch.dtype) -> "ScoreTerms":
+        """Cast all tensors."""
+        tensors = {name: term.to(dtype) for name, term in vars(self).items() if isinstance(term, Tensor)}
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+
     def without_repetition(self, max_distance: int | None) -> "ScoreTerms":
         """Keep one of the equal position keys of the distances from `max_distance` on."""
         key = self.position_key

@@ -7,11 +7,11 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key. In one tile: b sequences, l queries, k keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, w
         if _fits_in_one_tile(inputs.key, workspace):
             inputs = inputs.with_unseen_keys(row_multiple_of_products(inputs.key))
         inputs = inputs.with_position_keys(inputs.reach)
-        out: Tensor = _Attention.apply(inputs.reach, inputs.unseen, dropout, recompute, workspace, *inputs.tensors)
+        call = _Call(inputs.reach, inputs.unseen, dropout, recompute, workspace)
+        out: Tensor = _Attention.apply(call, *inputs.tensors)
         return out
     if inputs.position_key is not None:
         # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
@@ -235,41 +236,55 @@ def _attend(
     return out, saved, mask
 
 
+class _Call(NamedTuple):
+    """Arguments of one call that are not tensors."""
+
+    reach: int
+    unseen: int
+    dropout: float
+    recompute: bool
+    workspace: Workspace
+
+    def inputs(self, tensors: Sequence[Any]) -> AttentionInputs:
+        """Return the inputs with these tensors."""
+        return replace(AttentionInputs(self.reach, *tensors), unseen=self.unseen)
+
+
 class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
-    def forward(
-        ctx: Any, reach: int, unseen: int, dropout: float, recompute: bool, workspace: Workspace, *tensors: Any
-    ) -> Tensor:
-        inputs = replace(AttentionInputs(reach, *tensors), unseen=unseen)
-        ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
-        out, probabilities, mask = _attend(inputs, dropout=dropout, save=not recompute, workspace=workspace)
-        ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
-        ctx.reach, ctx.unseen, ctx.dropout, ctx.recompute, ctx.workspace = reach, unseen, dropout, recompute, workspace
+    def forward(ctx: Any, call: _Call, *tensors: Any) -> Tensor:
+        inputs = call.inputs(tensors)
+        ctx.rng_state = generator_state(inputs.key.device) if call.recompute and call.dropout else None
+        out, probabilities, mask = _attend(
+            inputs, dropout=call.dropout, save=not call.recompute, workspace=call.workspace
+        )
+        ctx.save_for_backward(*tensors, None if call.recompute else mask, *probabilities)
+        ctx.call = call
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, mask = ctx.saved_tensors[:7]
-        saved = ctx.saved_tensors[7:]
-        inputs = replace(AttentionInputs(ctx.reach, *tensors), unseen=ctx.unseen)
+        saved, call = ctx.saved_tensors[7:], ctx.call
+        inputs = call.inputs(tensors)
         query, key = inputs.query, inputs.key
-        tiling = Tiling.of(inputs, ctx.workspace)
-        recomputed = _Probabilities(inputs, tiling, ctx.workspace) if ctx.recompute else None
+        tiling = Tiling.of(inputs, call.workspace)
+        recomputed = _Probabilities(inputs, tiling, call.workspace) if call.recompute else None
         if ctx.rng_state is not None:
             shape = torch.Size((*query.shape[:3], inputs.key_len))
-            mask = _sample_again(ctx.rng_state, shape, ctx.dropout, key.device)
+            mask = _sample_again(ctx.rng_state, shape, call.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         keys_dtype = key.dtype if tiling.queries == inputs.seg_len else exact
         grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key, grad_value = (key.new_empty(key.shape, dtype=keys_dtype) for _ in range(2))
         position = None
         if inputs.position_key is not None:
-            position = _PositionGradients(inputs, inputs.position_key, tiling, ctx.workspace)
+            position = _PositionGradients(inputs, inputs.position_key, tiling, call.workspace)
         # The scale of dropout is applied here, to rows of D, not of K.
-        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
+        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - call.dropout))
         for number, tile in enumerate(tiling.tiles(inputs)):
             grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
             probability = recomputed.compute(tile) if recomputed else saved[number]  # (b*H, l, k)
@@ -294,7 +309,7 @@ class _Attention(torch.autograd.Function):
             grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
         grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
-        return None, None, None, None, None, *grads
+        return None, *grads
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from txlcli.core.backend import RowOperations
-from txlcli.core.kernels.device import row_multiple_of_products
+from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products
 from txlcli.core.kernels.linear import linear, pad_columns
 
 
@@ -133,60 +133,54 @@ def normalize(
         rows: computes what is computed of a block of logits; PyTorch by default.
         size: of the blocks.
     """
-    rows = rows or TorchRows()
+    rows, dtype = rows or TorchRows(), autocast_dtype(hidden)
     if rows.spends_logits:
-        itemsize = _product_dtype(hidden, table).itemsize
-        recompute = recompute or len(hidden) * len(table) * itemsize > size.kept_bytes
+        recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
+    multiple = row_multiple_of_products(hidden)
+    work = _Work(dtype=dtype, multiple=multiple, rows=rows, size=size, spare=spare, recompute=recompute)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
-        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(
-            hidden, table, bias, chosen, spare, recompute, rows, size, row_multiple_of_products(hidden)
-        )
+        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen)
         return total_and_logit
-    total, logit, _ = _normalize(hidden, table, bias, chosen, keep=False, rows=rows, size=size)
+    total, logit, _ = _normalize(work, hidden, table, bias, chosen, keep=False)
     return total, logit
 
 
-def _product_dtype(hidden: Tensor, table: Tensor) -> torch.dtype:
-    """Return the dtype of products, which autocast may have changed."""
-    return torch.mm(hidden[:0], table[:0].mT).dtype
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """How the logits of one call are computed; see `normalize`."""
+
+    dtype: torch.dtype
+    """Of products."""
+    multiple: int
+    """Ids with a logit of -inf and columns of zeros are added up to a multiple of this."""
+    rows: RowOperations
+    size: BlockSize
+    spare: SpareGradient
+    recompute: bool
+
+    def operands(self, hidden: Tensor, table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden (t, w), table (c, w) and bias (c,) as one product reads them: cast and aligned."""
+        read = pad_columns(hidden, self.dtype, self.multiple)
+        weight = pad_columns(table, self.dtype, self.multiple, rows=True)
+        cast_bias, missing = bias.to(self.dtype), len(weight) - len(bias)
+        return read, weight, F.pad(cast_bias, (0, missing), value=-torch.inf) if missing else cast_bias
 
 
 def _normalize(
-    hidden: Tensor,
-    table: Tensor,
-    bias: Tensor,
-    chosen: Tensor,
-    *,
-    keep: bool,
-    rows: RowOperations,
-    size: BlockSize,
-    multiple: int = 1,
+    work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor, *, keep: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block.
-
-    If the numbers of ids and columns are not a `multiple`, ids with a logit of -inf and columns of zeros are added.
-    """
-    dtype = _product_dtype(hidden, table)
-    exact = torch.promote_types(dtype, torch.float32)
+    """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block."""
+    exact = torch.promote_types(work.dtype, torch.float32)
     total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
     logit = torch.zeros_like(total)
     saved_logits: list[Tensor] = []
-    for tokens, ids in size.blocks(hidden, len(table)):
-        logits = linear(*_operands(hidden[tokens], table[ids], bias[ids], dtype, multiple))
+    for tokens, ids in work.size.blocks(hidden, len(table)):
+        logits = linear(*work.operands(hidden[tokens], table[ids], bias[ids]))
         if keep:
             saved_logits.append(logits)
-        rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
+        work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
         del logits  # free them before the next block allocates its own
     return total, logit, saved_logits
-
-
-def _operands(
-    hidden: Tensor, table: Tensor, bias: Tensor, dtype: torch.dtype, multiple: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden (t, w), table (c, w) and bias (c,) as one product reads them: cast, and aligned to a multiple."""
-    read, weight = pad_columns(hidden, dtype, multiple), pad_columns(table, dtype, multiple, rows=True)
-    cast_bias, missing = bias.to(dtype), len(weight) - len(bias)
-    return read, weight, F.pad(cast_bias, (0, missing), value=-torch.inf) if missing else cast_bias
 
 
 def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
@@ -200,23 +194,10 @@ class _Normalizer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        table: Tensor,
-        bias: Tensor,
-        chosen: Tensor,
-        spare: SpareGradient,
-        recompute: bool,
-        rows: RowOperations,
-        size: BlockSize,
-        multiple: int,
+        ctx: Any, work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        total, logit, saved_logits = _normalize(
-            hidden, table, bias, chosen, keep=not recompute, rows=rows, size=size, multiple=multiple
-        )
-        ctx.multiple = multiple
-        ctx.dtype, ctx.spare, ctx.rows, ctx.size = _product_dtype(hidden, table), spare, rows, size
-        ctx.spent = False
+        total, logit, saved_logits = _normalize(work, hidden, table, bias, chosen, keep=not work.recompute)
+        ctx.work, ctx.spent = work, False
         ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
         return total, logit
 
@@ -224,23 +205,24 @@ class _Normalizer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
         hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
-        if ctx.spent and ctx.rows.spends_logits and saved_logits:
+        work = ctx.work
+        if ctx.spent and work.rows.spends_logits and saved_logits:
             raise RuntimeError("the first backward pass has overwritten the logits")
         ctx.spent = True
         grad_hidden = torch.zeros(hidden.shape, dtype=total.dtype, device=hidden.device)
-        grad_table, grad_bias = ctx.spare.acquire(table), torch.zeros_like(bias)
+        grad_table, grad_bias = work.spare.acquire(table), torch.zeros_like(bias)
         if not len(hidden):
             grad_table.zero_()
-        for number, (tokens, ids) in enumerate(ctx.size.blocks(hidden, len(table))):
-            read, weight, cast_bias = _operands(hidden[tokens], table[ids], bias[ids], ctx.dtype, ctx.multiple)
-            logits = saved_logits[number] if saved_logits else linear(read, weight, cast_bias)
-            grad, sums = ctx.rows.gradient(
+        for number, (tokens, ids) in enumerate(work.size.blocks(hidden, len(table))):
+            operands = work.operands(hidden[tokens], table[ids], bias[ids])
+            logits = saved_logits[number] if saved_logits else linear(*operands)
+            grad, sums = work.rows.gradient(
                 logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
             )  # (t, c), (c,)
             grad_bias[ids] += sums[: len(grad_bias[ids])]
-            grad_hidden[tokens] += linear(grad, weight.mT)[:, : hidden.shape[1]]
-            _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
-        return grad_hidden.to(hidden.dtype), grad_table, grad_bias, None, None, None, None, None, None
+            grad_hidden[tokens] += linear(grad, operands[1].mT)[:, : hidden.shape[1]]
+            _add_product(grad_table[ids], grad.mT, operands[0], first=tokens.start == 0)
+        return None, grad_hidden.to(hidden.dtype), grad_table, grad_bias, None
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

@@ -26,6 +26,8 @@ class LanguageModel(nn.Module, ABC):
 
     read_in: str | None = None
     """Precision of a copy that was made for reading; None for a model in training."""
+    attention_backend: AttentionBackend | None = None
+    """The attention backend; None for a model without attention."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
@@ -82,11 +84,6 @@ class LanguageModel(nn.Module, ABC):
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         """Return True if a memory of length M has the size that it has after a long text."""
         return memory[0].shape[1] >= self.memory_size(mem_len)
-
-    @property
-    def attention_backend(self) -> AttentionBackend | None:
-        """The attention backend; None for a model without attention."""
-        return None
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; a model without attention ignores it."""

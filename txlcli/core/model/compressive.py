@@ -166,15 +166,9 @@ class CompressiveTransformer(TransformerXL):
         """True with a convolution, which a reconstruction loss trains."""
         return self.settings.compression == "convolution"
 
-    def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        compressed_len = self.settings.compressed_len if mem_len and self.memory_starts_full else 0
-        recent = super().first_memory(batch_size, mem_len)
-        return recent + [tensor.new_zeros(batch_size, compressed_len, self.settings.d_model) for tensor in recent]
-
-    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        compressed_len = self.settings.compressed_len if mem_len else 0
-        recent = super().full_memory(batch_size, mem_len)
-        return recent + [tensor.new_zeros(batch_size, compressed_len, self.settings.d_model) for tensor in recent]
+    def _zeros(self, batch_size: int, length: int) -> Memory:
+        slots = self.settings.compressed_len if length else 0
+        return super()._zeros(batch_size, length) + super()._zeros(batch_size, slots)
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         slots = memory[len(self.layers)].shape[1]

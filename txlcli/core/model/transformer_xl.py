@@ -45,6 +45,7 @@ class TransformerXL(LanguageModel):
 
     settings: TransformerSettings
     layer_class: type[Layer] = Layer
+    attention_backend: AttentionBackend
 
     def __init__(self, settings: TransformerSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)
@@ -109,20 +110,23 @@ class TransformerXL(LanguageModel):
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
-        length = self.memory_size(mem_len) if self.memory_starts_full else 0
-        return [self.softmax.biases[0].new_zeros(batch_size, length, self.settings.d_model) for _ in self.layers]
+        return self._zeros(batch_size, self.memory_size(mem_len) if self.memory_starts_full else 0)
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        shape = (batch_size, self.memory_size(mem_len), self.settings.d_model)
-        return [self.softmax.biases[0].new_zeros(shape, dtype=self.memory_dtype) for _ in self.layers]
+        return self._zeros(batch_size, self.memory_size(mem_len))
+
+    def _zeros(self, batch_size: int, length: int) -> Memory:
+        """Return a tensor of zeros for each layer, (B, x, d)."""
+        shape = (batch_size, length, self.settings.d_model)
+        return [torch.zeros(shape, dtype=self.memory_dtype, device=self.device) for _ in self.layers]
 
     def recompute(self, enabled: bool) -> None:
         super().recompute(enabled)
         self._recompute = enabled
-        self.set_attention_backend(self._backend)
+        self.set_attention_backend(self.attention_backend)
 
     def pack(self, dtype: torch.dtype) -> None:
-        if self._backend == "reference":
+        if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
         super().pack(dtype)
         for layer in self.layers:
@@ -130,12 +134,8 @@ class TransformerXL(LanguageModel):
             if self.device.type != "cpu" or should_pack(matrices[0].weight, dtype):  # else they are as fast apart
                 layer.attention.project_all = merge(matrices, dtype).multiply
 
-    @property
-    def attention_backend(self) -> AttentionBackend:
-        return self._backend
-
     def set_attention_backend(self, name: AttentionBackend) -> None:
-        self._backend: AttentionBackend = name
+        self.attention_backend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
         self.softmax.rows = backend.rows
         if self._compiles:
@@ -155,14 +155,14 @@ class TransformerXL(LanguageModel):
         check_compiler(self.device, "compile", "leave out `compile`, or `overrides` train.compile=false for a run")
         compile_across_ddp_buckets()
         self._compiles = True
-        self.set_attention_backend(self._backend)
+        self.set_attention_backend(self.attention_backend)
         for layer in self.layers:
             layer.compile(dynamic=False)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Compile nothing inside this block, as for shapes that occur once; FlexAttention gives way to the default."""
-        backend = self._backend
+        backend = self.attention_backend
         if backend == "flex":
             self.set_attention_backend("auto")
         try:

@@ -96,20 +96,11 @@ class GraphStep:
 
 def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
     """Return score terms as products read them, so that no token casts or repeats them."""
-
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(dtype)
-
     key = terms.position_key
-    if key is not None:
-        key = (key if terms.distance_bias is None else nearest_rows(key, terms.reach)).contiguous()
-    return dataclasses.replace(
-        terms,
-        position_key=cast(key),
-        content_bias=cast(terms.content_bias),
-        position_bias=cast(terms.position_bias),
-        distance_bias=cast(terms.distance_bias),
-    )
+    if key is None:
+        return terms.to(dtype)
+    key = key if terms.distance_bias is None else nearest_rows(key, terms.reach)
+    return dataclasses.replace(terms, position_key=key.contiguous()).to(dtype)
 
 
 class SegmentGraphs:
