@@ -9,7 +9,7 @@ Axes: T tokens, V vocabulary.
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack
@@ -419,15 +419,7 @@ def _lengths(lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
 
 def _row(row: sweep.EvalRow) -> EvalRow:
     fewest, most = (row.attn_len, row.attn_len) if row.attn_len else (row.attn_len_min, row.attn_len_max)
-    return EvalRow(
-        mem_len=row.mem_len,
-        attn_len=None if fewest is None or most is None else (fewest, most),
-        tokens=row.tokens,
-        loss_nats=row.loss_nats,
-        bpc=metrics.bits(row.loss_nats),
-        ppl=row.measures["ppl"],
-        bits_per_byte=row.measures.get("bits_per_byte"),
-        ppl_per_word=row.measures.get("ppl_per_word"),
-        ms_per_token=row.ms_per_token,
-        slowdown=row.slowdown,
-    )
+    attn_len = None if fewest is None or most is None else (fewest, most)
+    known: dict[str, Any] = vars(row) | row.measures | {"attn_len": attn_len, "bpc": metrics.bits(row.loss_nats)}
+    absent = dict.fromkeys(("bits_per_byte", "ppl_per_word"))
+    return EvalRow(**{field.name: (absent | known)[field.name] for field in fields(EvalRow)})

@@ -16,6 +16,7 @@ from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
 
 SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
+LISTING = '"txl recipes" lists all'
 NOT_COMPARED = "published."  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
@@ -45,9 +46,7 @@ def read_text(recipe: str) -> tuple[str, str]:
             raise RecipeError(f"{recipe}: cannot be read as a text file ({error})") from error
     # A missing file in another directory is an error: mine/enwik8.toml must not silently become the packaged enwik8.
     if str(path.parent) not in (".", "recipes"):
-        raise UnknownNameError(
-            "recipe", recipe, packaged_names(), like=path.name.removesuffix(".toml"), listing='"txl recipes" lists all'
-        )
+        raise UnknownNameError("recipe", recipe, packaged_names(), like=path.stem, listing=LISTING)
     return packaged(recipe)
 
 
@@ -55,9 +54,7 @@ def packaged(recipe: str) -> tuple[str, str]:
     """Return the name and the text of a packaged recipe, even if the current directory has a file of that name."""
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
-        is_file = recipe.endswith(".toml")
-        listing = 'no such file; "txl recipes" lists the packaged ones' if is_file else '"txl recipes" lists all'
-        raise UnknownNameError("recipe", recipe, names, like=name, listing=listing)
+        raise UnknownNameError("recipe", recipe, names, like=name, listing=LISTING)
     return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
