@@ -421,5 +421,5 @@ def _row(row: sweep.EvalRow) -> EvalRow:
     fewest, most = (row.attn_len, row.attn_len) if row.attn_len else (row.attn_len_min, row.attn_len_max)
     attn_len = None if fewest is None or most is None else (fewest, most)
     known: dict[str, Any] = vars(row) | row.measures | {"attn_len": attn_len, "bpc": metrics.bits(row.loss_nats)}
-    absent = dict.fromkeys(("bits_per_byte", "ppl_per_word"))
+    absent: dict[str, Any] = dict.fromkeys(("bits_per_byte", "ppl_per_word"))
     return EvalRow(**{field.name: (absent | known)[field.name] for field in fields(EvalRow)})

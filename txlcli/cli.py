@@ -130,6 +130,8 @@ def _report(error: BaseException) -> int | None:
     elif isinstance(error, signals.Terminated):
         number = signals.number_of(error)
         message, code = signals.WORDS[number], 128 + number
+    elif isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 0
     elif isinstance(error, typer.TyperException):
         message, code = _explain(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in NEXT_STEPS:
