@@ -70,16 +70,10 @@ def resolve_text(text: str, name: str, overrides: Iterable[str] = ()) -> Setting
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{name}: not a TOML file ({error})") from error
-    changes = list(overrides)
-    return resolve(override(table, changes), where=with_changes(name, changes))
+    return resolve(table, name, overrides)
 
 
-def with_changes(name: str, changes: Sequence[str]) -> str:
-    """Return the beginning of an error about a recipe, or a run, with changes."""
-    return " --set ".join([f"{name} with", *changes]) if changes else name
-
-
-def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return a copy of the sections in which each `section.key=value` is set."""
     result = dict(table)
     for text in overrides:
@@ -103,8 +97,11 @@ def _parse_value(name: str, text: str) -> Any:
     return text if name == "corpus.store" and not isinstance(value, str) else value  # a store may be named 2024
 
 
-def resolve(table: Mapping[str, Any], where: str) -> Settings:
-    """Turn sections of keys into Settings; every error message begins with `where`."""
+def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ()) -> Settings:
+    """Turn sections of keys into Settings, with `section.key=value` changes; an error begins with `where` and these."""
+    changes = list(overrides)
+    table = _override(table, changes)
+    where = " --set ".join([f"{where} with", *changes]) if changes else where
     try:
         for name in table:
             if name not in SECTIONS:

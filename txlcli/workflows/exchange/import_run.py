@@ -126,7 +126,7 @@ def _settings(source: Path, options: ImportOptions) -> Settings:
         train = TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1)
         settings = Settings(corpus=CorpusSettings(store=_name_of(source)), model=model, train=train, eval=evaluation)
     table = recipe.to_table(settings) | {"model": recipe.to_keys(model)}
-    return recipe.resolve(recipe.override(table, options.overrides), where=str(source))
+    return recipe.resolve(table, str(source), options.overrides)
 
 
 def _vocabulary(

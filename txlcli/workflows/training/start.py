@@ -294,8 +294,7 @@ def _change_settings(run: Run, changes: list[str]) -> Run:
         section, _, key = change.partition("=")[0].strip().partition(".")
         if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
             raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
-    table = recipe.override(recipe.to_table(run.settings), changes)
-    settings = recipe.resolve(table, where=recipe.with_changes(str(run.directory), changes))
+    settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), changes)
     return dataclasses.replace(run, settings=settings)
 
 
