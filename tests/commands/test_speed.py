@@ -200,7 +200,7 @@ def test_a_run_can_be_timed_in_another_precision(here):
 
 
 USAGE = [
-    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave it out"),
+    (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave out --set"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
     (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),

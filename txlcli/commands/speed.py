@@ -62,7 +62,7 @@ def show(result: "SpeedResult") -> None:
             f"{row.tokens_per_s:,.0f}",
             _spread(row.ms_per_token, row.low_high_ms),
             f"{row.share_of_peak:.1%}",
-            _in_mib(row.peak_memory_bytes),
+            f"{row.peak_memory_bytes / 2**20:,.0f}" if row.peak_memory_bytes else "-",
         ]
         for row in result.throughput
     ]
@@ -115,22 +115,6 @@ def _show_slowdown(title: str, result: "SpeedResult") -> None:
     columns = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
     note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
     console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, cells, [note])
-    cells = [
-        [
-            f"{row.attn_len:,}",
-            f"{row.xl_tokens_per_s:,.0f}",
-            f"{row.xl_share_of_peak:.1%}",
-            _in_mib(row.xl_peak_memory_bytes),
-            f"{row.xl_single_tokens_per_s:,.0f}",
-        ]
-        for row in rows
-    ]
-    columns = ("attention", "XL tokens/s", "of peak", "peak MiB", "tokens/s at L = 1")
-    console.show_table("one lane with memory, by attention length", columns, cells)
-
-
-def _in_mib(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:,.0f}"
 
 
 def _spread(median: float, ends: tuple[float, float]) -> str:

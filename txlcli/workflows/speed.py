@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import AttentionBackend, EvalSettings, Precision, Settings, TrainSettings
+from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_attention, check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
@@ -115,10 +115,10 @@ class SpeedResult:
 def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
     """Time a run, or a recipe with random weights; by default the most recent run, or enwik8 without any run."""
     reporter = workspace.reporter
-    title, settings, model = _open_subject(subject, options.overrides, workspace)
+    title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
     if lengths:
-        settings = _with_attention(settings, model, options.attention)
+        settings = _with_attention(settings, model, options)
     used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
     machine = describe(model.device)
@@ -140,18 +140,17 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
 
 
 def _open_subject(
-    subject: str | None, overrides: Sequence[str], workspace: Workspace
+    subject: str | None, options: SpeedOptions, workspace: Workspace
 ) -> tuple[str, Settings, LanguageModel]:
     """Return title, settings and model of a run or a recipe."""
     runs_dir = workspace.runs_dir
     if subject is None and not run_directory.any_run(runs_dir):
         subject = DEFAULT_RECIPE
     if subject is None or run_directory.is_run(subject, runs_dir):
-        if overrides:
-            raise UsageError("`overrides` changes a recipe, not a run; leave it out, or give a recipe")
+        options.exclude("overrides", because="`overrides` changes a recipe, not a run")
         opened = workspace.open_run(subject)
         return f"run {opened.run.directory}", opened.run.settings, opened.model
-    settings = recipe.load(subject, list(overrides))
+    settings = recipe.load(subject, list(options.overrides))
     vocab_size = settings.published.vocab_size
     if vocab_size is None:
         vocab_size = workspace.open_store(settings.corpus.store).vocab.size
@@ -172,12 +171,11 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
     return given or tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
 
 
-def _with_attention(settings: Settings, model: LanguageModel, attention: AttentionBackend | None) -> Settings:
+def _with_attention(settings: Settings, model: LanguageModel, options: SpeedOptions) -> Settings:
     """Set the attention backend of the model, and return settings with it."""
-    train = settings.train
+    train, attention = settings.train, options.attention
     if not settings.model.has_attention:
-        if attention is not None:
-            raise UsageError(f'arch = "{settings.model.arch}" has no attention; leave out `attention`')
+        options.exclude("attention", because=f'arch = "{settings.model.arch}" has no attention')
         return settings
     if attention is not None:
         recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
