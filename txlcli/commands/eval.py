@@ -1,6 +1,5 @@
 """`txl eval`: perplexity or bits per character, for one or more memory lengths."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,11 +49,8 @@ def evaluate(
         sys.exit(_start_processes(processes, context.find_root().obj))
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
-        from txlcli.workflows.reporter import CallbackReporter
 
-        workspace = where.workspace(json=json)
-        if not launcher.is_main():
-            workspace = dataclasses.replace(workspace, reporter=CallbackReporter())
+        workspace = where.workspace(json=json or not launcher.is_main())  # one process shows bars
         result = workflow.run(run_name, options, workspace)
         if launcher.is_main():
             _show(result, options, verbose=verbose, json=json)

@@ -88,19 +88,22 @@ def compress(
     started, coder = time.perf_counter(), compression.Encoder()
     probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
     seconds = time.perf_counter() - started
+    shared: dict[str, Any] = {
+        "bytes": len(data),
+        "lanes": settings.batch_size,
+        "seg_len": settings.seg_len,
+        "mem_len": settings.mem_len,
+        "dynamic": dynamic and (dynamic.lr, dynamic.decay),
+    }
     header = CompressionHeader(
         **_conditions(opened),
+        **shared,
         threads=torch.get_num_threads(),
         probe=probe,
         content=compressed_file.digest(data),
-        bytes=len(data),
         tokens=len(text.ids),
-        lanes=settings.batch_size,
-        seg_len=settings.seg_len,
-        mem_len=settings.mem_len,
         max_distance=settings.max_distance,
         same_length=settings.same_length,
-        dynamic=None if dynamic is None else (dynamic.lr, dynamic.decay),
     )
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
@@ -109,17 +112,13 @@ def compress(
         run=str(opened.run.directory),
         file=str(source),
         compressed=str(target),
-        bytes=len(data),
         compressed_bytes=size,
         bits_per_byte=8 * size / len(data) if data else None,
         predicted_bits=coder.bits,
         escaped_symbols=len(text.others),
-        lanes=settings.batch_size,
         lane_cost_bits=_lane_cost(opened, settings, text, workspace) if measured else None,
-        seg_len=settings.seg_len,
-        mem_len=settings.mem_len,
-        dynamic=header.dynamic,
         seconds=seconds,
+        **shared,
     )
 
 
@@ -269,7 +268,7 @@ def _lane_cost(opened: OpenRun, settings: EvalSettings, text: CodedText, workspa
     return metrics.bits(nats[0] - nats[1])
 
 
-def _conditions(opened: OpenRun) -> dict[str, str]:
+def _conditions(opened: OpenRun) -> dict[str, Any]:
     """Return what must be equal for the same predictions, as far as it has a name; a probe covers the rest."""
     return {
         "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
