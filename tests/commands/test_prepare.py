@@ -2,7 +2,6 @@ import gzip
 import hashlib
 import io
 import json
-import re
 import subprocess
 import sys
 import tarfile
@@ -330,20 +329,6 @@ def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     options = PrepareOptions(tokenizer=tokenizer, vocab_size=size, split=(100, 0, 0))
     whole = prepare(str(text), tmp_path / "whole", options, sizes=sizes)
     assert whole.info("train").words == len(text.read_text().split()) + text.read_text().count("\n")
-
-
-def test_words_that_make_too_large_a_vocabulary_are_rejected(tmp_path):
-    """As of a text without blanks; the store could not be read."""
-    (tmp_path / "text.txt").write_text("".join(f"{number:099}\n" for number in range(99)))
-    options = PrepareOptions(tokenizer="word")
-    with pytest.raises(CorpusInputError) as refused:
-        prepare(str(tmp_path / "text.txt"), tmp_path, options, sizes=WorkSizes(vocabulary=1 << 13))
-    assert re.fullmatch(
-        r".*text\.txt: its 91 words make a vocabulary of 9,\d{3} bytes, more than 8,192; give `vocab_size` or "
-        "`min_count`, or if the text has few blanks, choose another `tokenizer`",
-        str(refused.value),
-    )
-    assert not (tmp_path / "text.h5").exists()
 
 
 @pytest.mark.parametrize(

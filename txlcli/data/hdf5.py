@@ -105,8 +105,6 @@ def add_array(group: h5py.Group, name: str, values: NDArray[Any]) -> h5py.Datase
 def array(group: h5py.Group, name: str) -> h5py.Dataset:
     """Return an array of a group; raise a ValueError if it is larger than the file, since txl compresses none."""
     dataset = group[name]
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.hasobject:
-        raise ValueError(f"{name} is not an array of numbers")
     if dataset.nbytes > os.path.getsize(dataset.file.filename):
         raise ValueError(f"{name} declares {dataset.nbytes:,} bytes, more than the file has")
     return dataset

@@ -13,7 +13,6 @@ from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import CorpusInputError, StoreError
 from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
-from txlcli.system.input_files import MAX_VOCABULARY
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
@@ -47,8 +46,6 @@ class WorkSizes:
     """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
     bpe_sample: int = 64 << 20
     """Most text on which byte-pair encoding is trained: it takes 5 bytes of memory per byte."""
-    vocabulary: int = MAX_VOCABULARY
-    """Largest vocabulary, as JSON; a store of a larger one could not be read."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +125,9 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
         raise CorpusInputError(f"{error}{hint}") from error
     except OSError as error:
-        where = Path(error.filename) if isinstance(error.filename, str) else directory
-        in_data_dir = directory in (where, *where.parents)
-        hint = ", or free some space or give another `data_dir`" if in_data_dir else " and its permissions"
-        raise StoreError(f"{where}: {error.strerror or error}; check the path{hint}") from error
+        raise StoreError(
+            f"{error.filename or directory}: {error.strerror or error}; check its permissions and the free space"
+        ) from error
 
 
 @contextmanager
@@ -156,7 +152,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
             model, sampled = _train_sentencepiece(plan, splits, sizes)
     encoder = ChunkEncoder(plan.tokenizer, rule.boundary, rule.lower_case, model)
     encoded = _encode(plan, splits, encoder, work, reporter, sizes)
-    vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model, sizes.vocabulary)
+    vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model)
     final, is_unknown = rules.final_ids(encoded, vocab)
     count_line_ends = plan.corpus.counts_line_ends
     infos = {split: encoded.info(split, final, is_unknown, count_line_ends=count_line_ends) for split in splits}

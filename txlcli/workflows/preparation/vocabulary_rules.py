@@ -63,10 +63,8 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     return described
 
 
-def build(
-    plan: Plan, rule: VocabularyRule, encoded: EncodedText, vocabulary_file: Path | None, model: bytes, most: int
-) -> Vocab:
-    """Return the given vocabulary, or build one of at most `most` bytes of JSON."""
+def build(plan: Plan, rule: VocabularyRule, encoded: EncodedText, vocabulary_file: Path | None, model: bytes) -> Vocab:
+    """Return the given vocabulary, or build one."""
     if plan.vocab is not None:
         _check_given(encoded, plan.vocab)
         return plan.vocab
@@ -85,15 +83,7 @@ def build(
         if rule.unknown is not None and rule.unknown not in symbols and not set(encoded.symbols) <= set(symbols):
             symbols.append(rule.unknown)
     boundary, unknown = (symbols.index(name) if name in symbols else None for name in (rule.boundary, rule.unknown))
-    vocab = Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
-    size = len(vocab.to_json())
-    if size > most:
-        raise CorpusInputError(
-            f"{plan.source or plan.corpus.name}: its {vocab.size:,} {plan.tokenizer}s make a vocabulary of "
-            f"{size:,} bytes, more than {most:,}; give `vocab_size` or `min_count`, or if the text has few blanks, "
-            "choose another `tokenizer`"
-        )
-    return vocab
+    return Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
 
 
 def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
