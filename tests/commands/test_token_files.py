@@ -122,11 +122,10 @@ def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
         "no test split in this source",
     ]
     assert told["splits"]["train"]["begins"].startswith(" ".join(map(str, sample(997)[:9])))
-
-
-def test_numbers_of_words_and_bytes_that_are_not_known_are_no_zeros(ids_of_nanogpt):
-    line = next(line for line in done("prepare", "shakespeare").stdout.splitlines() if line.startswith("│ train"))
-    assert [cell.strip() for cell in line.strip("│").split("│")] == ["train", "997", "17", "-", "-", "0.00 %"]
+    shown = done("prepare", "shakespeare", "--force").stdout
+    line = next(line for line in shown.splitlines() if line.startswith("│ train"))
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells == ["train", "997", "17", "-", "-", "0.00 %"]  # words and bytes are not known
 
 
 def test_a_single_file_is_cut_by_its_ids(untouched):
@@ -175,27 +174,18 @@ def test_the_manual_s_conversion_of_a_pickle_gives_ids_a_text(untouched):
 # --- wrong requests --------------------------------------------------------------------------------------------------
 
 
-MENDED = "give the --vocab, --vocab-size or --dtype of this file, or write it again"
-
-
-def test_ids_beyond_the_vocabulary_are_named(ids_of_nanogpt):
-    assert refusal("prepare", "shakespeare", "--vocab-size", 16, code=1) == (
-        f"shakespeare/train.bin: token 1 has the id 16, but the vocabulary has 16 ids; {MENDED}"
-    )
-    assert not list((ids_of_nanogpt / "data").glob("*.h5"))
-
-
-@pytest.mark.parametrize("wrong", [-1, 1 << 20])
-def test_ids_that_no_vocabulary_has_are_named(untouched, wrong):
+@pytest.mark.parametrize(
+    ("wrong", "size", "limit"), [(16, ["--vocab-size", 16], "16"), (-1, [], "1,048,576"), (1 << 20, [], "1,048,576")]
+)
+def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size, limit):
     write_ids(untouched / "all.bin", [3, wrong, 4], "i")
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
     (untouched / "all.idx").write_bytes(header)
-    assert refusal("prepare", "all.idx", "--split", "100,0,0", code=1) == (
-        f"all.bin: token 1 has the id {wrong:,}, but the vocabulary has 1,048,576 ids; {MENDED}"
+    assert refusal("prepare", "all.idx", "--split", "100,0,0", *size, code=1) == (
+        f"all.bin: token 1 has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab, --vocab-size or "
+        "--dtype of this file, or write it again"
     )
-    assert refusal("prepare", "all.idx", "--dtype", "uint16") == (
-        "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
-    )
+    assert not list((untouched / "data").glob("all*"))
 
 
 def test_too_few_ids_to_split_are_rejected(untouched):
@@ -236,21 +226,22 @@ def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogp
     done("prepare", "shakespeare", "--vocab-size", 17)
 
 
-def test_a_vocabulary_of_ids_encodes_no_text(ids_of_nanogpt):
+def test_commands_that_need_text_refuse_a_vocabulary_or_a_run_of_ids(ids_of_nanogpt):
     (ids_of_nanogpt / "ids.json").write_text(Vocab.of_ids(17).to_json())
     assert refusal("prepare", "novel", "--vocab", "ids.json") == (
         "--vocab ids.json: its ids have no symbols, so it encodes no text; give another file"
     )
-
-
-def test_commands_that_need_text_refuse_a_run_of_ids(ids_of_nanogpt):
     done("prepare", "shakespeare")
     train("corpus.store=shakespeare", name="ids")
     (ids_of_nanogpt / "text.txt").write_text("the fox")
-    assert refusal("compress", "ids", "text.txt", "text.txl", code=1) == NO_TEXT
-    assert refusal("generate", "ids", code=1) == NO_TEXT
-    assert refusal("generate", "ids", "--prompt", "the fox", code=1) == NO_TEXT
-    assert refusal("eval", "ids", "--text", "text.txt", code=1) == NO_TEXT
+    commands = (
+        ["compress", "ids", "text.txt", "text.txl"],
+        ["generate", "ids"],
+        ["generate", "ids", "--prompt", "the fox"],
+        ["eval", "ids", "--text", "text.txt"],
+    )
+    for command in commands:
+        assert refusal(*command, code=1) == NO_TEXT
     assert not (ids_of_nanogpt / "text.txl").exists()
 
 

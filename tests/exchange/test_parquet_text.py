@@ -56,14 +56,17 @@ def test_files_are_written_one_after_another_with_a_given_blank_line(tmp_path):
     assert sizes == [len(JOINED) + 1] * 2
 
 
-def test_a_column_with_a_dictionary_and_several_row_groups_are_read(tmp_path):
-    write_column(tmp_path / "a.parquet", arrow.array(ROWS).dictionary_encode(), row_group_size=2)
-    assert read(tmp_path / "a.parquet") == (JOINED, 0)
-
-
-def test_rows_without_a_text_are_counted_and_left_out(tmp_path):
-    write_column(tmp_path / "a.parquet", arrow.array(["a", None, "b", None], arrow.string()))
-    assert read(tmp_path / "a.parquet") == (b"a\nb\n", 2)
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (arrow.array(ROWS).dictionary_encode(), (JOINED, 0)),
+        (arrow.array(["a", None, "b", None], arrow.string()), (b"a\nb\n", 2)),  # rows without a text are left out
+        (arrow.array([], arrow.string()), (b"", 0)),
+    ],
+)
+def test_dictionaries_row_groups_and_missing_rows_are_read(tmp_path, column, expected):
+    write_column(tmp_path / "a.parquet", column, row_group_size=2)
+    assert read(tmp_path / "a.parquet") == expected
 
 
 def test_the_column_is_text_or_the_only_one_or_the_named_one(tmp_path):
@@ -73,6 +76,10 @@ def test_the_column_is_text_or_the_only_one_or_the_named_one(tmp_path):
     assert read(path, "title") == (b"h\n", 0)
     parquet.write_table(arrow.table({"id": [1], "story": ["once"]}), path)
     assert read(path) == (b"once\n", 0)
+    structures = arrow.array([{"b": 1000 * "x"}, {"b": "y"}])  # a column may be called like a field of another
+    for columns in ({"a": structures, "a.b": ["c", "d"]}, {"a.b": ["c", "d"], "a": structures}):
+        parquet.write_table(arrow.table(columns), path)
+        assert read(path, "a.b") == (b"c\nd\n", 0)
 
 
 def test_rows_longer_than_a_batch_are_read(tmp_path):
@@ -90,11 +97,6 @@ def test_every_encoding_of_text_is_read(tmp_path, encoding):
     assert read(path) == ("".join(value + "\n" for value in values).encode(), 0)
 
 
-def test_an_empty_file_has_no_text(tmp_path):
-    write_column(tmp_path / "a.parquet", arrow.array([], arrow.string()))
-    assert read(tmp_path / "a.parquet") == (b"", 0)
-
-
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -107,14 +109,6 @@ def test_a_column_that_is_missing_or_no_text_is_rejected(tmp_path):
     parquet.write_table(arrow.table({"id": [1]}), path)
     no_text = f"{path}: no column has text; write the text as a column of strings, or as a text file"
     assert refusal(path) == refusal(path, "id") == no_text
-
-
-def test_a_column_called_like_a_field_of_another_is_read(tmp_path):
-    path = tmp_path / "a.parquet"
-    structures = arrow.array([{"b": 1000 * "x"}, {"b": "y"}])
-    for columns in ({"a": structures, "a.b": ["c", "d"]}, {"a.b": ["c", "d"], "a": structures}):
-        parquet.write_table(arrow.table(columns), path)
-        assert read(path, "a.b") == (b"c\nd\n", 0)
 
 
 @pytest.mark.parametrize("size", [0, 3, 11, 300])
@@ -214,12 +208,6 @@ def test_written_text_is_read_again_whatever_the_blocks(tmp_path, text, size):
     assert read(tmp_path / "a.parquet")[0] == text
 
 
-def test_other_programs_read_the_lines_of_written_text(tmp_path):
-    parquet_text.write(tmp_path / "a.parquet", [JOINED], is_utf8=True)
-    table = parquet.read_table(tmp_path / "a.parquet")
-    assert table["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
-
-
 def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path):
     data = bytes(range(256)) * 3
     assert not parquet_text.is_utf8([data])
@@ -230,7 +218,9 @@ def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path):
     assert read(tmp_path / "a.parquet")[0] == data
 
 
-def test_a_long_line_is_cut_between_characters(tmp_path):
+def test_other_programs_read_lines_and_parts_of_long_ones_that_end_between_characters(tmp_path):
+    parquet_text.write(tmp_path / "a.parquet", [JOINED], is_utf8=True)
+    assert parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
     line = "語é🦊a" * (parquet_text.LONGEST_ROW // 7)
     parquet_text.write(tmp_path / "a.parquet", [line.encode()], is_utf8=True)
     rows = parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist()

@@ -85,11 +85,9 @@ def test_the_header_of_llm_c_states_the_type(tmp_path, magic, version, code):
 def test_every_type_of_ids_of_megatron_is_read(tmp_path, type_code, code, ids):
     path = megatron(tmp_path, ids, [2, 1], type_code=type_code, itemsize=struct.calcsize(code), code=code)
     assert read(path) == read(tmp_path / "data.bin") == ("Megatron", {"": ids})
-
-
-def test_documents_of_several_sequences_empty_ones_and_modes_are_read(tmp_path):
-    path = megatron(tmp_path, IDS, [3, 0, 4], documents=[0, 2, 2, 3], modes=bytes(3))
-    assert read(path) == ("Megatron", {"": IDS})
+    index = {"documents": [0, 2, 2, 3], "modes": bytes(3)}  # a document of two sequences, an empty one, a mode each
+    path = megatron(tmp_path, ids, [1, 0, 2], type_code=type_code, itemsize=struct.calcsize(code), code=code, **index)
+    assert read(path) == ("Megatron", {"": ids})
 
 
 def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_path):
@@ -110,16 +108,15 @@ def test_other_files_and_directories_are_text(tmp_path):
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "code"), [(65_500, "H"), (65_536, "H"), (65_537, "I")])
-def test_nanogpt_s_file_is_the_ids_alone(tmp_path, size, code):
+@pytest.mark.parametrize(
+    ("size", "code", "header"),
+    [(65_500, "H", {}), (65_536, "H", {}), (65_537, "I", {"magic": 20240801, "version": 7, "code": "I"})],
+)
+def test_nanogpt_s_file_is_the_ids_alone_and_llm_c_s_has_the_header_of_its_type(tmp_path, size, code, header):
     token_files.write("nanogpt", tmp_path / "train.bin", np.array(IDS), size)
     assert (tmp_path / "train.bin").read_bytes() == packed(code, IDS)
-
-
-@pytest.mark.parametrize(("size", "layout"), [(65_536, {}), (65_537, {"magic": 20240801, "version": 7, "code": "I"})])
-def test_llm_c_s_file_has_the_header_of_its_type(tmp_path, size, layout):
     token_files.write("llm.c", tmp_path / "train.bin", np.array(IDS), size)
-    assert (tmp_path / "train.bin").read_bytes() == llm_c(IDS, **layout)
+    assert (tmp_path / "train.bin").read_bytes() == llm_c(IDS, **header)
 
 
 @pytest.mark.parametrize(("size", "code", "index"), [(65_499, "H", {}), (65_500, "i", {"type_code": 4, "itemsize": 4})])

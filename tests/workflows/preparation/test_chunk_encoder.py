@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txlcli.corpora.locate import whole
@@ -35,16 +35,12 @@ def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
 
 
 @given(st.binary(min_size=1))
+@example(b"a" * 70_000 + bytes([9, 7, 9, 8]))
 def test_bytes_are_numbered_in_first_seen_order(tmp_path_factory, data):
     encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("byte"), data)
     assert encoded.symbols == [chr(value) for value in dict.fromkeys(data)]
     assert bytes(ord(encoded.symbols[number]) for number in ids) == data
     assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(map(chr, data))
-
-
-def test_bytes_first_seen_late_are_in_order_too(tmp_path):
-    encoded, _ = run(tmp_path, ChunkEncoder("byte"), b"a" * 70_000 + bytes([9, 7, 9, 8]))
-    assert encoded.symbols == ["a", "\x09", "\x07", "\x08"]
 
 
 @given(st.text("ab\n\u00e9\u3042\U0001f600", min_size=1))
@@ -74,18 +70,17 @@ def test_every_blank_of_python_separates_words(tmp_path):
     assert [encoded.symbols[number] for number in ids] == text.replace("\r", "\n").split()
 
 
-def test_words_are_numbered_in_first_seen_order(tmp_path):
-    encoded, ids = run(tmp_path, ChunkEncoder("word", "<eos>", lower_case=True), b" B a\nA c")
-    assert encoded.symbols == ["b", "a", "<eos>", "c"]
-    assert ids == [0, 1, 2, 1, 3, 2]
-    assert (encoded.counts.tolist(), encoded.words, encoded.lines, encoded.bytes) == ([1, 2, 2, 1], 4, 2, 8)
-
-
-def test_without_a_boundary_every_id_is_a_word(tmp_path):
-    encoded, ids = run(tmp_path, ChunkEncoder("word"), b" B a\nA c\n\n")
-    assert encoded.symbols == ["B", "a", "A", "c"]
-    assert ids == [0, 1, 2, 3]
-    assert (encoded.words, encoded.lines) == (4, 3)
+@pytest.mark.parametrize(
+    ("boundary", "text", "symbols", "ids", "words", "lines"),
+    [
+        ("<eos>", b" B a\nA c", ["b", "a", "<eos>", "c"], [0, 1, 2, 1, 3, 2], 4, 2),
+        (None, b" B a\nA c\n\n", ["b", "a", "c"], [0, 1, 1, 2], 4, 3),  # every id is a word
+    ],
+)
+def test_words_are_numbered_in_first_seen_order(tmp_path, boundary, text, symbols, ids, words, lines):
+    encoded, numbers = run(tmp_path, ChunkEncoder("word", boundary, lower_case=True), text)
+    assert (encoded.symbols, numbers, encoded.counts.tolist()) == (symbols, ids, np.bincount(ids).tolist())
+    assert (encoded.words, encoded.lines, encoded.bytes) == (words, lines, len(text))
 
 
 def test_an_error_about_invalid_utf8_names_the_file_and_the_byte(tmp_path):
