@@ -17,8 +17,6 @@ LARGEST = 8 << 30  # bytes of a file whose size is not published
 LONGEST_REASON = 100  # characters of a server's message
 ATTEMPTS = 3  # per address, as long as each receives more bytes
 TIMEOUT_S = 60.0  # until the connection, and between two blocks
-# TLS errors are OSErrors, too. A full disk is also an OSError, so only calls that do not write may catch these.
-NETWORK_ERRORS = (OSError, http.client.HTTPException)
 AGENT = "txl"  # some hosts refuse Python's own user agent
 
 
@@ -84,48 +82,30 @@ def _complete(
     part: Path, request: urllib.request.Request, download: Download, progress: Callable[[int], None], timeout_s: float
 ) -> None:
     """Complete the .part file and verify it; remove it if it is complete but wrong, so that it is not continued."""
-    received = _size(part)
+    received, most = _size(part), download.size or LARGEST
     if received:
         request.add_header("Range", f"bytes={received}-")
-    if download.size is None or received < download.size:
-        response = _open(request, timeout_s)
-        if response is not None:
-            with response:
-                _save(response, part, received, download.size or LARGEST, progress)
+    if download.size is None or received < most:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                _save(response, part, most, progress)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
+            # A file that is as long as the server's, or longer, is complete.
+            if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise CorpusError(" ".join(reason.split())[:LONGEST_REASON]) from error
     if wrong := fault(part, download):
         part.unlink()
         raise CorpusError(wrong)
 
 
-def _open(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse | None:
-    """Return the response; None if the .part file is as long as the server's file, or longer."""
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
-        return response
-    except (*NETWORK_ERRORS, ValueError) as error:  # a redirect to a malformed address raises a ValueError
-        if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return None
-        raise CorpusError(" ".join(str(error).split())[:LONGEST_REASON]) from error
-
-
-def _save(
-    response: http.client.HTTPResponse, part: Path, received: int, most: int, progress: Callable[[int], None]
-) -> None:
-    resumes = response.status == http.HTTPStatus.PARTIAL_CONTENT
-    done = received if resumes else 0
-    with part.open("ab" if resumes else "wb") as file:
-        while True:
-            try:
-                block = response.read1(BLOCK)
-            except NETWORK_ERRORS as error:
-                raise CorpusError(f"interrupted after {done:,} bytes ({type(error).__name__})") from error
-            if not block:
-                break
-            done += len(block)
-            if done > most:
+def _save(response: http.client.HTTPResponse, part: Path, most: int, progress: Callable[[int], None]) -> None:
+    with part.open("ab" if response.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as file:
+        while block := response.read1(BLOCK):
+            file.write(block)
+            if file.tell() > most:
                 part.unlink()
                 raise CorpusError(f"more than {most:,} bytes")
-            file.write(block)
-            progress(done)
-    if response.length:
-        raise CorpusError(f"interrupted after {done:,} of {done + response.length:,} bytes")
+            progress(file.tell())
+        if response.length:
+            raise CorpusError(f"interrupted after {file.tell():,} of {file.tell() + response.length:,} bytes")

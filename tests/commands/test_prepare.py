@@ -286,7 +286,7 @@ def test_nothing_is_overwritten_without_force(txl, book, tmp_path):
     result = txl(book, "--tokenizer", "word")
     assert result.exit_code == 1
     assert only_line(result).startswith("error: data/my-book.h5 exists already; add --force to overwrite it")
-    assert only_line(result).endswith("or give --name my-book-word")
+    assert only_line(result).endswith("or give another --name")
     assert (tmp_path / "data/my-book.h5").read_bytes() == before
     assert txl(book, "--tokenizer", "word", "--force").exit_code == 0
     assert store(tmp_path, "my-book").tokenizer == "word"

@@ -50,9 +50,9 @@ def test_a_download_resumes_after_a_connection_error(site, tmp_path, monkeypatch
     assert site.requests == [("text.zip", None), ("text.zip", "bytes=1000-")]
 
 
-def test_a_full_disk_is_not_reported_as_a_connection_error(site, tmp_path):
+def test_a_full_disk_is_reported_as_such(site, tmp_path):
     (tmp_path / "text.zip.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(CorpusError, match=r"text\.zip: No space left on device"):
         fetch(download(site), tmp_path)
 
 

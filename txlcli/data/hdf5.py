@@ -20,6 +20,7 @@ from txlcli.system.atomic_files import replacing
 
 Facts = Mapping[str, str | int | float | None]
 """Attributes by name; None is omitted."""
+ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 READ_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
 """Exceptions that h5py raises for damaged files, and readers for files with other content."""
 
@@ -60,10 +61,10 @@ class DiskFile(io.FileIO):
 
 
 @contextmanager
-def creating(path: Path, **options: int) -> Iterator[tuple[h5py.File, DiskFile]]:
+def creating(path: Path) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Yield a new HDF5 file, and the file on disk below it; raise an OSError if not everything was written."""
     with DiskFile(path, "w+") as disk:
-        with h5py.File(disk, "w", libver="v110", **options) as file:
+        with h5py.File(disk, "w", libver="v110", alignment_threshold=1, alignment_interval=ALIGNMENT) as file:
             yield file, disk
         disk.raise_error()
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ IDS, SENTENCE_STARTS = "ids", "sentence_starts"
 VERSION = 1
 SUFFIX = ".h5"
 _BLOCK = 1 << 22  # tokens that are read at once
-_ALIGNMENT = 64  # bytes; tensors need aligned memory maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +274,6 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     The temporary file is in `work`, a directory on the same disk, by default that of the store.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = (work or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,
@@ -284,8 +281,8 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
         "fingerprint": vocab.fingerprint,
     }
     try:
-        with replacing(path, temporary) as draft:
-            with creating(draft, alignment_threshold=1, alignment_interval=_ALIGNMENT) as (file, disk):
+        with replacing(path, work and work / path.name) as draft:
+            with creating(draft) as (file, disk):
                 set_attributes(file, attributes)
                 file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
                 yield StoreWriter(file, disk, smallest_dtype(vocab.size))

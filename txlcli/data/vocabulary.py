@@ -206,18 +206,14 @@ class Vocab:
     def from_json(cls, text: str) -> "Vocab":
         """Read a vocabulary that `to_json` wrote."""
         try:
-            facts = parse_json(text)
-            kind = facts["kind"]
-            if kind in get_args(TokenizerName):
-                return cls._from_facts(kind, facts)
+            return cls._from_facts(parse_json(text))
         except (ValueError, KeyError, TypeError) as error:
             raise VocabularyError(f"this is not a vocabulary of txl ({type(error).__name__}: {error})") from error
-        raise VocabularyError(f'this is not a vocabulary of txl (kind "{kind}"); a newer txl may have written it')
 
     @classmethod
-    def _from_facts(cls, kind: TokenizerName, facts: dict[str, Any]) -> "Vocab":
+    def _from_facts(cls, facts: dict[str, Any]) -> "Vocab":
         """Return a vocabulary after checking its facts, which may come from another program."""
-        named = {"boundary": facts["boundary"], "unknown": facts["unknown"]}
+        kind, named = facts["kind"], {"boundary": facts["boundary"], "unknown": facts["unknown"]}
         if kind == "byte":
             vocab = cls.of_bytes(bytes([*facts["bytes"]]), dropped=bytes([*facts["dropped"]]))
         elif kind == "sentencepiece":
@@ -229,6 +225,8 @@ class Vocab:
             if type(facts["size"]) is not int or not 0 < facts["size"] <= MAX_IDS:
                 raise ValueError(f"its size is {facts['size']!r}, not a number up to {MAX_IDS:,}")
             vocab = cls.of_ids(facts["size"])
+        elif kind not in get_args(TokenizerName):
+            raise ValueError(f"its kind is {kind!r}; a newer txl may have written it")
         else:
             "".join(facts["symbols"]).encode()  # symbols are texts, none of them half a character
             vocab = cls(kind, facts["symbols"], lower_case=bool(facts["lower_case"]), **named)

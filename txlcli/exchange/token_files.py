@@ -105,13 +105,12 @@ def _by_split(directory: Path) -> dict[str, list[Path]]:
     visible = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     files = {path: split_of(path.name) for path in visible if path.suffix.lower() == BIN}
     indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
-    if alone := [path for path in indexes if _with_ending(path, BIN) not in files]:
-        raise CorpusInputError(f"{alone[0]}: the .bin with its ids is not next to it; copy it there, or move this away")
+    if indexes and ("train" not in files.values() or any(_with_ending(path, BIN) not in files for path in indexes)):
+        raise CorpusInputError(
+            f"{directory}: an .idx without its .bin, or no .bin named after train; add or rename the files, or give "
+            "one .idx to split its ids"
+        )
     if "train" not in files.values():
-        if indexes:
-            raise CorpusInputError(
-                f"{directory}: no file is named after train; give {indexes[0]} to split its ids, or rename the files"
-            )
         return {}
     if unnamed := [path for path, split in files.items() if split is None]:
         raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")

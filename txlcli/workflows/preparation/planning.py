@@ -98,8 +98,7 @@ class Plan:
     def check_free(self) -> None:
         """Reject an existing store that may not be overwritten."""
         if self.store.exists() and not self.options.force:
-            named = "another `name`" if self.options.name else f"`name` {self.store.stem}-{self.tokenizer}"
-            raise StoreError(f"{self.store} exists already; add `force` to overwrite it, or give {named}")
+            raise StoreError(f"{self.store} exists already; add `force` to overwrite it, or give another `name`")
 
 
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> Plan:
@@ -156,7 +155,7 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
 def _unknown_source(word: str) -> UsageError:
     """Return the error for a word that is neither a corpus nor a path: a word like a path is compared with paths."""
     path = Path(word)
-    names = [entry.name for entry in path.parent.iterdir() if entry.exists()] if os.access(path.parent, os.R_OK) else []
+    names = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
     near, is_path = meant_name(path.name, names), re.search(r"[/\\.]", word)
     if is_path or (near and not meant_name(word, corpora.CORPORA)):
         hint = f'did you mean "{path.with_name(near)}"?' if near else "give the path of a file or folder with your text"
