@@ -110,22 +110,19 @@ def test_without_clamp_len_the_largest_distance_is_the_sum_of_the_lengths(tmp_pa
     assert read(tmp_path, clamp_len=clamp_len)[1].max_distance == 5 + 7
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is rejected ------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_without_configuration_is_rejected(tmp_path):
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=f"^{tmp_path} has no config.json; give a Hugging Face folder, or a file of"):
         huggingface.read_settings(tmp_path)
-    assert str(caught.value) == f"{tmp_path} has no config.json; give a Hugging Face folder, or a file of weights"
 
 
-@pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"\xff\xfe", b"", b"[" * 100_000])
+@pytest.mark.parametrize("data", [b'{"model_type": "transfo-xl"', b"[1]", b"\xff\xfe", b"", b"[" * 100_000])
 def test_damaged_json_is_rejected(tmp_path, data):
     (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"config.json: not readable as JSON \(.*\); download it again$"):
         huggingface.read_settings(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: not readable as JSON (")
-    assert str(caught.value).endswith("); download it again")
 
 
 OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
@@ -169,13 +166,11 @@ def test_a_written_configuration_is_read_as_the_same_settings(tmp_path):
     assert read(tmp_path, **config) == (model, evaluation)
 
 
-def test_default_projections_are_written_explicitly():
-    assert written(model_settings(cutoffs=(5, 11)), EvalSettings(seg_len=5, mem_len=7))["tie_projs"] == [
-        False,
-        True,
-        True,
-    ]
-    assert written(model_settings(), EvalSettings(seg_len=5, mem_len=7))["tie_projs"] == [False]
+def test_defaults_are_written_explicitly():
+    evaluation = EvalSettings(seg_len=5, mem_len=7)
+    assert written(model_settings(cutoffs=(5, 11)), evaluation)["tie_projs"] == [False, True, True]
+    config = written(model_settings(), evaluation)
+    assert (config["tie_projs"], config["clamp_len"]) == ([False], -1)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +186,3 @@ def test_default_projections_are_written_explicitly():
 def test_a_query_sees_the_same_keys(mem_len, same_length, expected):
     config = written(model_settings(), EvalSettings(seg_len=5, mem_len=mem_len, same_length=same_length))
     assert (config["mem_len"], config["same_length"]) == expected
-
-
-def test_unlimited_distances_are_written_as_such():
-    assert written(model_settings(), EvalSettings(seg_len=5, mem_len=7))["clamp_len"] == -1

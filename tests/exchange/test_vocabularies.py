@@ -80,21 +80,17 @@ def test_every_file_format_gives_the_same_vocabulary(tmp_path, name):
     assert read.fingerprint == VOCAB.fingerprint
 
 
-def test_the_sentence_marker_of_one_billion_word_is_a_boundary(tmp_path):
-    (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\n")
+@pytest.mark.parametrize(
+    ("text", "symbols", "boundary", "unknown"),
+    [
+        ("<S>\nthe\n<UNK>\nthe\nfox\n", ["<S>", "the", "<UNK>", "fox"], 0, 2),  # of One Billion Word: "the" counts once
+        ("a\nb\n", ["a", "b"], None, None),
+    ],
+)
+def test_markers_in_a_list_are_recognized(tmp_path, text, symbols, boundary, unknown):
+    (tmp_path / "vocab.txt").write_text(text)
     read = vocabularies.read(tmp_path / "vocab.txt")
-    assert (read.boundary, read.unknown) == (0, 2)
-
-
-def test_a_duplicate_word_in_a_list_is_read_once_as_in_the_released_code(tmp_path):
-    (tmp_path / "vocab.txt").write_text("<S>\nthe\n<UNK>\nthe\nfox\n")
-    assert vocabularies.read(tmp_path / "vocab.txt").symbols == ["<S>", "the", "<UNK>", "fox"]
-
-
-def test_a_list_without_markers_has_no_boundary_and_no_unknown(tmp_path):
-    (tmp_path / "vocab.txt").write_text("a\nb\n")
-    read = vocabularies.read(tmp_path / "vocab.txt")
-    assert (read.boundary, read.unknown) == (None, None)
+    assert (read.symbols, read.boundary, read.unknown) == (symbols, boundary, unknown)
 
 
 def test_lower_case_is_read(tmp_path):

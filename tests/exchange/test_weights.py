@@ -44,16 +44,12 @@ def test_a_changed_number_in_a_zip_is_rejected(tmp_path, name):
         weights.read(tmp_path / name)
 
 
-def test_arrays_of_other_precision_and_byte_order_are_read(tmp_path):
+def test_an_npz_is_read_in_any_precision_without_arrays_that_are_not_weights(tmp_path):
     dtypes = {"half": np.float16, "double": np.float64, "big_endian": np.dtype(">f4"), "long": np.longdouble}
-    np.savez(tmp_path / "a.npz", **{name: np.array([0.5, -7.0], dtype=dtype) for name, dtype in dtypes.items()})
+    arrays = {name: np.array([0.5, -7.0], dtype=dtype) for name, dtype in dtypes.items()}
+    np.savez(tmp_path / "a.npz", **arrays, global_step=np.int64(7), names=np.array(["a"]))
     read = weights.read(tmp_path / "a.npz")
     assert {name: tensor.tolist() for name, tensor in read.items()} == {name: [0.5, -7.0] for name in dtypes}
-
-
-def test_an_npz_is_read_without_arrays_that_are_not_weights(tmp_path):
-    np.savez(tmp_path / "a.npz", global_step=np.int64(7), names=np.array(["a"]), kernel=np.ones((2, 3), np.float32))
-    assert list(weights.read(tmp_path / "a.npz")) == ["kernel"]
 
 
 @pytest.mark.filterwarnings("error")
