@@ -141,13 +141,13 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     store = TokenStore.open(Path("data/novel.h5"))
     keys = []
 
-    def note(run=run, split="test", positions=40, machine="cpu", code=None):
+    def note(run=run, split="test", positions=40, machine="cpu"):
         options = EvalOptions(split=split, positions=positions)
-        keys.append(key_of(run, store, options, machine=machine, code=code))
+        keys.append(key_of(run, store, options, machine=machine))
 
     other_settings = dataclasses.replace(run.settings, eval=dataclasses.replace(run.settings.eval, batch_size=9))
     other_run = {"run": dataclasses.replace(run, settings=other_settings)}
-    others = ({"split": "valid"}, {"positions": None}, {"machine": "gpu"}, {"code": "another"}, other_run)
+    others = ({"split": "valid"}, {"positions": None}, {"machine": "gpu"}, other_run)
     for changes in ({}, {}, *others):
         note(**changes)
     shutil.copy("runs/tiny-short-shaw-1111/best.safetensors", run.best_or_last)

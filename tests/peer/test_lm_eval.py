@@ -289,7 +289,7 @@ WRONG = [
     ({"run": "byte", "mem_len": "long"}, UsageError, "mem_len=long: give a whole number from 0 to"),
     ({"run": "byte", "seg_len": 0}, UsageError, "seg_len=0: give a whole number from 1 to"),
     ({"run": "byte", "batch_size": "auto"}, UsageError, "batch_size=auto: give a whole number from 1 to"),
-    ({"run": "byte", "attn_len": 5, "mem_len": 5}, UsageError, "attn_len reads windows without memory; mem_len has no"),
+    ({"run": "byte", "attn_len": 5, "mem_len": 5}, UsageError, "attn_len reads windows without memory; leave out"),
     ({"run": "byte", "device": "mps"}, UsageError, "device=mps: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEV"),
     ({"runs_dir": "elsewhere"}, RunError, "no run under elsewhere"),
     ({"run": "bite"}, UnknownNameError, 'unknown run "bite"; did you mean "byte"?'),

@@ -65,16 +65,10 @@ def show(result: ReproduceResult) -> None:
 
 def show_costs(result: CostsResult) -> None:
     """Write the costs of the missing training runs to stdout."""
-    lines = [
-        [
-            row.item,
-            f"{row.models}",
-            f"{row.missing}",
-            f"{row.training_flops:.2g}",
-            duration(row.seconds) if row.missing else "-",
-        ]
-        for row in result.items
-    ]
+    lines = []
+    for row in result.items:
+        time = duration(row.seconds) if row.missing else "-"
+        lines.append([row.item, str(row.models), str(row.missing), f"{row.training_flops:.2g}", time])
     notes = [
         result.scale.description,
         "Time: of the missing training runs on an idle machine, without evaluation, from timed steps, or if these take "
@@ -102,7 +96,9 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
         for name, text in section.texts:
             parts += [f"### {name}", "", _fenced(text), ""]
         parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
-        parts += [f"{_cost(section)} Commands:", "", _fenced(to_script(section.commands), "sh"), ""]
+        cost = f"{section.seconds / 60:.1f} minutes on {section.hardware}."
+        parts += [f"{cost} Finished training runs were reused, not counted. Commands:", ""]
+        parts += [_fenced(to_script(section.commands), "sh"), ""]
     return "\n".join([*parts, footer, ""])
 
 
@@ -148,10 +144,6 @@ def _fenced(text: str, language: str = "") -> str:
     longest = max((len(backticks) for backticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
-
-
-def _cost(section: Section) -> str:
-    return f"{section.seconds / 60:.1f} minutes on {section.hardware}. Finished training runs were reused, not counted."
 
 
 REPORT = Report(

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from txlcli.config.bands import bands
-from txlcli.config.blocks import BLOCKS
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, shortened
@@ -29,7 +28,7 @@ SYSTEMS: dict[System, str] = {
     "tf": "the released TF code",
 }
 Tensors = Mapping[str, Tensor]
-NAMES = tomllib.loads((files("txlcli.exchange") / "layouts.toml").read_text(encoding="utf-8"))
+LAYOUTS = tomllib.loads((files("txlcli.exchange") / "layouts.toml").read_text(encoding="utf-8"))
 IGNORED = ("pos_emb.inv_freq", "/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power")
 """Suffixes of names that are not weights."""
 MAX_NAMED = 3  # tensors that an error lists by name
@@ -118,22 +117,13 @@ def _some(names: Sequence[str]) -> str:
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:
     """Return an error that names a setting of a model that a system does not have; None if it has the model."""
-    supported: dict[str, tuple[object, ...]] = {
-        "arch": ("transformer",),
-        "position": ("relative",),
-        "auxiliary_losses": (False,),
-        "norm": ("post",) if system == "tf" else ("post", "pre_released"),
-        "window": (None,),
-        "gating": ("residual",),
-        **{name: (value,) for name, value in dataclasses.asdict(BLOCKS["paper"]).items()},
-        "memory_source": ("layer_input",),
-        "tie_embeddings": (True,) if system == "tf" else (True, False),
-    }
+    supported = LAYOUTS["settings"] | (LAYOUTS["settings_of_tf"] if system == "tf" else {})
     given = vars(model) | (vars(model.parts) if isinstance(model, TransformerSettings) else {})
     for name, values in supported.items():
-        if (value := given[name]) not in values:
-            needed = " or ".join("none" if other is None else json.dumps(other) for other in values)
-            return f"[model] {name} = {json.dumps(value)} is not a setting of {SYSTEMS[system]}, which needs {needed}"
+        value = "none" if given[name] is None else given[name]
+        if value not in values:
+            shown, *needed = map(json.dumps, (value, *values))
+            return f"[model] {name} = {shown} is not a setting of {SYSTEMS[system]}, which needs {' or '.join(needed)}"
     return None
 
 
@@ -169,7 +159,7 @@ def _name(ours: str, system: System, settings: TransformerSettings) -> str:
     """Return the name in another system, by layouts.toml."""
     number = re.search(r"\.(\d+)", ours)
     n, joined = int(number[1]) if number else 0, settings.div_val == 1
-    name: str = NAMES["tf" if system == "tf" else "pytorch"][re.sub(r"\.\d+", "", ours)].format(
+    name: str = LAYOUTS["tf" if system == "tf" else "pytorch"][re.sub(r"\.\d+", "", ours)].format(
         n=n,
         table=0 if joined else n,
         cutoff="" if joined else f"cutoff_{n}/",

@@ -67,7 +67,6 @@ class HarnessModel(LM):
         if device not in (None, "auto", "cpu", "cuda", "cuda:0"):
             raise UsageError(f"device={device}: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEVICES")
         given = {key: _count(key, value, LEAST[key]) for key, value in counts.items() if value is not None}
-        given.setdefault("batch_size", 1)
         self._attn_len = given.pop("attn_len", None)
         name = None if run is None else str(run)
         used = "cpu" if device == "cpu" else "auto"
@@ -75,16 +74,13 @@ class HarnessModel(LM):
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()
         settings, directory = self._opened.run.settings, self._opened.run.directory
-        without_effect = [key for key in ("mem_len", "seg_len") if key in given]
-        if self._attn_len is not None and without_effect:
-            raise UsageError(
-                f"attn_len reads windows without memory; {without_effect[0]} has no effect there, leave it out"
-            )
+        if self._attn_len is not None and given.keys() & {"mem_len", "seg_len"}:
+            raise UsageError("attn_len reads windows without memory; leave out mem_len and seg_len")
         if "mem_len" in given and settings.model.recurrent_state:
             raise UsageError(f"{directory} has a recurrent state, which is its memory; leave out mem_len")
         settings.check_memory(given.get("mem_len", 0), run=directory, instead="give attn_len instead of mem_len")
         settings.check_attn_lens([self._attn_len or 0], subject=directory)
-        self._settings = settings.evaluation_settings(**given)
+        self._settings = settings.evaluation_settings(**{"batch_size": 1, **given})
         if self._attn_len is None and self._settings.mem_len == 0 and not settings.model.recurrent_state:
             self._attn_len = settings.train.seg_len
 
@@ -159,20 +155,14 @@ class HarnessModel(LM):
             texts.append(_until(pieces, stops))
         return texts
 
-    def _report_unknown(self, documents: Sequence[Document]) -> None:
-        tokens = sum(len(document.targets) for document in documents)
-        unknown = sum(int((document.targets == self._vocab.unknown).sum()) for document in documents)
-        if unknown:
-            LOGGER.warning(
-                f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as <unk>, which is easier to "
-                "predict than the words that it stands for"
-            )
-
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
         model, settings, attn_len = self._opened.model, self._settings, self._attn_len
         precision = self._opened.precision
-        if self._vocab.unknown is not None:
-            self._report_unknown(documents)
+        if unknown := sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents):
+            LOGGER.warning(
+                f"{unknown:,} of {sum(len(document.targets) for document in documents):,} tokens are not in the "
+                "vocabulary and are read as <unk>, which is easier to predict than the words that it stands for"
+            )
         if attn_len is None:
             # In parts, for the progress; documents of similar length meet within a part.
             part = 32 * settings.batch_size
@@ -205,14 +195,12 @@ def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
             raise UnknownNameError("option of generation", name, GENERATION)
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else list(until)
-    lengths = [_count(name, options[name]) for name in LENGTHS if options.get(name) is not None]
-    max_tokens = lengths[0] if lengths else MAX_GENERATED
+    max_tokens = next((_count(name, options[name]) for name in LENGTHS if options.get(name)), MAX_GENERATED)
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):
         return stops, max_tokens, Sampling(greedy=True)
-    top_k = options.get("top_k")
-    sampled = Sampling(temperature=temperature or 1.0, top_k=int(top_k) if top_k else None, top_p=options.get("top_p"))
-    return stops, max_tokens, sampled
+    top_k = int(options.get("top_k") or 0) or None
+    return stops, max_tokens, Sampling(temperature=temperature or 1.0, top_k=top_k, top_p=options.get("top_p"))
 
 
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:

@@ -90,21 +90,20 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str, code: str | None = None) -> str:
+def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str) -> str:
     """Return a digest of everything that an evaluation depends on.
 
-    All splits of the store count, since lengths and parameters are searched on valid. `code` is the digest of the
-    program, `code_digest()` by default.
+    All splits of the store count, since lengths and parameters are searched on valid.
     """
     with run.best_or_last.open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
     text = [{name: store.digest(name) for name in store.splits}, store.fingerprint, store.conventions]
-    facts = [code or code_digest(), machine, weights, asdict(run.settings), text, asdict(options)]
+    facts = [_code_digest(), machine, weights, asdict(run.settings), text, asdict(options)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
-def code_digest() -> str:
+def _code_digest() -> str:
     """Return a digest of the source files of txl."""
     total = hashlib.sha256()
     for path in sorted(Path(txlcli.__file__).parent.rglob("*.py")):

@@ -9,7 +9,7 @@ from txlcli.paper import published
 from txlcli.paper.metrics import format_ratio
 from txlcli.workflows import attention, generate, recl, speed
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReclOptions, SpeedOptions
-from txlcli.workflows.recl import ReclModel, ReclResult
+from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, Section
 
@@ -21,9 +21,8 @@ STANDARD = "words-xl"  # the paper's figures and samples are of its standard mod
 
 def table8(runner: Runner) -> Section:
     """Measure the RECL of both groups."""
-    models: dict[str, ReclModel] = {}
-    for group in GROUPS:
-        models |= zip(group, _measure_group(runner, group).models, strict=True)
+    measured = [model for group in GROUPS for model in _measure_group(runner, group).models]
+    models = dict(zip(RECL_PARTS, measured, strict=True))
     start = runner.scale.recl_start
     rows = [
         [row.model, *(_format_recl(point, start) for point in models[part].recl), *map(str, row.recl)]

@@ -167,9 +167,8 @@ def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[
 
 
 def _row(row: published.Ablation, lengths: Lengths) -> list[str]:
-    shortest, longest = min(lengths.attn_lens), max(lengths.attn_lens)
-    found = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-    return _cells(row, str(lengths.init), str(lengths.best), found)
+    found = sorted({min(lengths.attn_lens), max(lengths.attn_lens)})
+    return _cells(row, str(lengths.init), str(lengths.best), " to ".join(map(str, found)))
 
 
 def _cells(row: published.Ablation, *ours: str) -> list[str]:
