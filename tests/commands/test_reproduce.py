@@ -254,17 +254,6 @@ def test_the_list_shows_missing_training_runs_and_makes_nothing(shrunk):
     assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_the_list_uses_the_published_vocabulary_size_for_part_of_a_benchmark(untouched, scale):
-    def flops():
-        return {row["item"]: row["training_flops"] for row in json_of("reproduce", "--list", "--scale", scale)["items"]}
-
-    before = flops()
-    done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
-    assert flops() == before
-
-
 def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):
     done("prepare", "novel", "--tokenizer", "word", "--name", "wt103")
     size = TokenStore.open(untouched / "data/wt103.h5").vocab.size

@@ -1,7 +1,6 @@
 """Files of weights and vocabularies that state or unpack to far more than they have: refused within two seconds."""
 
 import io
-import pickle
 import resource
 import struct
 import time
@@ -11,10 +10,9 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from txlcli.errors import RunError, VocabularyError
-from txlcli.exchange import vocabularies, weights
+from txlcli.exchange import vocabularies
 from txlcli.exchange.weights import read
 
 HUGE = 3 << 30
@@ -58,20 +56,14 @@ def npy_header(shape):
     return file.getvalue()
 
 
-def test_an_npz_bomb_is_rejected_by_its_stated_size(tmp_path):
-    head = npy_header((HUGE // 4,))
-    path = zip_of(tmp_path / "a.npz", "a.npy", packed_zeros(head, HUGE), HUGE + len(head))
+@pytest.mark.parametrize("name", ["a.npz", "a.bin", "a.pt", "vocab.bin"])
+def test_a_packed_file_that_is_a_bomb_is_rejected_by_its_stated_size(tmp_path, name):
+    head = npy_header((HUGE // 4,)) if name == "a.npz" else b""
+    member = "a.npy" if name == "a.npz" else "archive/data.pkl"
+    path = zip_of(tmp_path / name, member, packed_zeros(head, HUGE), HUGE + len(head))
     assert path.stat().st_size < 4 << 20
-    assert "would unpack to 3,072 MiB, far more than its size" in refusal(read, path, RunError)
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".pt"])
-def test_a_packed_torch_file_that_is_a_bomb_is_rejected(tmp_path, suffix):
-    stream = packed_zeros(b"", HUGE)
-    path = zip_of(tmp_path / f"a{suffix}", "archive/data.pkl", stream, HUGE)
-    message = "would unpack to 3,072 MiB, far more than its size"
-    assert message in refusal(read, path, RunError)
-    assert message in refusal(vocabularies.read, path.rename(tmp_path / "vocab.bin"), VocabularyError)
+    function, error = (vocabularies.read, VocabularyError) if name == "vocab.bin" else (read, RunError)
+    assert "would unpack to 3,072 MiB, far more than its size" in refusal(function, path, error)
 
 
 def test_a_number_that_states_to_be_a_huge_tensor_is_rejected(tmp_path):
@@ -97,13 +89,9 @@ def test_a_pickle_that_asks_for_memory_is_rejected(tmp_path, name):
     assert str(tmp_path) in refusal(vocabularies.read, tmp_path / "vocab.pkl", VocabularyError)
 
 
-def test_weights_and_vocabularies_of_zeros_are_accepted(tmp_path):
+def test_weights_of_zeros_are_accepted(tmp_path):
     """A file of the ratio of a bomb, but small."""
     zeros = np.zeros((1000, 1000), dtype=np.float32)
     np.savez_compressed(tmp_path / "a.npz", zeros=zeros)
     assert (tmp_path / "a.npz").stat().st_size * 500 < zeros.nbytes
-    assert weights.read(tmp_path / "a.npz")["zeros"].equal(torch.zeros(1000, 1000))
-    save_file({"a": torch.zeros(7)}, tmp_path / "a.safetensors")
-    assert weights.read(tmp_path / "a.safetensors")["a"].equal(torch.zeros(7))
-    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": ["<eos>", "a"]}))
-    assert vocabularies.read(tmp_path / "vocab.pkl").symbols == ["<eos>", "a"]
+    assert read(tmp_path / "a.npz")["zeros"].equal(torch.zeros(1000, 1000))

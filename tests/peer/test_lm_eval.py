@@ -208,6 +208,7 @@ def test_the_log_likelihoods_of_a_context_and_its_continuation_sum_to_that_of_th
 
 
 def test_blanks_at_the_end_of_a_context_belong_to_the_continuation(here):
+    assert continued("byte", [("the fox", "")]) == [(0.0, True)]
     ((with_blank, _),) = continued("byte", [("the fox ", "jumps")])
     ((expected, _),) = continued("byte", [("the fox", " jumps")])
     assert with_blank == expected
@@ -218,10 +219,6 @@ def test_a_continuation_is_greedy_if_greedy_generation_gives_it(here, arguments)
     (text,) = generated("word", ["the fox"], {"max_gen_toks": 3}, **arguments)
     results = continued("word", [("the fox", text), ("the fox", text + " owl owl owl")], **arguments)
     assert [is_greedy for _, is_greedy in results] == [True, False]
-
-
-def test_an_empty_continuation_is_certain(here):
-    assert continued("byte", [("the fox", "")]) == [(0.0, True)]
 
 
 def test_generation_equals_that_of_txl(here):
