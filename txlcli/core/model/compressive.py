@@ -116,27 +116,24 @@ class CompressiveLayer(Layer):
             compressed: (B, x / c, d).
         """
         with torch.no_grad():
-            query = self._projected("q", layer_input)
+            query = self._heads(self.attention.w_q, self.attention.q_norm, layer_input)
             expected = self._attended(query, leaving)
         error = self._attended(query, compressed) - expected
         return error.to(torch.promote_types(error.dtype, torch.float32)).square().mean()
 
     def _attended(self, query: Tensor, context: Tensor) -> Tensor:
         """Return softmax(q k) v, (B, H, L, D), over all positions of a context (B, x, d)."""
-        key, value = self._projected("k", context), self._projected("v", context)
+        key = self._heads(self.attention.w_k_content, self.attention.k_norm, context)
+        value = self._heads(self.attention.w_v, nn.Identity(), context)
         with torch.autocast(query.device.type, enabled=False):
             score = query @ key.mT * self.attention.scale
             probability = torch.softmax(score, dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
             return probability.to(value.dtype) @ value
 
-    def _projected(self, which: str, hidden: Tensor) -> Tensor:
+    def _heads(self, matrix: nn.Module, norm: nn.Module, hidden: Tensor) -> Tensor:
         """Return queries, keys or values (B, H, x, D) of hidden states (B, x, d); the weights get no gradient."""
-        attention = self.attention
-        matrix = {"q": attention.w_q, "k": attention.w_k_content, "v": attention.w_v}[which]
         normed = _constant(self.attention_norm, hidden) if self.pre_norm else hidden
-        heads = split_heads(_constant(matrix, normed), attention.n_heads)
-        norms = {"q": attention.q_norm, "k": attention.k_norm}
-        return _constant(norms[which], heads) if which in norms else heads
+        return _constant(norm, split_heads(_constant(matrix, normed), self.attention.n_heads))
 
 
 def _constant(module: nn.Module, inputs: Tensor) -> Tensor:

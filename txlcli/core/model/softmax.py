@@ -53,18 +53,14 @@ class AdaptiveSoftmax(nn.Module):
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
         own = [dataclasses.replace(band, shared=False) for band in self.bands]
         with torch.device(self.biases[0].device):
-            copy = AdaptiveSoftmax(own, self.d_model, tied=False).requires_grad_(False)
-        for parameter in copy.parameters():
-            parameter.data = parameter.data.to(dtype)
+            copy = AdaptiveSoftmax(own, self.d_model, tied=False).requires_grad_(False).to(dtype)
+        tensors: dict[str, Tensor] = dict(self.named_parameters())
         for number in range(len(own)):
-            copy.tables[number].copy_(self._table(number, embedding))
-            copy.biases[number].copy_(self.biases[number])
+            tensors[f"tables.{number}"] = self._table(number, embedding)
             projection = self._projection(number, embedding)
             if projection is not None:
-                copy.projections[str(number)].copy_(projection)
-        for target, source in ((copy.cluster_weight, self.cluster_weight), (copy.cluster_bias, self.cluster_bias)):
-            if target is not None and source is not None:
-                target.copy_(source)
+                tensors[f"projections.{number}"] = projection
+        copy.load_state_dict(tensors)
         return copy
 
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
