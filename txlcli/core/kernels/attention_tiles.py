@@ -22,7 +22,7 @@ from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
-from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace
+from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace, fits_in_one_tile
 
 _first_tiles_only = ContextVar("_first_tiles_only", default=False)
 
@@ -54,7 +54,7 @@ class TiledAttention:
 
 def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
-        if _fits_in_one_tile(inputs.key, workspace):
+        if fits_in_one_tile(inputs.key.device):
             inputs = inputs.with_unseen_keys(row_multiple_of_products(inputs.key))
         inputs = inputs.with_position_keys(inputs.reach)
         call = _Call(inputs.reach, inputs.unseen, dropout, recompute, workspace)
@@ -64,10 +64,6 @@ def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, w
         # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
         inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
     return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
-
-
-def _fits_in_one_tile(key: Tensor, workspace: Workspace) -> bool:
-    return workspace.at_once or key.device.type != "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +117,7 @@ class Tiling:
     def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "Tiling":
         """Put everything into one tile on a GPU, and on a CPU as much as the cache holds."""
         batch_size, heads, seg_len, _ = inputs.query.shape
-        if _fits_in_one_tile(inputs.key, workspace):
+        if fits_in_one_tile(inputs.key.device):
             return cls(sequences=batch_size, queries=seg_len)
         row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
         most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))

@@ -80,8 +80,8 @@ def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
     return measured and torch.backends.mkldnn.is_available()
 
 
-def should_pack(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if products with this weight (out, in) take less time when it is packed in this dtype."""
+def by_onednn(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if oneDNN multiplies by this weight (out, in) in this dtype, packed while the model only reads."""
     return (_onednn_use.get() or _measured_use()).covers(weight, dtype)
 
 
@@ -175,8 +175,7 @@ def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
         # Autocast caches its cast of the weight for the backward pass; without gradients it may.
         recast = torch.is_grad_enabled() and not _casts_are_cached.get()
         dtype = torch.bfloat16 if recast and torch.get_autocast_dtype("cpu") == torch.bfloat16 else None
-    use = _onednn_use.get() or _measured_use()
-    return dtype if dtype is not None and use.covers(weight, dtype) else None
+    return dtype if dtype is not None and by_onednn(weight, dtype) else None
 
 
 class _Linear(torch.autograd.Function):

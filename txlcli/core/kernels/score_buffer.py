@@ -184,6 +184,11 @@ def scores_at_once() -> AbstractContextManager[None]:
     return setting(_at_once, True)
 
 
+def fits_in_one_tile(device: torch.device) -> bool:
+    """Return True if all scores of a call are computed together, as on a GPU."""
+    return device.type != "cpu" or _at_once.get()
+
+
 class Workspace:
     """Score buffers of a model, reused by all layers and segments: to allocate and fill one takes time.
 
@@ -197,11 +202,6 @@ class Workspace:
         """Largest size of the scores that are computed together on a CPU."""
         self.min_queries = min_queries
         """Smallest block of queries into which a segment is divided on a CPU."""
-
-    @property
-    def at_once(self) -> bool:
-        """True if all scores are computed together on a CPU, as on a GPU."""
-        return _at_once.get()
 
     def block_of_queries(self, seg_len: int, row_bytes: int) -> int:
         """Return how many queries of one sequence a CPU scores together: all L if their scores fit into its cache.

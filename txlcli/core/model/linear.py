@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.kernels.linear import Packed, should_pack
+from txlcli.core.kernels.linear import Packed, by_onednn
 from txlcli.core.model.backends import FAST
 
 
@@ -21,7 +21,7 @@ class Linear(nn.Linear):
 
     def pack(self, dtype: torch.dtype) -> None:
         """Prepare the weight for reading in this dtype: see `LanguageModel.pack`."""
-        if should_pack(self.weight, dtype):
+        if by_onednn(self.weight, dtype):
             self.packed = Packed.of(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         else:
             self.cast(dtype)
@@ -44,7 +44,7 @@ def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Packed:
 
     Where the merged matrix is not packed, they become views of it.
     """
-    packs = should_pack(matrices[0].weight, dtype)
+    packs = by_onednn(matrices[0].weight, dtype)
     weight = torch.cat([matrix.weight.detach() for matrix in matrices]).to(dtype)
     for matrix, part in zip(matrices, weight.chunk(len(matrices)), strict=True):
         assert isinstance(matrix, Linear)

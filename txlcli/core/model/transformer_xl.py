@@ -17,7 +17,7 @@ from txlcli.config.settings import AttentionBackend, LossPart
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import autocast_dtype
-from txlcli.core.kernels.linear import should_pack
+from txlcli.core.kernels.linear import by_onednn
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import backends
@@ -131,7 +131,7 @@ class TransformerXL(LanguageModel):
         super().pack(dtype)
         for layer in self.layers:
             matrices = [layer.attention.w_q, layer.attention.w_k_content, layer.attention.w_v]
-            if self.device.type != "cpu" or should_pack(matrices[0].weight, dtype):  # else they are as fast apart
+            if self.device.type != "cpu" or by_onednn(matrices[0].weight, dtype):  # else they are as fast apart
                 layer.attention.project_all = merge(matrices, dtype).multiply
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
