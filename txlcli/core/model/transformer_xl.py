@@ -162,14 +162,15 @@ class TransformerXL(LanguageModel):
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Compile nothing inside this block, as for shapes that occur once; FlexAttention gives way to the default."""
-        backend = self.attention_backend
-        if backend == "flex":
+        gives_way = self.attention_backend == "flex"
+        if gives_way:
             self.set_attention_backend("auto")
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
-            self.set_attention_backend(backend)
+            if gives_way:  # another backend would be compiled again
+                self.set_attention_backend("flex")
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
