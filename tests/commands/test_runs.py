@@ -184,29 +184,6 @@ def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(her
     assert shown("byte")["test"].endswith(" bpc with M = 0")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "split", "whole"),
-    [
-        (["--positions", 9], "test", False),
-        (["--positions", 100_000], "test", True),
-        (["--text", "novel/test.txt"], None, True),
-        (["--split", "train"], "train", True),
-    ],
-)
-def test_only_the_whole_test_split_counts_as_test_result(here, arguments, split, whole):
-    done("eval", "word", *arguments)
-    (row,) = recorded("word")
-    assert (row["split"], row["whole"]) == (split, whole)
-    assert (listed()["word"]["test"] is not None) == (split == "test" and whole)
-
-
-def test_adapted_results_are_recorded_but_are_no_test_results(here):
-    done("eval", "byte", "--cache", 20)
-    rows = recorded("byte")
-    assert [row["method"] for row in rows] == ["model", "cache 20"]
-    assert listed()["byte"]["test"] == pytest.approx(rows[0]["bpc"])
-
-
 def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
     path = here / "runs/word/metrics.jsonl"
     steep = [{**line, "loss_nats": 800.0, "ppl": None} for line in reports("runs/word")]
