@@ -63,7 +63,7 @@ def read_header(metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dic
         raise LookupError("not a checkpoint of txl") from error
     if is_newer:
         return state, {}
-    checksums = state.pop(CHECKSUMS, {})
-    if checksums.get("state") != _digest_of(state):
+    checksums = state.pop(CHECKSUMS, None)
+    if not isinstance(checksums, dict) or checksums.get("state") != _digest_of(state):
         raise ValueError("its state has a wrong checksum")
     return state, checksums["tensors"]
