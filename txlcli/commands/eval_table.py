@@ -100,10 +100,10 @@ def _notes_on_protocols(result: EvalResult) -> list[str]:
 
 def _describe_search(search: LengthSearch) -> str:
     longest = max(search.tried)
-    ending = "" if search.gains_ended else f"; {longest}, the longest one tried, still lowers it"
+    ending = "" if search.ended else f"; {longest}, the longest one tried, still lowers it"
     return console.with_flags(
-        f"`{search.option}` {search.found} is the shortest of {len(search.tried)} lengths up to {longest} beyond which "
-        f"perplexity on valid falls by less than {THRESHOLD:.1%}{ending}."
+        f"`{search.option}` {search.length} is the shortest of {len(search.tried)} lengths up to {longest} beyond "
+        f"which perplexity on valid falls by less than {THRESHOLD:.1%}{ending}."
     )
 
 

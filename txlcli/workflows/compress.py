@@ -35,6 +35,8 @@ from txlcli.workflows.options import AdaptationSearch, CompressOptions, read_use
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
+EXACT: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
+"""Device and precision with which predictions are repeated to the bit."""
 CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
 """Encodings of single symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
 
@@ -78,7 +80,7 @@ def compress(
     run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace, *, force: bool = False
 ) -> CompressResult:
     """Compress a file with the predictions of a run; `force` replaces an existing target."""
-    workspace = _exact(workspace)
+    workspace = dataclasses.replace(workspace, **EXACT)
     _check_target(target, source, force=force)
     data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
@@ -163,7 +165,7 @@ def decompress(
     run_name: str, source: Path, target: Path, workspace: Workspace, *, force: bool = False
 ) -> DecompressResult:
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
-    workspace = _exact(workspace)
+    workspace = dataclasses.replace(workspace, **EXACT)
     _check_target(target, source, force=force)
     try:
         packed = compressed_file.read(source)
@@ -190,11 +192,6 @@ def decompress(
         bytes=len(data),
         seconds=time.perf_counter() - started,
     )
-
-
-def _exact(workspace: Workspace) -> Workspace:
-    """Return a workspace in which predictions are repeated to the bit: on the CPU, in fp32."""
-    return dataclasses.replace(workspace, device="cpu", precision="fp32")
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:

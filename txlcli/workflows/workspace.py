@@ -30,12 +30,7 @@ class Workspace:
         return self.data_dir / f"{name}.h5"
 
     def open_store(self, name: str, *, is_verified: bool = False) -> TokenStore:
-        """Open the store of that name.
-
-        Args:
-            name: of the store.
-            is_verified: see `TokenStore.open`.
-        """
+        """Open the store of that name; `is_verified` as in `TokenStore.open`."""
         return TokenStore.open(self.store_path(name), is_verified=is_verified)
 
     def open_run(self, run_name: str | None) -> OpenRun:

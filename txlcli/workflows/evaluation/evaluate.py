@@ -38,8 +38,6 @@ from txlcli.workflows.workspace import Workspace
 
 NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
 """Keys of the result that evals.jsonl does not repeat in every row."""
-OF_ONE_SWEEP = ("best", "change")
-"""Keys of a row that hold within one result only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     search = None
     if options.searched:
         search = search_length(scoring, options.searched, options, workspace)
-        found: dict[str, Any] = {search.option: (search.found,)}
+        found: dict[str, Any] = {search.option: (search.length,)}
         options = dataclasses.replace(options, **found)
     rows: list[EvalRow] = []
     ended_by = None
@@ -236,7 +234,8 @@ def _record(result: EvalResult) -> None:
         "split": text.split,
         "whole": text.whole,
     }
-    rows = [{**shared, **{key: row[key] for key in row if key not in OF_ONE_SWEEP}} for row in facts["rows"]]
+    of_one_sweep = ("best", "change")
+    rows = [shared | {key: row[key] for key in row if key not in of_one_sweep} for row in facts["rows"]]
     try:
         history.record(run, rows)
     except OSError as error:

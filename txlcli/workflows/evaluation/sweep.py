@@ -227,24 +227,21 @@ def _of_protocol(scoring: Scoring, options: EvalOptions, protocol: str) -> Itera
         yield in_windows(scoring, length, stride=stride, batch_size=options.batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthSearch:
+@dataclass(frozen=True)
+class LengthSearch(effective_length.Search):
     """Search for the shortest length beyond which longer ones hardly lower the perplexity."""
 
     option: Literal["mem_len", "attn_len"]
     """Option whose length is searched for."""
-    found: int
-    gains_ended: bool
-    """False if the longest length that was tried still lowers the perplexity."""
-    tried: dict[int, float]
-    """Mean loss in nats by length."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
-        return vars(self) | {
+        return {
             "option": "--" + self.option.replace("_", "-"),
             "split": "valid",
             "threshold": effective_length.THRESHOLD,
+            "found": self.length,
+            "gains_ended": self.ended,
             "tried": [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()],
         }
 
@@ -290,4 +287,4 @@ def search_length(
     outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
     remark = "" if outcome.ended else "; the longest length tried still lowers the perplexity"
     reporter.say(f"selected `{option}` {outcome.length}{remark}")
-    return LengthSearch(option=option, found=outcome.length, gains_ended=outcome.ended, tried=outcome.tried)
+    return LengthSearch(**vars(outcome), option=option)

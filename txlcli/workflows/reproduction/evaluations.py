@@ -44,13 +44,9 @@ class Evaluation:
         for row in result.rows:
             measures = {name: math.inf if value is None else value for name, value in row.measures.items()}
             rows.append({"mem_len": row.mem_len, "loss_nats": row.loss_nats, **measures})
-        return cls(
-            rows=rows,
-            found=result.search.found if result.search else 0,
-            tried=list(result.search.tried.items()) if result.search else [],
-            settings=describe_settings(result, result.rows[0]),
-            seconds=seconds,
-        )
+        found, tried = (result.search.length, result.search.tried) if result.search else (0, {})
+        settings = describe_settings(result, result.rows[0])
+        return cls(rows=rows, found=found, tried=list(tried.items()), settings=settings, seconds=seconds)
 
     @property
     def losses(self) -> dict[int, float]:
