@@ -40,11 +40,10 @@ def test_a_forecast_states_the_parameters_of_the_compression(run):
 
 def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(run):
     assert refusal("eval", "run", "--same-length") == (
-        'runs/run: arch = "compressive" sees all of its memory; leave out --same-length'
+        'runs/run sees all of its memory (arch = "compressive"); leave out --same-length'
     )
     assert refusal("attention", "run") == (
-        'runs/run has arch = "compressive", some of whose keys are not single tokens; give a run with arch = '
-        '"transformer"'
+        'runs/run has no attention to single tokens (arch = "compressive"); give a run with arch = "transformer"'
     )
     assert refusal("export", "run", "exported", code=1) == (
         'runs/run: [model] arch = "compressive" is not a setting of Hugging Face TransfoXL, which needs "transformer"'
