@@ -100,7 +100,7 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
     A byte that is not in `known` is rejected; `reason` says so in the error.
     """
     path = one_file(source, name)
-    reject_packed([path])
+    reject_packed(path)
     size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
     if size > FULL_SIZE:
         raise CorpusError(f"{path}: {size:,} bytes, but {name} has {FULL_SIZE:,}: {other}")

@@ -1,6 +1,6 @@
 """Recognizes archives, and other files that are not text, by their first bytes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from .corpus import CorpusError
@@ -36,14 +36,13 @@ def format_of(path: Path, signatures: Mapping[str, tuple[bytes, int]] = PACKED) 
     return next((name for name, (signature, offset) in signatures.items() if head.startswith(signature, offset)), None)
 
 
-def reject_packed(paths: Iterable[Path]) -> None:
+def reject_packed(*paths: Path) -> None:
     """Reject archives and compressed files."""
-    for path in paths:
-        if format_of(path):
-            raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first")
+    for path in filter(format_of, paths):
+        raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first")
 
 
-def reject_other_than_text(paths: Iterable[Path]) -> None:
+def reject_other_than_text(*paths: Path) -> None:
     """Reject files that a directory may have next to its text, including txl's own files."""
     for path in paths:
         if name := format_of(path, OTHER):

@@ -59,15 +59,15 @@ def prepare(
 
 def show(result: "PreparedStore") -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
-    store, rows = result.store, []
-    for split, info in store.splits.items():
-        share = f"{100 * info.unknown / info.tokens:.2f} %" if info.tokens else "-"
+    store, splits, rows = result.store, result.to_json()["splits"], []
+    for split, info in splits.items():
         # A store of token ids without text has 0 words and bytes: their numbers are not known.
-        counts = [f"{number:,}" if number or not info.tokens else "-" for number in (info.words, info.bytes)]
-        rows.append([split, f"{info.tokens:,}", f"{info.types:,}", *counts, share])
+        words, size = (f"{info[name]:,}" if info[name] else "-" for name in ("words", "bytes"))
+        share = f"{info['unknown_percent']:.2f} %"
+        rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, share])
     console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
-    for split in store.splits:
-        console.show_line(f"{split} begins: {result.excerpt(split)}")
+    for split, info in splits.items():
+        console.show_line(f"{split} begins: {info['begins']}")
     for key, value in store.conventions.items():
         console.show_line(f"{key}: {value}")
     for note in store.notes:

@@ -1,8 +1,7 @@
 """Collects the encoded chunks of a text: symbol numbers, counts per split, files with ids."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +12,6 @@ from txlcli.workflows.preparation.chunks import EncodedChunk
 from txlcli.workflows.reporter import Step
 
 
-@dataclass
-class _Split:
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """How often each symbol occurs, by number."""
-    files: list[Path] = field(default_factory=list)
-    """Files with ids; see `EncodedText.add`."""
-    words: int = 0
-    lines: int = 0
-    bytes: int = 0
-
-
 class EncodedText:
     """All symbols of a text, numbered in first-seen order and counted per split, and the files with its ids."""
 
@@ -31,7 +19,8 @@ class EncodedText:
         import pyarrow as arrow
 
         self._symbols = arrow.array([], arrow.large_string())
-        self._splits: dict[str, _Split] = {}
+        self._counts: dict[str, NDArray[np.int64]] = {}
+        self._chunks: dict[str, list[EncodedChunk]] = {}
 
     @property
     def symbols(self) -> list[str]:
@@ -42,7 +31,7 @@ class EncodedText:
     @property
     def splits(self) -> list[str]:
         """The splits so far."""
-        return list(self._splits)
+        return list(self._counts)
 
     def add(self, split: str, chunks: Sequence[EncodedChunk]) -> None:
         """Count successive chunks; append a table to the ids of each: the numbers of its own symbols."""
@@ -53,20 +42,17 @@ class EncodedText:
         encoded = arrow.concat_arrays(arrays).dictionary_encode()
         self._symbols = encoded.dictionary
         _, *tables, _ = np.split(encoded.indices.to_numpy(), np.cumsum([len(array) for array in arrays]))
-        whole = self._splits.setdefault(split, _Split())
-        whole.counts = self.counts(split)
+        counts = self.counts(split)
         for chunk, table in zip(chunks, tables, strict=True):
-            whole.counts[table] += chunk.counts
+            counts[table] += chunk.counts
             with chunk.path.open("ab") as file:
                 np.save(file, table)
-            whole.files.append(chunk.path)
-            whole.words += chunk.words
-            whole.lines += chunk.lines
-            whole.bytes += chunk.bytes
+            self._chunks.setdefault(split, []).append(replace(chunk, symbols=None, counts=chunk.counts[:0].copy()))
+        self._counts[split] = counts
 
     def counts(self, split: str) -> NDArray[np.int64]:
         """Return how often each symbol occurs in a split, by number."""
-        counts = self._splits[split].counts
+        counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
         return np.pad(counts, (0, len(self._symbols) - counts.size))
 
     def by_frequency(self, splits: Sequence[str], least: int = 1) -> list[str]:
@@ -83,14 +69,14 @@ class EncodedText:
         self, split: str, final: NDArray[np.int64], is_unknown: NDArray[np.bool_], *, count_line_ends: bool
     ) -> SplitInfo:
         """Return the counts of a split whose symbols get the ids `final`; those with negative ids are dropped."""
-        counts, whole = self.counts(split), self._splits[split]
+        counts, chunks = self.counts(split), self._chunks[split]
         kept = (final >= 0) & (counts > 0)
         if not kept.any():
             raise CorpusInputError(f"the {split} split has only blanks; give more text, or another `split`")
         return SplitInfo(
             tokens=int(counts[kept].sum()),
-            words=whole.words + count_line_ends * whole.lines,
-            bytes=whole.bytes,
+            words=sum(chunk.words + count_line_ends * chunk.lines for chunk in chunks),
+            bytes=sum(chunk.bytes for chunk in chunks),
             unknown=int(counts[is_unknown].sum()),
             types=np.unique(final[kept]).size,
         )
@@ -100,11 +86,11 @@ class EncodedText:
 
         Each file is removed after it has been read.
         """
-        for path in self._splits[split].files:
-            with path.open("rb") as file:
+        for chunk in self._chunks[split]:
+            with chunk.path.open("rb") as file:
                 ids, table = np.load(file), np.load(file)
             ids = final[table][ids]
             ids = ids[ids >= 0]
             yield ids
             step.advance(ids.size)
-            path.unlink()
+            chunk.path.unlink()
