@@ -44,18 +44,14 @@ def test_an_exported_text_is_prepared_again_with_the_same_digests(here, tokenize
     assert told["files"] == ["test.parquet", "train.parquet", "validation.parquet", "vocab.json"]
     assert sorted(path.name for path in (here / "files").iterdir()) == told["files"]
     assert told["sha256"] == digests(name)
+    rows = parquet.read_table("files/train.parquet")["text"].to_pylist()
+    assert rows == text_of("train").splitlines(keepends=True)
     done("prepare", "files", "--name", "again")
     assert store("again").fingerprint == store(name).fingerprint
     assert {split: vars(info) for split, info in store("again").splits.items()} == {
         split: vars(info) for split, info in store(name).splits.items()
     }
     assert store("again").conventions["vocabulary"] == "from files/vocab.json"
-
-
-def test_the_exported_rows_are_the_lines_of_the_text(here):
-    done("export", "word", "files", "--format", "parquet")
-    rows = parquet.read_table("files/train.parquet")["text"].to_pylist()
-    assert rows == text_of("train").splitlines(keepends=True)
 
 
 def test_bytes_that_are_no_text_are_exported_too(untouched):
@@ -71,8 +67,10 @@ def test_bytes_that_are_no_text_are_exported_too(untouched):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "word"])
 def test_a_dataset_gives_the_tokens_of_its_lines(dataset, tokenizer):
+    (dataset / "hub/vocab.json").write_text(Vocab.of_bytes(b"abc").to_json())  # is not read, since txl did not export
     done("prepare", "novel", "--tokenizer", tokenizer)
     told = json_of("prepare", "hub", "--tokenizer", tokenizer)
+    assert told["fingerprint"] == store("novel").fingerprint
     assert digests("hub") == digests("novel")
     assert told["splits"] == {
         split: told["splits"][split] | vars(store("novel").info(split)) for split in told["splits"]
@@ -108,11 +106,6 @@ def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):
     assert store("chars").tokenizer == "char"
     done("prepare", "files", "--name", "given", "--vocab", "runs/char/vocab.json")
     assert digests("given") == digests("char")
-
-
-def test_a_vocabulary_beside_files_of_others_is_not_read(dataset):
-    (dataset / "hub/vocab.json").write_text(Vocab.of_bytes(b"abc").to_json())
-    assert json_of("prepare", "hub")["vocabulary_size"] == 256
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
