@@ -86,12 +86,7 @@ def extract(
 ) -> tuple[int, int]:
     """Write the text of a file to `target`; return its size in bytes, and the number of rows without a text.
 
-    Args:
-        text: the column.
-        target: the text file.
-        only_utf8: True rejects bytes that are not UTF-8.
-        blank: line that is written for an empty row.
-        append: True keeps what `target` already has, and writes after it.
+    With `only_utf8`, other bytes are rejected. An empty row becomes the line `blank`.
     """
     most = max_bytes(text.path)
     size = missing = number = 0

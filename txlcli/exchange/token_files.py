@@ -79,10 +79,7 @@ def find(source: Path, dtype: str | None) -> Tokens:
     """Return the token files at a path; empty if it is text.
 
     Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train.
-
-    Args:
-        source: file or directory.
-        dtype: type of ids without a header; None is uint16.
+    Ids without a header are of the type `dtype`, by default uint16.
     """
     if source.is_dir():
         by_split = _by_split(source)

@@ -55,7 +55,7 @@ def test_values_and_combinations_are_checked_when_the_options_are_made(options, 
 @pytest.mark.parametrize(
     ("word", "options", "message"),
     [
-        ("ptb", {"vocab_size": 9}, "`vocab_size` has no effect here; it is for a vocabulary of words or SentencePiece"),
+        ("ptb", {"vocab_size": 9}, "`vocab_size` has no effect here; it is for token ids, and words or SentencePiece"),
         ("stdlib", {"tokenizer": "char", "vocab_size": 9}, "`vocab_size` has no effect here"),
         ("stdlib", {"min_count": 9}, "`min_count` has no effect here; it is for a vocabulary of words or characters"),
         ("stdlib", {"sp_type": "bpe"}, "`sp_type` has no effect here; it is for `tokenizer` sentencepiece"),

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
 PARQUET = ".parquet"
-PURPOSES = {
-    "dtype": "a .bin of ids without a header, without `tokenizer`",
-    "column": f"files that end with {PARQUET}",
-    "split": "text, or a single file of token ids, that has no splits of its own",
-    "workers": "text, not for token ids",
-    "released_convention": "enwik8 and lm1b with their own tokenizer",
-    "vocab_size": "a vocabulary of words or SentencePiece that is built from the text, or the number of token ids",
-    "min_count": "a vocabulary of words or characters that is built from the text",
-    "sp_type": "`tokenizer` sentencepiece",
-}
-"""What an option has an effect on."""
 UNITS = {"sentencepiece": "piece", "ids": "id"}
 """Unit of a token where it is not called like the tokenizer."""
 
@@ -192,19 +181,19 @@ def _reject_unused(
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
     built = None if tokens or tokenizer == corpus.unit else tokenizer
-    has_effect = {
-        "dtype": token_files.format_of(tokens) == token_files.WITHOUT_HEADER,
-        "column": is_parquet,
-        "split": "" in tokens or (not tokens and corpus.splittable),
-        "workers": not tokens,
-        "released_convention": bool(corpus.released_conventions) and not built,
-        "vocab_size": bool(tokens) or built in ("word", "sentencepiece"),
-        "min_count": built in ("word", "char"),
-        "sp_type": built == "sentencepiece",
-    }
-    for name, is_used in has_effect.items():
-        if options.given(name) and not is_used:
-            raise UsageError(f"`{name}` has no effect here; it is for {PURPOSES[name]}")
+    has_header, is_cut = token_files.format_of(tokens) != token_files.WITHOUT_HEADER, "" in tokens
+    for name, has_effect, purpose in (
+        ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
+        ("column", is_parquet, f"files that end with {PARQUET}"),
+        ("split", is_cut or (not tokens and corpus.splittable), "text or a file of ids without splits of its own"),
+        ("workers", not tokens, "text, not for token ids"),
+        ("released_convention", corpus.released_conventions and not built, "enwik8 and lm1b with their own tokenizer"),
+        ("vocab_size", tokens or built in ("word", "sentencepiece"), "token ids, and words or SentencePiece of a text"),
+        ("min_count", built in ("word", "char"), "a vocabulary of words or characters that is built from the text"),
+        ("sp_type", built == "sentencepiece", "`tokenizer` sentencepiece"),
+    ):
+        if options.given(name) and not has_effect:
+            raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
     if tokens and options.vocab_size is not None and options.vocab_size > MAX_IDS:
         raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
     if tokenizer == "ids" and not tokens:
