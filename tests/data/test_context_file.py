@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from tests.hdf5_files import flip
-from txlcli.data.context_file import ContextFile, key_of
+from txlcli.data.context_file import ContextFile
 from txlcli.errors import UsageError
 
 FACTS = {"weights": "abc", "reading": {"mem_len": 5}}
-KEY = key_of(FACTS)
+KEY = "0"
 
 
 def filled(path):

@@ -1,11 +1,10 @@
 """The HDF5 file in which `txl recl` saves losses, so that no loss at a context length is computed twice.
 
-KEY/context_C/positions      positions of the tokens that were predicted from C tokens of context, rising
-KEY/context_C/losses_nats    the loss of each token
-KEY/facts                    attribute: everything that the losses depend on, as JSON; KEY is its digest
+N/context_C/positions      positions of the tokens that were predicted from C tokens of context, rising
+N/context_C/losses_nats    the loss of each token
+N/facts                    attribute: everything that the losses depend on, as JSON; N is a number
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, replacing_losses, set_attributes, text_attribute
+from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, replacing_losses, set_attributes
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
@@ -27,15 +26,6 @@ Facts = Mapping[str, Any]
 """Everything that losses depend on, such as weights, text and evaluation settings."""
 SavedLosses = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions, rising, and their losses in nats."""
-
-
-def key_of(facts: Facts) -> str:
-    """Return the digest of facts."""
-    return _digest(_to_json(facts))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _to_json(facts: Facts) -> str:
@@ -57,7 +47,7 @@ class ContextFile:
                 if file.attrs.get("format") != FORMAT.encode():
                     raise UsageError(f"{path}: holds no losses of txl recl; give another name or remove it")
                 for group in file.values():
-                    self._losses[text_attribute(group, "facts")] = {
+                    self._losses[group.attrs["facts"].decode()] = {
                         int(name.removeprefix(PREFIX)): (read_array(part, "positions"), read_array(part, "losses_nats"))
                         for name, part in group.items()
                     }
@@ -93,8 +83,8 @@ class ContextFile:
             return
         with replacing_losses(self.path) as file:
             set_attributes(file, {"format": FORMAT})
-            for facts, by_context in self._losses.items():
-                group = file.create_group(_digest(facts))
+            for number, (facts, by_context) in enumerate(self._losses.items()):
+                group = file.create_group(str(number))
                 set_attributes(group, {"facts": facts})
                 for context_len, (positions, losses) in by_context.items():
                     part = group.create_group(f"{PREFIX}{context_len}")

@@ -82,19 +82,13 @@ def replacing_losses(path: Path) -> Iterator[h5py.File]:
 
 
 def set_attributes(part: h5py.Group | h5py.Dataset, facts: Facts) -> None:
-    """Set attributes; texts get a fixed length."""
+    """Set attributes; texts get a fixed length, and are read as bytes."""
     for key, value in facts.items():
         if isinstance(value, str):
             content = value.encode()
             part.attrs[key] = np.array(content, dtype=h5py.string_dtype("utf-8", max(1, len(content))))
         elif value is not None:
             part.attrs[key] = value
-
-
-def text_attribute(part: h5py.Group | h5py.Dataset, name: str) -> str:
-    """Return a text that `set_attributes` set."""
-    text: str = part.attrs[name].decode()
-    return text
 
 
 def add_array(group: h5py.Group, name: str, values: NDArray[Any]) -> h5py.Dataset:

@@ -24,7 +24,6 @@ from txlcli.data.hdf5 import (
     creating,
     read_array,
     set_attributes,
-    text_attribute,
 )
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
@@ -90,14 +89,14 @@ class TokenStore:
     """An open token store."""
 
     def __init__(self, path: Path, file: h5py.File, *, is_verified: bool) -> None:
-        facts = parse_json(text_attribute(file, "facts"))
+        facts = parse_json(file.attrs["facts"].decode())
         self.path, self.facts = path, StoreFacts(**facts | {"notes": tuple(facts["notes"])})
         self.name, self.corpus, self.tokenizer = self.facts.name, self.facts.corpus, self.facts.tokenizer
         self.unit, self.metric = self.facts.unit, self.facts.metric
         self.conventions, self.notes = dict(self.facts.conventions), self.facts.notes
         self.source_digest, self.every_byte_scored = self.facts.source_digest, self.facts.every_byte_scored
         groups = {split: file["splits"][split] for split in sorted(file["splits"], key=SPLITS.index)}
-        self.splits = {split: SplitInfo(**parse_json(text_attribute(group, "info"))) for split, group in groups.items()}
+        self.splits = {split: SplitInfo(**parse_json(group.attrs["info"].decode())) for split, group in groups.items()}
         self._arrays = {
             (split, name): _describe(path, group, name)
             for split, group in groups.items()
@@ -105,7 +104,7 @@ class TokenStore:
             if name in group
         }
         self._vocabulary = bytes(read_array(file, "vocabulary")).decode()
-        self._fingerprint = text_attribute(file, "fingerprint")
+        self._fingerprint: str = file.attrs["fingerprint"].decode()
         self._is_verified = is_verified
         self._open: dict[str, NDArray[Any]] = {}
 
@@ -203,7 +202,7 @@ def _describe(path: Path, group: h5py.Group, name: str) -> _Array:
     dataset = array(group, name)
     start = dataset.id.get_offset() or 0
     place = Slice(path, start, start + dataset.nbytes)
-    return _Array(place, dataset.dtype, dataset.shape, text_attribute(dataset, "sha256"))
+    return _Array(place, dataset.dtype, dataset.shape, dataset.attrs["sha256"].decode())
 
 
 def _again(path: Path) -> str:
