@@ -112,9 +112,7 @@ class TokenStore:
     def open(cls, path: Path, *, is_verified: bool = False) -> "TokenStore":
         """Open a store for reading.
 
-        Args:
-            path: of the store.
-            is_verified: True if another process of this machine verifies the tokens, and ends this one if it has to.
+        `is_verified` is True if another process of this machine verifies the tokens, and ends this one if it has to.
         """
         path = check_regular(Path(path))
         if not path.is_file():

@@ -158,9 +158,7 @@ class Vocab:
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
 
-        Args:
-            ids: the ids to decode.
-            after: the id before them, which determines if a word begins with a blank; None at the beginning of a text.
+        `after` is the id before them, which determines if a word begins with a blank; None at the beginning of a text.
         """
         if self.pieces is not None:
             characters = codecs.getincrementaldecoder("utf-8")("replace")
