@@ -56,10 +56,7 @@ class EncodedText:
         return np.pad(counts, (0, len(self._symbols) - counts.size))
 
     def by_frequency(self, splits: Sequence[str], least: int = 1) -> list[str]:
-        """Return the symbols that occur at least `least` times in the splits, most frequent first.
-
-        Ties are in first-seen order.
-        """
+        """Return the symbols that occur at least `least` times, most frequent first, ties in first-seen order."""
         total = np.sum([self.counts(split) for split in splits], axis=0)
         order = np.argsort(-total, kind="stable")
         symbols: list[str] = self._symbols.take(order[total[order] >= least]).to_pylist()
@@ -82,10 +79,7 @@ class EncodedText:
         )
 
     def blocks(self, split: str, final: NDArray[np.int64], step: Step) -> Iterator[NDArray[np.int64]]:
-        """Yield the ids of each chunk of a split, replaced by `final`, without negative ones.
-
-        Each file is removed after it has been read.
-        """
+        """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file after reading it."""
         for chunk in self._chunks[split]:
             with chunk.path.open("rb") as file:
                 ids, table = np.load(file), np.load(file)
