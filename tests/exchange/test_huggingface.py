@@ -128,14 +128,11 @@ def test_damaged_json_is_rejected(tmp_path, data):
 OTHER = 'not "transfo-xl"; only Transformer-XL can be imported'
 
 
-@pytest.mark.parametrize(("model_type", "shown"), [("gpt2", "gpt2"), (None, "None")])
-def test_another_model_is_rejected(tmp_path, model_type, shown):
-    assert refusal(tmp_path, model_type=model_type) == f'model_type is "{shown}", {OTHER}'
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"model_type": "gpt2"}, f'model_type is "gpt2", {OTHER}'),
+        ({"model_type": None}, f'model_type is "None", {OTHER}'),
         ({"cutoffs": [11, 5]}, "[model] cutoffs must be ids above 0, each larger than the one before, not [11, 5]"),
         ({"mem_len": -1}, "[eval] mem_len must be 0 or more, not -1"),
         ({"n_layer": "2"}, "[model] n_layers must be a whole number, not '2'"),

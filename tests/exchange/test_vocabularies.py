@@ -37,20 +37,8 @@ def py2_pickle(words):
     return f"(dS'idx2sym'\n(l{items}s.".encode()
 
 
-def write_json(path):
-    path.write_text(VOCAB.to_json(), encoding="utf-8")
-
-
-def write_words(path):
-    vocabularies.write_words(VOCAB, path)
-
-
-def write_counts(path):
-    path.write_text("".join(f"{word} {number * 7}\n" for number, word in enumerate(WORDS)), encoding="utf-8")
-
-
-def write_blank_lines(path):
-    path.write_text("\n" + "\r\n\n".join(WORDS), encoding="utf-8")
+def text_of(text):
+    return lambda path: path.write_text(text, encoding="utf-8")
 
 
 def pickled(protocol):
@@ -58,10 +46,10 @@ def pickled(protocol):
 
 
 WRITERS = {
-    "vocab.json": write_json,
-    "vocab.txt": write_words,
-    "counts.txt": write_counts,
-    "without_an_ending": write_blank_lines,
+    "vocab.json": text_of(VOCAB.to_json()),
+    "vocab.txt": lambda path: vocabularies.write_words(VOCAB, path),
+    "counts.txt": text_of("".join(f"{word} {number * 7}\n" for number, word in enumerate(WORDS))),
+    "without_an_ending": text_of("\n" + "\r\n\n".join(WORDS)),
     "vocab.bin": lambda path: torch.save(FIELDS, path),
     "legacy.bin": lambda path: torch.save(FIELDS, path, _use_new_zipfile_serialization=False),
     "vocab.pt": lambda path: torch.save(FIELDS, path),

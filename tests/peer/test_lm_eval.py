@@ -29,51 +29,35 @@ from txlcli.workflows.exchange.harness import HarnessModel
 
 TEXTS = [text_of("test"), text_of("valid"), "the fox jumps over the lazy dogs"]
 TASK = """
-task: novel
+task: {name}
 dataset_path: json
 dataset_kwargs:
-  data_files: {{test: {directory}/novel.jsonl}}
+  data_files: {{test: {directory}/{name}.jsonl}}
 test_split: test
+metadata:
+  version: 1.0
+"""
+TASKS = {
+    "novel": """
 output_type: loglikelihood_rolling
 doc_to_text: ""
-doc_to_target: "{{{{text}}}}"
-metric_list:
-  - metric: word_perplexity
-  - metric: byte_perplexity
-  - metric: bits_per_byte
-metadata:
-  version: 1.0
-"""
-CHOICES = """
-task: choices
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {directory}/choices.jsonl}}
-test_split: test
+doc_to_target: "{{text}}"
+metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
+""",
+    "choices": """
 output_type: multiple_choice
-doc_to_text: "{{{{context}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{gold}}}}"
-metadata:
-  version: 1.0
-"""
-GENERATION = """
-task: generation
-dataset_path: json
-dataset_kwargs:
-  data_files: {{test: {directory}/choices.jsonl}}
-test_split: test
+doc_to_text: "{{context}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{gold}}"
+""",
+    "generation": """
 output_type: generate_until
-doc_to_text: "{{{{context}}}}"
+doc_to_text: "{{context}}"
 doc_to_target: "cat"
-generation_kwargs:
-  until: ["\\n"]
-  max_gen_toks: 9
-metric_list:
-  - metric: exact_match
-metadata:
-  version: 1.0
-"""
+generation_kwargs: {until: ["\\n"], max_gen_toks: 9}
+metric_list: [{metric: exact_match}]
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +67,12 @@ def here(tmp_path_factory):
     prepare_and_train(directory)
     tasks = directory / "tasks"
     tasks.mkdir()
-    for name, task in {"novel": TASK, "choices": CHOICES, "generation": GENERATION}.items():
-        (tasks / f"{name}.yaml").write_text(task.format(directory=directory))
+    for name, task in TASKS.items():
+        (tasks / f"{name}.yaml").write_text(TASK.format(name=name, directory=directory) + task)
     (directory / "novel.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     line = {"context": "the fox", "choices": [" cat owl", " jumps"], "gold": 1}
-    (directory / "choices.jsonl").write_text(json.dumps(line) + "\n")
+    for name in ("choices", "generation"):
+        (directory / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     before = Path.cwd()
     os.chdir(directory)
     yield directory

@@ -48,9 +48,7 @@ def test_a_damaged_report_or_one_at_another_scale_is_rejected(tmp_path):
             begin(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"a": 5}', '{"a": {"rows": 5}}', '{"a": {"rows": [{"mem_len": 5}], "tried": {}}}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 5}', '{"a": {"losses": [], "tried": []}}'])
 def test_damaged_evaluations_are_named(tmp_path, text):
     (tmp_path / evaluations.FILE).write_text(text)
     with pytest.raises(

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +26,8 @@ Restored = TypeVar("Restored")
 class Evaluation:
     """Results of `txl eval` that tables need, and their duration."""
 
-    rows: list[dict[str, float]]
-    """For each length: mem_len, loss_nats (mean per token), and the measures by name, such as ppl and bpc."""
+    losses: list[tuple[int, float]]
+    """Each memory length, 0 in windows, with the mean loss per token in nats."""
     found: int
     """Length that a search has selected; 0 without a search."""
     tried: list[tuple[int, float]]
@@ -40,18 +39,10 @@ class Evaluation:
     @classmethod
     def of(cls, result: EvalResult, seconds: float) -> "Evaluation":
         """Return what tables need of a result."""
-        rows = []
-        for row in result.rows:
-            measures = {name: math.inf if value is None else value for name, value in row.measures.items()}
-            rows.append({"mem_len": row.mem_len, "loss_nats": row.loss_nats, **measures})
+        losses = [(row.mem_len, row.loss_nats) for row in result.rows]
         found, tried = (result.search.length, result.search.tried) if result.search else (0, {})
         settings = describe_settings(result, result.rows[0])
-        return cls(rows=rows, found=found, tried=list(tried.items()), settings=settings, seconds=seconds)
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """Mean loss per token in nats by memory length."""
-        return {int(row["mem_len"]): row["loss_nats"] for row in self.rows}
+        return cls(losses=losses, found=found, tried=list(tried.items()), settings=settings, seconds=seconds)
 
 
 def read(directory: Path) -> dict[str, Evaluation]:

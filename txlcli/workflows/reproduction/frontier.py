@@ -9,6 +9,7 @@ import itertools
 import operator
 
 from txlcli.paper import published
+from txlcli.paper.metrics import bits
 from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.reproduction.runner import Runner
 from txlcli.workflows.reproduction.scales import BLOCKS, MEMORIES, POSITIONS, frontier_part
@@ -18,7 +19,6 @@ PARTS = tuple(frontier_part(*names) for names in itertools.product(MEMORIES, POS
 _, *OTHERS = MEMORIES  # than recurrence
 LONGER = 4
 """Times the trained M: the longer memory of the second column of recurrence."""
-METRIC = "bpc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _measure(runner: Runner, memory: str, position: str, block: str) -> Cell:
     lengths = (mem_len, LONGER * mem_len) if memory == "recurrence" else (mem_len,)
     options = EvalOptions(split="test", mem_len=None if settings.model.recurrent_state else lengths)
     results = runner.evaluate_all(part, options)
-    values = zip(*([row[METRIC] for row in result.rows] for result in results), strict=True)
+    values = zip(*([bits(loss) for _, loss in result.losses] for result in results), strict=True)
     return Cell(runner.run(part).parameters, *map(Measured, values))
 
 

@@ -9,6 +9,7 @@ from txlcli.config import recipe
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import describe_machine, pick_device
 from txlcli.errors import RunError
+from txlcli.paper.metrics import in_metric
 from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
@@ -135,7 +136,7 @@ class Runner:
         settings, options = self.settings(part), EvalOptions(split=split)
         if settings.train.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
-        return Measured(tuple(result.rows[0][metric] for result in self.evaluate_all(part, options)))
+        return Measured(tuple(in_metric(result.losses[0][1], metric) for result in self.evaluate_all(part, options)))
 
     def _prepare(self, store: str) -> None:
         source, workspace = self.scale.texts[store]["source"], self.workspace

@@ -45,7 +45,8 @@ def benchmark(runner: Runner, number: int) -> Section:
     columns = ["system", "parameters", f"valid{text}", f"test{text}"]
     columns += ["paper: parameters", "paper: valid", "paper: test"]
     scored = f", the first {runner.scale.positions:,} tokens of each split" if runner.scale.positions else ""
-    caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}{scored}. Empty: not in txl."
+    caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}{scored}. "
+    caption += "Empty: a system that txl does not have."
     notes = [runner.scale.description]
     if runner.scale.name != "paper":
         models = [f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items()]
@@ -147,7 +148,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
     else:
         as_trained = runner.in_windows(part, "valid")
         search = dataclasses.replace(as_trained, attn_len=AUTO)
-    init = [evaluation.rows[0]["ppl"] for evaluation in runner.evaluate_all(part, as_trained)]
+    init = [perplexity(evaluation.losses[0][1]) for evaluation in runner.evaluate_all(part, as_trained)]
     searches = runner.evaluate_all(part, search)
     tried = tuple(dict(searched.tried) for searched in searches)
     lowest = [perplexity(min(losses.values())) for losses in tried]
@@ -163,7 +164,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
 def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
     """Return the loss in nats by memory length, for each seed."""
     options = EvalOptions(split="valid", mem_len=tuple(mem_lens))
-    return [result.losses for result in runner.evaluate_all(part, options)]
+    return [dict(result.losses) for result in runner.evaluate_all(part, options)]
 
 
 def _row(row: published.Ablation, lengths: Lengths) -> list[str]:
