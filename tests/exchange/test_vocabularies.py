@@ -6,7 +6,6 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from tests.exchange.hostile import HOSTILE, MARKER
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import VocabularyError
 from txlcli.exchange import vocabularies
@@ -162,17 +161,3 @@ def test_a_damaged_pickle_is_rejected(tmp_path, name, data):
     assert message.startswith("not readable as a pickle (")
     assert message.endswith(AS_TEXT)
     assert len(message) < 300
-
-
-@pytest.mark.parametrize("name", ["vocab.bin", "vocab.pkl", "vocab.pt"])
-def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, name, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    thing, name_of_code = HOSTILE["deep_in_a_dict"]
-    torch.save(thing, tmp_path / name)
-    if name == "vocab.pkl":
-        (tmp_path / name).write_bytes(pickle.dumps(thing))
-    assert refusal(tmp_path / name) == (
-        f"the pickle refers to {name_of_code}, which a vocabulary does not need; rejected, nothing of it was run; "
-        f"{AS_TEXT}"
-    )
-    assert not (tmp_path / MARKER).exists()

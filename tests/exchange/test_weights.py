@@ -105,19 +105,6 @@ def test_more_or_less_than_a_state_dict_is_rejected(tmp_path, thing):
     assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_pickle_that_refers_to_code_is_rejected(tmp_path, monkeypatch, beside):
-    monkeypatch.chdir(tmp_path)
-    thing, what = HOSTILE["os.system"]
-    torch.save({**TENSORS, "a": thing} if beside else thing, tmp_path / "pytorch_model.bin")
-    assert refusal(tmp_path / "pytorch_model.bin") == (
-        f"holds {what} besides tensors; rejected, nothing of it was run; save its state dict with the released code's "
-        "folders pytorch and pytorch/utils on PYTHONPATH: "
-        "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
-    )
-    assert not (tmp_path / MARKER).exists()
-
-
 def test_prefixes_and_suffixes_of_wrappers_are_removed(tmp_path):
     named = {"module.word_emb.x": torch.ones(1), "transformer/r_w_bias:0": torch.ones(2), "r_r_bias": torch.ones(3)}
     torch.save(named, tmp_path / "state.pt")

@@ -31,7 +31,6 @@ Tensors = Mapping[str, Tensor]
 LAYOUTS = tomllib.loads((files("txlcli.exchange") / "layouts.toml").read_text(encoding="utf-8"))
 IGNORED = ("pos_emb.inv_freq", "/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power")
 """Suffixes of names that are not weights."""
-MAX_NAMED = 3  # tensors that an error lists by name
 NEXT_STEP = "correct [model] with `recipe` or `overrides`"
 
 
@@ -111,8 +110,8 @@ class Layout:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(map(shortened, names[:MAX_NAMED])) + more
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return shortened(names[0]) + more
 
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:

@@ -79,7 +79,7 @@ class EncodedText:
         )
 
     def blocks(self, split: str, final: NDArray[np.int64], step: Step) -> Iterator[NDArray[np.int64]]:
-        """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file after reading it."""
+        """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file once it is read."""
         for chunk in self._chunks[split]:
             with chunk.path.open("rb") as file:
                 ids, table = np.load(file), np.load(file)
