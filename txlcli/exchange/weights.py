@@ -86,4 +86,4 @@ def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
 def vocab_size_of(tensors: Mapping[str, Tensor]) -> int:
     """Return the number of ids in the tables of the embedding, which may have two names each."""
     tables = {match.groups(): tensor for name, tensor in tensors.items() if (match := TABLE.search(name))}
-    return sum(map(len, tables.values()))
+    return sum(tensor.shape[:1].numel() for tensor in tables.values())
