@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import txlcli
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
+from txlcli.core.measures.contexts import context_losses, read_length, sample_positions
 from txlcli.core.measures.recl import Recl, gains, recl
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
@@ -184,7 +184,7 @@ def _context_source(model: ModelSettings, settings: EvalSettings) -> dict[str, A
 def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     """Sample the positions to score, which are the same for all models and context lengths."""
     count, longest = len(text.targets), options.contexts[-1]
-    eligible = eligible_positions(count, longest=longest)
+    eligible = max(0, count - longest + 1)  # token t is predicted from inputs 0 .. t
     if eligible < (options.positions or 1):
         raise UsageError(
             f"{text.title} has {eligible:,} tokens after {longest:,} tokens of context, which are too few; give a "

@@ -8,7 +8,7 @@ import torch
 
 from tests.core.builders import draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.contexts import context_losses, eligible_positions, read_length, sample_positions
+from txlcli.core.measures.contexts import context_losses, read_length, sample_positions
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.scoring import Stream
 from txlcli.errors import UsageError
@@ -125,9 +125,8 @@ def test_segments_longer_than_the_trained_positions_are_rejected():
 def test_every_sampled_position_has_the_longest_context():
     positions = sample_positions(T, longest=30, sample_size=12, seed=3)
     assert positions.tolist() == list(range(29, 41))
-    assert len(positions) == eligible_positions(T, longest=30) == 12
-    assert eligible_positions(T, longest=T) == 1
-    assert eligible_positions(T, longest=T + 1) == 0
+    assert sample_positions(T, longest=T, sample_size=12, seed=3).tolist() == [T - 1]
+    assert not len(sample_positions(T, longest=T + 1, sample_size=12, seed=3))
 
 
 def test_the_seed_determines_the_positions():

@@ -12,14 +12,10 @@ B, L, M, T = 2, 5, 7, 53
 
 
 @torch.no_grad()
-def decode_parts(model, parts, decoder):
-    return torch.cat([model.log_probs(decoder.read(part)) for part in parts], dim=1)
-
-
 def decode(model, tokens, *, seg_len, decoder=None, **options):
     """Log-probabilities (B, T, V) of a whole stream, `seg_len` tokens at a time."""
     decoder = decoder or make_decoder(model, batch_size=tokens.shape[0], seg_len=seg_len, **options)
-    return decode_parts(model, tokens.split(seg_len, dim=1), decoder)
+    return torch.cat([model.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
 
 
 def flops_of_read(decoder, segment):

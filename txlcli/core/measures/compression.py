@@ -46,6 +46,7 @@ class Predictor(ABC):
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.model, self.lanes = model, lanes
         self._settings = sized_for(model, settings, lanes.length)
+        self.reset()
 
     @abstractmethod
     def reset(self) -> None:
@@ -80,12 +81,9 @@ class Predictor(ABC):
 class FixedPredictor(Predictor):
     """Predicts with weights that do not change, by the function that `scoring.score` computes."""
 
-    def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
-        super().__init__(model, settings, lanes)
-        self._reader = make_reader(model, self._settings, batch_size=lanes.number, by_tokens=True)
-
     def reset(self) -> None:
-        self._reader.reset()
+        self._reader = make_reader(self.model, self._settings, batch_size=self.lanes.number, by_tokens=True)
+        self.model = self._reader.model  # further readers need no copy of their own
 
     def _log_probs(self, tokens: Tensor) -> Tensor:
         return self._reader.log_probs(self._reader.read(tokens))[:, 0]
@@ -108,10 +106,9 @@ class DynamicPredictor(Predictor):
         *,
         before: int,
     ) -> None:
-        super().__init__(model, settings, lanes)
         self._dynamic, self._rms, self._before = dynamic, rms, before
+        super().__init__(model, settings, lanes)
         self.probed_steps = max(PROBED_STEPS, self._settings.seg_len + 2)  # at least one change of the weights
-        self.reset()
 
     def reset(self) -> None:
         self._steps = DynamicSteps(self.model, self._dynamic, self._rms)

@@ -19,11 +19,6 @@ from txlcli.core.reading.registry import make_reader, make_window_reader, sized_
 from txlcli.core.reading.scoring import Stream
 
 
-def eligible_positions(count: int, *, longest: int) -> int:
-    """Return how many of T predicted tokens have `longest` tokens before them; t is predicted from inputs 0 .. t."""
-    return max(0, count - longest + 1)
-
-
 def sample_positions(count: int, *, longest: int, sample_size: int, seed: int) -> NDArray[np.int64]:
     """Sample distinct positions of T predicted tokens that have `longest` tokens before them, in order.
 

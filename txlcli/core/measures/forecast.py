@@ -390,10 +390,7 @@ def _workspace_bytes(step: _Step, shapes: Mapping[str, torch.Size], train: Train
 
 
 def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, device: torch.device) -> int:
-    """Return the bytes of the casts of matrices that a device with all weights keeps for the backward pass.
-
-    With train.parallel = "fsdp" the matrices of the layers are gathered in the dtype of products.
-    """
+    """Return the bytes of casts that fsdp need not keep: it gathers matrices of layers in the dtype of products."""
     itemsize = DTYPES[train.precision].itemsize
     if train.parallel != "fsdp" or device.type == "cpu" or itemsize == FLOAT:
         return 0

@@ -155,7 +155,8 @@ class Decoder(Reader):
                 hidden = self._replay_step(hidden, positions, reach)[:, 1 - count :]  # count is 0 or 1
             else:
                 stream = self._in_stream(self._read_before, self._read_before + length)
-                if self._can_replay(length, count):
+                recurs = length == count == self.seg_len and self._range.count == self.mem_len  # a phase of the buffer
+                if recurs and self._replay_segments and not self.observed:
                     hidden = self._replay_segment(hidden, positions, stream)
                 else:
                     hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
@@ -180,11 +181,6 @@ class Decoder(Reader):
         length, first = hidden.shape[1], self._in_segment
         in_segment = torch.arange(first, first + length, device=self.device)
         return last_output(keep_outputs(layers, self._outputs, in_segment))[:, length - count :]
-
-    def _can_replay(self, length: int, count: int) -> bool:
-        """Return True if a segment finds the buffer in a phase that recurs, and all of it is computed."""
-        is_whole, memory_is_full = length == count == self.seg_len, self._range.count == self.mem_len
-        return self._replay_segments and not self.observed and is_whole and memory_is_full
 
     def _replay_segment(self, embedded: Tensor, positions: Tensor, stream: Tensor) -> Tensor:
         if self._segment_graphs is None:

@@ -1,7 +1,4 @@
-"""Sampling with memory (Appendix E).
-
-Axes: V vocabulary.
-"""
+"""Sampling with memory (Appendix E)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
