@@ -142,30 +142,17 @@ def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(un
 def test_muon_rejects_an_architecture_without_matrices_in_its_layers(gru_recipe):
     message = refusal("train", gru_recipe, "--set", 'train.optimizer="muon"')
     assert message == 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
-    assert not Path("runs").exists()
+    assert not list(Path("runs").glob("[!.]*"))
 
 
-REFUSED = {
-    "muon": (torch.optim.Muon, "Muon only supports 2D parameters .*"),
-    "lbfgs": (torch.optim.LBFGS, r"its step needs the argument closure, and txl calls step\(\) without arguments"),
-}
-"""Optimizers of PyTorch that cannot train every parameter at txl's step, and the reason that each command states."""
-
-
-@pytest.mark.parametrize(
-    ("words", "optimizer"),
-    [
-        ("train plain.toml --dry-run", "lbfgs"),
-        ("speed plain.toml", "muon"),
-    ],
-)
-def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words, optimizer):
+@pytest.mark.parametrize("words", ["train plain.toml --dry-run", "speed plain.toml"])
+def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words):
     done("prepare", "novel", "--name", "novel")
     Path("plain.toml").write_text(RECIPE)
-    cls, reason = REFUSED[optimizer]
+    reason = "Muon only supports 2D parameters .*"
 
     def make(model, settings):
-        return cls([parameter_group("all", model.parameters())], lr=settings.lr)
+        return torch.optim.Muon([parameter_group("all", model.parameters())], lr=settings.lr)
 
     with registered_optimizer("registered", OptimizerEntry(make, lambda *_: 1)):
         message = refusal(*words.split(), "--set", "train.optimizer=registered")

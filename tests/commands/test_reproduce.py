@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal
+from txlcli.data.hdf5 import set_attributes
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.runs import run_directory
@@ -160,7 +161,7 @@ def test_the_key_of_an_evaluation_depends_on_all_its_inputs(shrunk):
     with h5py.File(store.path, "r+") as file:
         del file["vocabulary"]
         file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-        file.attrs["fingerprint"] = vocab.fingerprint
+        set_attributes(file, {"fingerprint": vocab.fingerprint})
     store = TokenStore.open(store.path)
     store.conventions.update(before.conventions)
     store.splits.update(before.splits)

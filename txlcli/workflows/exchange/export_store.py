@@ -33,7 +33,6 @@ WIDE_NOTES = {
     "llm.c": "the files have the header of llm.c for Llama 3",
 }
 """Notes on vocabularies with more ids than uint16, by format."""
-WRITERS = {"nanogpt": token_files.write_nanogpt, "llm.c": token_files.write_llm_c}
 ENDINGS = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
