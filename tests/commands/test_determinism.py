@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import Saved, done, refusal
+from tests.commands.novel import Saved, done
 
 TIMES = ("tokens_per_s", "seconds")
 WIDE = ("--set", "model.d_model=64", "--set", "model.d_inner=256", "--set", "model.dropout=0.1")
@@ -46,11 +46,6 @@ def test_a_training_with_the_same_seed_has_the_same_metrics_and_weights(here, on
     assert train("two", *changes) == metrics_of(one)
     for file in ("last.safetensors", "best.safetensors"):
         assert Saved(one / file) == Saved(Path("runs/two", file))
-
-
-def test_flex_attention_is_rejected_with_deterministic_kernels(here):
-    message = refusal("train", "tiny.toml", "--attention", "flex", "--set", "train.deterministic=true")
-    assert message.endswith("[train] attention must be auto, reference, sdpa or triton with deterministic, not 'flex'")
 
 
 @pytest.mark.slow

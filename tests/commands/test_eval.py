@@ -43,19 +43,18 @@ def only_row(*arguments, stdin=None):
     return row
 
 
-def count_attention(backend, monkeypatch):
-    """Count the calls of an attention backend with and without gradients."""
+def count_definitions(monkeypatch):
+    """Count the calls of the definition of attention with and without gradients."""
     calls = {"gradient": 0, "no gradient": 0}
     # Only the definition of attention pads scores by one column at the left (Appendix B).
-    name, rest = {"sdpa": ("scaled_dot_product_attention", None), "reference": ("pad", ((1, 0),))}[backend]
-    function = getattr(torch.nn.functional, name)
+    pad = torch.nn.functional.pad
 
     def counted(tensor, *given, **options):
-        if rest in (None, given):
+        if given == ((1, 0),):
             calls["gradient" if tensor.requires_grad else "no gradient"] += 1
-        return function(tensor, *given, **options)
+        return pad(tensor, *given, **options)
 
-    monkeypatch.setattr(torch.nn.functional, name, counted)
+    monkeypatch.setattr(torch.nn.functional, "pad", counted)
     return calls
 
 
@@ -267,13 +266,12 @@ def test_losses_of_windows_are_named_by_window_length(here):
         assert not {"store", "split", "max_distance"} & set(file.attrs)  # not a split, no limit
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("options", [["--mem-len", "0,5,11"], ["--attn-len", "4,7", "--stride", 2]])
-def test_every_attention_backend_gives_the_same_loss(here, backend, options, monkeypatch):
-    calls = count_attention(backend, monkeypatch)
-    output = [json_of("eval", "byte", *options, *more) for more in ([], ["--attention", backend])]
+def test_the_definition_of_attention_gives_the_same_loss(here, options, monkeypatch):
+    calls = count_definitions(monkeypatch)
+    output = [json_of("eval", "byte", *options, *more) for more in ([], ["--attention", "reference"])]
     assert calls["no gradient"] > 0
-    assert [one["attention"] for one in output] == ["auto", backend]
+    assert [one["attention"] for one in output] == ["auto", "reference"]
     expected, rows = (one["rows"] for one in output)
     assert [row["loss_nats"] for row in rows] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
 
@@ -388,7 +386,6 @@ USAGE = [
     (["byte", "--mem-len", "5,-1"], "--mem-len -1: must be at least 0"),
     (["byte", "--seg-len", "0"], "Invalid value for '--seg-len'"),
     (["byte", "--losses", "data/novel.h5"], "--losses data/novel.h5: exists and holds no losses; give another name"),
-    (["byte", "--attention", "flex"], "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"),
     (["byte", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["novel"], 'no run "novel", only a token store of this name; train a model on it with "txl train novel"'),
     (["bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),

@@ -104,14 +104,15 @@ def test_an_architecture_with_neither_attention_nor_a_recurrent_state_works_with
 
 
 def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_recipe):
-    for key, value in (("train.attention", "sdpa"), ("train.recompute", "true"), ("eval.same_length", "off")):
+    for key, value in (("train.attention", "reference"), ("train.recompute", "true"), ("eval.same_length", "off")):
         message = refusal("train", pairs_recipe, "--set", f"{key}={value}")
         assert f"{key.split('.')[1]} must be" in message
         assert 'with arch = "pairs", which has no layers with attention' in message
     done("train", pairs_recipe, "--name", "pairs")
-    for words in (["--attention", "sdpa"], ["--same-length"], ["--max-distance", 3]):
+    for words in (["--attention", "reference"], ["--same-length"], ["--max-distance", 3]):
         assert refusal("eval", "pairs", *words) == f'runs/pairs has no attention (arch = "pairs"); leave out {words[0]}'
-    assert refusal("speed", "pairs", "--attention", "sdpa") == 'arch = "pairs" has no attention; leave out --attention'
+    expected = 'arch = "pairs" has no attention; leave out --attention'
+    assert refusal("speed", "pairs", "--attention", "reference") == expected
     assert refusal("attention", "pairs") == (
         'runs/pairs has no attention to single tokens (arch = "pairs"); give a run with arch = "transformer"'
     )

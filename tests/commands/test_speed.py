@@ -8,7 +8,7 @@ import torch
 
 from tests.cards import read_card
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
-from tests.commands.test_eval import count_attention
+from tests.commands.test_eval import count_definitions
 from tests.extensions import registered_watched
 
 SLOWDOWN_KEYS = (
@@ -115,15 +115,14 @@ def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, si
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa"])
-def test_another_attention_backend_is_timed(here, backend, monkeypatch):
-    calls = count_attention(backend, monkeypatch)
+def test_the_definition_of_attention_is_timed(here, monkeypatch):
+    calls = count_definitions(monkeypatch)
     assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
     assert calls == {"gradient": 0, "no gradient": 0}
     recomputing = ["--set", "train.recompute=true"]
-    assert json_of("speed", "tiny.toml", *QUICK, "--attention", backend, *recomputing)["attention"] == backend
+    assert json_of("speed", "tiny.toml", *QUICK, "--attention", "reference", *recomputing)["attention"] == "reference"
     assert min(calls.values()) > 0  # in training and in evaluation
-    assert json_of("speed", "tiny.toml", *QUICK, "--set", f"train.attention={backend}")["attention"] == backend
+    assert json_of("speed", "tiny.toml", *QUICK, "--set", "train.attention=reference")["attention"] == "reference"
 
 
 @pytest.mark.parametrize(

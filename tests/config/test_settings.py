@@ -218,8 +218,9 @@ True
 lstm | train.compile=true | compile must be left out with arch = "lstm", which has no layers with attention, not True
 lstm | train.cuda_graph=true | cuda_graph must be left out with arch = "lstm", which has no layers with attention, \
 not True
-lstm | train.attention=sdpa | attention must be left out with arch = "lstm", which has no layers with attention, not \
-'sdpa'
+lstm | train.attention=reference | attention must be left out with arch = "lstm", which has no layers with attention, \
+not 'reference'
+transformer | train.attention=sdpa | [train] attention must be one of auto, reference, not 'sdpa'; did you mean "auto"?
 qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
 qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn": its state is its memory, not 3
 qrnn | eval.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
@@ -231,19 +232,12 @@ lstm | eval.compressed_len=3 | compressed_len must be left out unless model.arch
 transformer | model.word_dropout=0.1 train.seg_len=1 | word_dropout must be left out with train.seg_len = 1, not 0.1
 transformer | train.roll_lanes=true corpus.shuffle_sentences=true | roll_lanes must be left out with \
 corpus.shuffle_sentences, not True
-transformer | train.deterministic=true train.attention=flex | attention must be auto, reference, sdpa or triton with \
-deterministic, not 'flex'
-transformer | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be left out with \
-train.attention = "flex", not 0.1
-rmt | train.attention=flex model.attention_dropout=0.1 | attention_dropout must be left out with train.attention = \
-"flex", not 0.1
-transformer | train.attention=sdpa train.recompute=true | recompute must be left out unless attention = "auto", not True
+transformer | train.attention=reference train.recompute=true | recompute must be left out unless attention = "auto", \
+not True
 transformer | train.cuda_graph=true train.accumulate=2 | accumulate must be left out with cuda_graph, not 2
 transformer | train.cuda_graph=true train.recompute=true | recompute must be left out with cuda_graph, not True
 transformer | train.cuda_graph=true train.precision=fp16 | precision must be fp32, tf32 or bf16 with cuda_graph, not \
 'fp16'
-transformer | train.cuda_graph=true train.attention=flex | attention must be auto, reference or sdpa with cuda_graph, \
-not 'flex'
 transformer | train.parallel=fsdp train.precision=fp16 | precision must be fp32, tf32 or bf16 with parallel = "fsdp", \
 not 'fp16'
 transformer | train.parallel=fsdp train.compile=true | compile must be left out with parallel = "fsdp", not True

@@ -24,9 +24,6 @@ DEFAULT = (CACHE_BYTES, MIN_QUERIES)
 TWO_SEQUENCES, ONE_SEQUENCE = (2 * H * L * (M + 2 * L - 1) * 8, 64), (1, 64)
 UNEQUAL_BLOCKS, SINGLE_QUERIES = (1, 2), (1, 1)  # blocks of three queries and of two; of one
 TILINGS = [DEFAULT, ONE_SEQUENCE, UNEQUAL_BLOCKS, SINGLE_QUERIES]
-OTHER_BACKENDS = ("reference", "sdpa")
-"""Backends that compute what "auto" computes, with gradients, on every device."""
-
 ARGUMENTS = ("query", "key", "value", "content_bias", "position_bias", "position_key")
 
 
@@ -48,10 +45,9 @@ def draw_inputs(*, batch_size=B, seg_len=L, key_len=M + L, reach=None, heads=H, 
     return [draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
-def call(function, *, query, key, value, dropout=0.0, splits=None, **terms):
+def call(function, *, query, key, value, dropout=0.0, **terms):
     """Call an implementation of attention with the fields of its ScoreTerms as arguments."""
-    options = {} if splits is None else {"splits": splits}
-    return function(query, key, value, ScoreTerms(**terms), dropout=dropout, **options)
+    return function(query, key, value, ScoreTerms(**terms), dropout=dropout)
 
 
 def attend(*tensors, reach, backend="auto", workspace=None, recompute=False, dropout=0.0):

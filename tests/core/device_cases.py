@@ -19,7 +19,6 @@ EVERY_DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1", "model.word
 CASES = {
     "relative": ("stdlib",),
     "attention written out": ("stdlib", *EVERY_DROPOUT, "train.attention=reference"),
-    "fused attention": ("stdlib", *EVERY_DROPOUT, "train.attention=sdpa"),
     "recomputed": ("stdlib", *EVERY_DROPOUT, "train.recompute=true"),
     "half loss": ("stdlib", "train.loss_part=half", "train.mem_len=0"),
     "regularised": ("ptb",),

@@ -26,8 +26,6 @@ DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
 CASES = {
     "auto": DROPOUT,
     "reference": (*DROPOUT, "train.attention=reference"),
-    "sdpa": (*DROPOUT, "train.attention=sdpa"),
-    "triton": (*DROPOUT, "train.attention=triton"),
     "recomputed": (*DROPOUT, "train.recompute=true"),
     "compiled": (*DROPOUT, "train.compile=true"),
     "CUDA graph": (*DROPOUT, "train.cuda_graph=true"),
@@ -66,8 +64,6 @@ def assert_same(one, other):
 @pytest.mark.parametrize("case", CASES)
 def test_a_deterministic_training_gives_the_same_bits_when_it_is_repeated_and_resumed(tmp_path, case, precision):
     changes = (*CASES[case], f"train.precision={precision}")
-    if "train.attention=triton" in changes:
-        pytest.importorskip("triton")
     whole = finish(start(tmp_path / "whole", *changes))
     assert_same(whole, finish(start(tmp_path / "again", *changes)))
     first = finish(start(tmp_path / "parts", *changes), until=3)

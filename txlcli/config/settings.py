@@ -59,7 +59,7 @@ class CorpusSettings(Section):
 LossPart = Literal["full", "half"]
 Parallel = Literal["ddp", "zero", "fsdp"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-AttentionBackend = Literal["auto", "reference", "sdpa", "flex", "triton"]
+AttentionBackend = Literal["auto", "reference"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
 
@@ -89,15 +89,14 @@ class TrainSettings(Section):
     """Recompute attention probabilities and logits in the backward pass instead of storing them: the same gradients
     with less memory, for a few percent more operations."""
     attention: AttentionBackend = "auto"
-    """Implementation of attention; the result is the same. auto: txl's own; reference: written out as in the paper;
-    sdpa: PyTorch's fused attention with the position score as its mask; flex: FlexAttention, on CUDA and without
-    attention dropout; triton: kernels for CUDA that never write probabilities, also of the softmax."""
+    """Implementation of attention; the result is the same. auto: the fast one of the device; reference: written out
+    as in the paper."""
     compile: bool = False
     """Compile each layer with torch.compile, which fuses many small operations; takes some seconds at the start. Useful
     on CUDA, where every kernel launch takes time; no gain on a CPU."""
     cuda_graph: bool = False
     """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
-    kernels takes longer than running them. One process only; not with adaptive softmax, auxiliary losses or flex."""
+    kernels takes longer than running them. One process only; not with adaptive softmax or auxiliary losses."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
     and adamw for all other parameters; lamb: LAMB for large batches, as in NVIDIA's recipes."""
@@ -142,7 +141,7 @@ class TrainSettings(Section):
     10 bits of mantissa, on CUDA devices of compute capability 8.0 or higher."""
     deterministic: bool = False
     """Give the same bits whenever the training is repeated or resumed on the same machine, with deterministic kernels
-    of CUDA; one GPU, not with flex. On a CPU this holds in any case, for one number of threads."""
+    of CUDA; one GPU. On a CPU this holds in any case, for one number of threads."""
     parallel: Parallel = "ddp"
     """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel); all weights
     and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
@@ -179,9 +178,6 @@ class TrainSettings(Section):
         """Reject combinations of recompute, attention and cuda_graph that are not implemented."""
         if self.attention != "auto":
             self.require_default("recompute", 'unless attention = "auto"')
-        if self.deterministic:
-            # FlexAttention adds the gradients of position scores with atomic additions, in an order that varies.
-            self.require(self.attention != "flex", "attention", "auto, reference, sdpa or triton with deterministic")
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
@@ -190,8 +186,6 @@ class TrainSettings(Section):
             self.require_default("accumulate", "with cuda_graph")
             self.require_default("recompute", "with cuda_graph")
             self.require(self.precision != "fp16", "precision", "fp32, tf32 or bf16 with cuda_graph")
-            # FlexAttention caches its masks outside the graph and may free them; a replay would still read them.
-            self.require(self.attention != "flex", "attention", "auto, reference or sdpa with cuda_graph")
 
     def _check_unused(self) -> None:
         """Reject values that the chosen optimizer, schedule and average would ignore."""
@@ -294,8 +288,6 @@ class Settings:
             self._check_without_attention()
             return
         self._check_positions(model)
-        if train.attention == "flex":
-            model.require_default("attention_dropout", 'with train.attention = "flex"')
         if model.cutoffs or model.auxiliary_losses:
             why = "with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
             train.require_default("cuda_graph", why)

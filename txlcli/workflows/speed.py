@@ -10,7 +10,7 @@ from typing import Any
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
-from txlcli.core.kernels.compilation import check_attention, check_compiler
+from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.timing import (
@@ -36,7 +36,7 @@ from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.options import SpeedOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.forecast import SHARE_OF_PEAK
-from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import Workspace, explain_attention
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
@@ -155,6 +155,7 @@ def _open_subject(
     if vocab_size is None:
         vocab_size = workspace.open_store(settings.corpus.store).vocab.size
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
+    explain_attention(settings, model.device, workspace.reporter)
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
 
 
@@ -178,9 +179,8 @@ def _with_attention(settings: Settings, model: LanguageModel, options: SpeedOpti
         options.exclude("attention", because=f'arch = "{settings.model.arch}" has no attention')
         return settings
     if attention is not None:
-        recompute = train.recompute and attention == "auto"  # the other backends cannot recompute
+        recompute = train.recompute and attention == "auto"  # the definition cannot recompute
         train = dataclasses.replace(train, attention=attention, recompute=recompute)
-    check_attention(train.attention, model.device, d_head=settings.model.head_width)
     model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)
 

@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from txlcli.config.settings import Precision
+import torch
+
+from txlcli.config.settings import Precision, Settings
+from txlcli.core.kernels.compilation import portable_reason
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
@@ -35,4 +38,14 @@ class Workspace:
 
     def open_run(self, run_name: str | None) -> OpenRun:
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""
-        return loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
+        opened = loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
+        explain_attention(opened.run.settings, opened.model.device, self.reporter)
+        return opened
+
+
+def explain_attention(settings: Settings, device: torch.device, reporter: Reporter) -> None:
+    """Tell the user if attention does without the fast kernels of a GPU, why, and what it costs."""
+    width = settings.model.head_width
+    reason = None if width is None or settings.train.attention != "auto" else portable_reason(device, width)
+    if reason is not None:
+        reporter.say(reason)

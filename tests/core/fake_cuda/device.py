@@ -88,6 +88,7 @@ def _deepcopy(tensor, memo):
 
 
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
+torch.cuda.get_device_capability = lambda *_: (9, 0)
 torch.cuda.is_bf16_supported = lambda *_, **__: True
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
 torch.cuda.manual_seed = GENERATOR.seed
@@ -145,6 +146,9 @@ class Watch(OneDevice):
 
 ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"}
 
+LAUNCHES = {"txl::attention_backward": 2, "txl::attend_token": 2}
+"""Kernels of operators that launch several."""
+
 ONLY_WRITE = ("copy_", "fill_", "zero_")
 """Ends of the names of operations that do not read what they overwrite."""
 
@@ -171,7 +175,7 @@ class Kernels(TorchDispatchMode):
             leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
             used = [leaf for leaf in leaves.values() if leaf.device.type == "cuda"]
             copies = name == "_foreach_copy_" and len({leaf.dtype for leaf in used}) > 1
-            self.names[name] += len(args[0]) if copies else bool(used)
+            self.names[name] += len(args[0]) if copies else bool(used) * LAUNCHES.get(name, 1)
             written = [
                 value for value, argument in zip(args, func._schema.arguments, strict=False) if argument.is_write
             ]

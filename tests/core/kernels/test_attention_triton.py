@@ -239,8 +239,8 @@ def read_and_train(backend, changes):
 
 
 @pytest.mark.parametrize("position", sampled(2, POSITIONS))
-def test_a_model_trains_as_with_the_default(position):
-    given, expected = (read_and_train(backend, POSITIONS[position]) for backend in ("triton", "auto"))
+def test_a_model_trains_as_with_the_definition(position):
+    given, expected = (read_and_train(backend, POSITIONS[position]) for backend in ("auto", "reference"))
     for one, other in zip(given, expected, strict=True):
         if other is None:
             assert one is None
@@ -249,10 +249,10 @@ def test_a_model_trains_as_with_the_default(position):
 
 
 @pytest.mark.parametrize(("same_length", "max_distance"), sampled(2, ["m", "off"], [None, 8]))
-def test_a_text_is_read_as_with_the_default(same_length, max_distance):
+def test_a_text_is_read_as_with_the_definition(same_length, max_distance):
     """Segments and single tokens, while the buffer slides, and with positions shared by all far distances."""
     tokens, outputs = draw_tokens(2, 41), []
-    for backend in ("triton", "auto"):
+    for backend in ("auto", "reference"):
         model = small_model(dtype=torch.float32)
         model.set_attention_backend(backend)
         decoder = make_decoder(

@@ -1,11 +1,13 @@
-"""Availability of torch.compile, of FlexAttention, which needs it, and of Triton's kernels."""
+"""Availability of torch.compile and of Triton's kernels."""
 
+import importlib.metadata
 import importlib.util
+import shutil
 
 import pytest
 import torch
 
-from txlcli.core.kernels.compilation import check_attention, check_compiler
+from txlcli.core.kernels.compilation import check_compiler, portable_reason, runs_triton, triton_problem
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -26,63 +28,63 @@ def test_without_a_compiler_the_error_names_it():
     assert str(caught.value).endswith("; install g++, or leave it out")
 
 
-def test_flex_attention_is_for_cuda_only():
-    message = "attention flex needs a CUDA device; take auto, reference or sdpa on a CPU"
-    with pytest.raises(UsageError, match=f"^{message}$"):
-        check_attention("flex", CPU, d_head=64)
+class Gpu:
+    """Pretends that a GPU has a compute capability, and which packages and programs are installed."""
 
+    def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_flex_attention_needs_a_compiler_for_the_device():
-    with pytest.raises(UsageError) as caught:
-        check_attention("flex", CUDA, d_head=64)
-    assert str(caught.value).startswith("attention flex: PyTorch finds no working compiler for cuda (")
-    assert str(caught.value).endswith("; install Triton, or take `attention` auto")
+    def pretend(self, capability=(9, 0), *, triton="3.6.0", compiler=True):
+        triton_problem.cache_clear()
+        replace = self._monkeypatch.setattr
+        self._monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        replace(torch.cuda, "get_device_capability", lambda _: capability)
+        replace(importlib.util, "find_spec", lambda _: triton)
+        replace(importlib.metadata, "version", lambda _: triton)
+        replace(shutil, "which", lambda _: "/usr/bin/cc" if compiler else None)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretend that a GPU has a compute capability, and that Triton is installed or not."""
-
-    def pretend(capability=(9, 0), *, triton=True):
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: triton or None)
-
-    return pretend
+    yield Gpu(monkeypatch)
+    triton_problem.cache_clear()
 
 
-@pytest.mark.parametrize("d_head", [16, 41, 128, None])
+@pytest.mark.parametrize("width", [16, 41, 128])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
-def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, d_head, capability):
-    gpu(capability)
-    check_attention("triton", CUDA, d_head=d_head)
+def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, width, capability):
+    gpu.pretend(capability)
+    assert runs_triton(CUDA, torch.bfloat16, width)
+    assert portable_reason(CUDA, width) is None
 
 
 @pytest.mark.parametrize(
-    ("device", "found", "d_head", "message"),
+    ("found", "width", "problem"),
     [
-        (CPU, {}, 64, "needs a CUDA device; take auto, reference or sdpa on a CPU"),
-        (CUDA, {"triton": False}, 64, "needs the package triton; pip install triton, or take `attention` auto"),
-        (
-            CUDA,
-            {"capability": (7, 5)},
-            64,
-            "needs a GPU of compute capability 8.0 or higher, not 7.5; take `attention` auto",
-        ),
-        (CUDA, {}, 129, "has heads of at most 128 units, not 129; take `attention` auto"),
+        ({"triton": None}, 64, "Triton is not installed; pip install triton"),
+        ({"triton": "3.5.1"}, 64, "Triton 3.5.1 is installed, and they need 3.6; pip install -U triton"),
+        ({"compiler": False}, 64, "Triton finds no C compiler; install gcc"),
+        ({"capability": (7, 5)}, 64, "the GPU has compute capability 7.5, and they need 8.0"),
+        ({}, 129, "they have heads of at most 128 units, not 129"),
     ],
 )
-def test_what_the_kernels_of_triton_do_not_support_is_rejected(gpu, device, found, d_head, message):
-    gpu(**found)
-    with pytest.raises(UsageError) as caught:
-        check_attention("triton", device, d_head=d_head)
-    assert str(caught.value) == f"attention triton {message}"
-    assert caught.value.exit_code == 2
-    check_attention("auto", device, d_head=d_head)  # works without any kernel
+def test_a_gpu_without_the_kernels_of_triton_runs_the_portable_path_and_says_why(gpu, found, width, problem):
+    gpu.pretend(**found)
+    assert not runs_triton(CUDA, torch.float32, width)
+    assert (
+        portable_reason(CUDA, width)
+        == f"attention without Triton's kernels, which takes longer and more memory: {problem}"
+    )
+
+
+def test_a_cpu_and_float64_have_no_kernels_of_triton_and_nothing_is_said(gpu):
+    gpu.pretend()
+    assert not runs_triton(CPU, torch.float32, 64)
+    assert portable_reason(CPU, 64) is None
+    assert not runs_triton(CUDA, torch.float64, 64)
 
 
 def test_an_interpreter_runs_the_kernels_of_triton_on_a_cpu(gpu, monkeypatch):
-    gpu()
+    gpu.pretend()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    check_attention("triton", CPU, d_head=64)
+    assert runs_triton(CPU, torch.float32, 64)

@@ -175,10 +175,10 @@ SHORT, LONG = {"batch_size": 7}, {"batch_size": 2}
             (model_settings(dropout=0.1, attention_dropout=0.1), {**LONG, "seg_len": 2100, "mem_len": 64}),
             (model_settings(position="shaw", n_positions=5), {**LONG, "seg_len": 97, "mem_len": 1700}),
             (model_settings(position="rotary", d_head=12), {**LONG, "seg_len": 1300, "mem_len": 0}),
-            (model_settings(), {**LONG, "seg_len": 1301, "mem_len": 1031, "attention": "sdpa"}),
+            (model_settings(), {**LONG, "seg_len": 1301, "mem_len": 1031, "attention": "reference"}),
             (model_settings(window=700), {**LONG, "seg_len": 1300, "mem_len": 1100}),
             (model_settings(position="alibi", window=1999, norm="pre"), {**LONG, "seg_len": 1200, "mem_len": 1031}),
-            (model_settings(window=400), {**LONG, "seg_len": 1100, "mem_len": 0, "attention": "sdpa"}),
+            (model_settings(window=400), {**LONG, "seg_len": 1100, "mem_len": 0, "attention": "reference"}),
             (model_settings(block="modern", norm="pre", dropout=0.1), {**LONG, "seg_len": 1100, "mem_len": 64}),
             (model_settings(gating="gru", norm="pre", dropout=0.1), {**LONG, "seg_len": 1100, "mem_len": 64}),
             (model_settings(window=5000), {**LONG, "seg_len": 97, "mem_len": 1700}),
@@ -229,20 +229,18 @@ def test_recomputing_saves_probabilities_their_masks_and_logits(dropout):
     assert (kept.weights, kept.memory, kept.optimizer) == (again.weights, again.memory, again.optimizer)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-def test_another_attention_backend_keeps_other_tensors(backend):
+def test_the_definition_of_attention_keeps_other_tensors():
     settings = model_settings(dropout=0.5, attention_dropout=0.5)
-    needed = activations(settings, attention=backend)
-    assert needed == saved_by_a_step(settings, attention=backend)
+    needed = activations(settings, attention="reference")
+    assert needed == saved_by_a_step(settings, attention="reference")
     assert needed > activations(settings)
 
 
-@pytest.mark.parametrize("backend", ["flex", "triton"])
-def test_attention_for_cuda_keeps_scores_by_distance_instead_of_probabilities(backend):
-    assert activations(model_settings(), attention=backend) == activations(model_settings())
+def test_attention_for_cuda_keeps_scores_by_distance_instead_of_probabilities():
     settings = model_settings(attention_dropout=0.1)
-    masks = settings.n_layers * B * settings.n_heads * L * (M + L)  # a byte each
-    assert activations(settings) - activations(settings, attention=backend) >= masks
+    assert activations(settings, device="cuda") == activations(model_settings(), device="cuda")
+    kept, again = (activations(settings, device="cuda", recompute=recompute) for recompute in (False, True))
+    assert kept - again == 4 * B * L * V  # of the softmax
 
 
 def test_a_wide_tail_counts_by_the_share_of_tokens_that_need_it():
@@ -258,7 +256,7 @@ def test_activations_of_an_lstm_are_counted_without_the_workspace_of_its_kernel(
 @pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 on this machine")
 def test_a_forecast_for_cuda_counts_the_casts_of_weights_that_autocast_keeps():
     wide = model_settings(d_model=192, d_inner=200)
-    cpu, cuda = (activations(wide, precision="bf16", attention="triton", device=name) for name in ("cpu", "cuda"))
+    cpu, cuda = (activations(wide, precision="bf16", device=name) for name in ("cpu", "cuda"))
     per_layer = 3 * 33 * 192 + 2 * 200 * 192  # queries, keys, values; feed-forward. Distances have no gradient
     assert cuda - cpu == 2 * 2 * per_layer
 

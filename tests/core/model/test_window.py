@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.core import oracle, tape
-from tests.core.attention_cases import OTHER_BACKENDS
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
@@ -32,7 +31,7 @@ def windowed(position="relative", **changed):
 
 @pytest.mark.parametrize(
     ("dtype", "backend", "norm", "position"),
-    sampled(5, TOLERANCE, ["auto", *OTHER_BACKENDS], ["post", "pre"], ENCODINGS),
+    sampled(5, TOLERANCE, ["auto", "reference"], ["post", "pre"], ENCODINGS),
 )
 def test_segments_with_memory_equal_one_long_segment(dtype, backend, norm, position):
     # A memory of W - 1 tokens or more holds all that the first query of a segment sees.
@@ -60,7 +59,7 @@ def test_a_window_is_a_limit_of_keys_by_the_oracle(mem_len, window, limit, small
     torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", ["auto", *OTHER_BACKENDS])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_gradients_are_those_of_a_limit_of_keys(backend):
     gradients = []
     for changed, limits in (({"window": W}, {}), ({}, {"key_limit": W})):

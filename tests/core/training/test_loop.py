@@ -149,7 +149,6 @@ def test_an_adaptive_softmax_starts_uniform_within_its_bands_and_fits_a_repetiti
         (0.0, {"recompute": True}, 1e-6),
         (0.3, {"recompute": True}, 1e-6),
         (0.0, {"attention": "reference"}, 1e-5),
-        (0.0, {"attention": "sdpa"}, 1e-5),
     ],
 )
 def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, dropout, changed, rel):
@@ -164,9 +163,8 @@ def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, drop
         pytest.param(0.0, "auto", {}, marks=pytest.mark.slow),
         pytest.param(0.3, "auto", {}, marks=pytest.mark.slow),
         pytest.param(0.0, "reference", {}, marks=pytest.mark.slow),
-        pytest.param(0.0, "sdpa", {}, marks=pytest.mark.slow),
-        pytest.param(0.0, "sdpa", {"block": "modern", "norm": "pre", "window": 4}, marks=pytest.mark.slow),
-        pytest.param(0.0, "sdpa", COMPRESSIVE, marks=pytest.mark.slow),
+        pytest.param(0.0, "reference", {"block": "modern", "norm": "pre", "window": 4}, marks=pytest.mark.slow),
+        pytest.param(0.0, "reference", COMPRESSIVE, marks=pytest.mark.slow),
     ],
 )
 def test_compiled_layers_train_the_same(tmp_path, dropout, attention, shape):
@@ -185,16 +183,14 @@ def test_compiled_layers_train_the_same(tmp_path, dropout, attention, shape):
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=5e-5 if shape else 1e-5)
 
 
-def test_while_memory_grows_layers_run_eagerly_and_without_flex_attention():
+def test_while_memory_grows_layers_run_eagerly():
     model = new_model(model_settings(), V, seed=1, device=CPU)
     layer, seen = model.layers[0], []
-    layer.register_forward_pre_hook(lambda *_: seen.append((torch.compiler.is_compiling(), model.attention_backend)))
+    layer.register_forward_pre_hook(lambda *_: seen.append(torch.compiler.is_compiling()))
     layer.compile(backend="eager")
-    model.set_attention_backend("flex")
     with model.uncompiled():
         model(draw_tokens(2, L, seed=1), model.first_memory(2, M), mem_len=M)
-    assert seen == [(False, "auto")]
-    assert model.attention_backend == "flex"
+    assert seen == [False]
 
 
 def test_compiled_training_runs_eagerly_until_its_memory_is_full(tmp_path):

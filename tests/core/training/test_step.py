@@ -98,7 +98,6 @@ def test_a_replayed_graph_trains_the_same(changes):
         {"mem_len": 0},
         {"loss_part": "half", "seg_len": 4},
         {"attention": "reference"},
-        {"attention": "sdpa"},
         {"average": "exponential", "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
         {"clip": None, "schedule": "inverse_sqrt", "warmup_steps": 3},
         {"optimizer": "muon", "weight_decay": 0.1},

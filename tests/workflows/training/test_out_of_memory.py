@@ -98,5 +98,5 @@ def test_processes_divide_the_batch_and_recomputing_is_advised_only_where_it_is_
     numbers = re.findall(r"accumulate=(\d+)", advice(available=None, processes=3))
     assert set(numbers) <= {"2", "4"}  # 12 lanes over 3 processes
     assert "recompute" in advice(available=None)
-    for changes in ({"recompute": True}, {"attention": "sdpa"}):
+    for changes in ({"recompute": True}, {"attention": "reference"}):
         assert "recompute" not in advice(available=None, train=dataclasses.replace(TRAIN, **changes))

@@ -4,12 +4,14 @@ A graph repeats the same kernels on the same memory. So the slot of the token an
 device, and its query is scored against the whole buffer: slots without a key, or with one that is too far away, are
 masked.
 
-There are as few kernels as possible, since a single token gives none of them much work: what depends on neither layer
-nor query is computed once for all layers, products scale and add, and the mask is a column of the position score.
+There are as few kernels as possible, since a single token gives none of them much work: two of Triton. Without it, what
+depends on neither layer nor query is computed once for all layers, products scale and add, and the mask is a column of
+the position score.
 
 Axes: B batch, C capacity of the buffer, H heads, D head width, m distances with a position key.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import row_multiple
 
 
@@ -38,8 +41,7 @@ class SlotAttention:
     """
 
     def __init__(self, distance: Tensor, reach: Tensor) -> None:
-        self._distance = distance
-        self._unseen = (distance < 0) | (distance >= reach)  # (C,)
+        self._distance, self._reach = distance, reach
         self._mask: Tensor | None = None
         self._by_distance: dict[tuple[int, int, int], _DistanceScores] = {}
 
@@ -54,6 +56,8 @@ class SlotAttention:
     ) -> Tensor:
         """Return (B, H, 1, D); the number of distances is that of the constructor, and nothing is dropped."""
         batch_size, heads, _, width = query.shape
+        if runs_triton(query.device, query.dtype, width):
+            return self._by_triton(query, key, value, terms)
         keys, values = (tensor[..., :width].flatten(0, 1) for tensor in (key, value))  # (B * H, C, D)
         with torch.autocast(key.device.type, enabled=False):
             by_position = self._position_scores(query, terms)
@@ -61,6 +65,20 @@ class SlotAttention:
             scores = torch.baddbmm(by_position, rows, keys.mT, alpha=width**-0.5)
             attended = torch.bmm(scores.softmax(dim=-1), values)  # (B * H, 1, D)
         return attended.unflatten(0, (batch_size, heads))
+
+    def _by_triton(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> Tensor:
+        from txlcli.core.kernels.attention_triton import attend_token  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+        given = (terms.position_key, terms.content_bias, terms.position_bias, terms.distance_bias)
+        added = (None if tensor is None else tensor.contiguous() for tensor in given)
+        rows, keys, values = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        attended = attend_token(rows.contiguous(), keys, values, *added, self._distance, self._reach, 0)
+        return attended.transpose(1, 2)
+
+    @functools.cached_property
+    def _unseen(self) -> Tensor:
+        """(C,) True for slots that the query does not see."""
+        return (self._distance < 0) | (self._distance >= self._reach)
 
     def _position_scores(self, query: Tensor, terms: ScoreTerms) -> Tensor:
         """Return the scaled scores (b) + (d) of all slots, (B * H, 1, C), -inf where a slot is not seen."""

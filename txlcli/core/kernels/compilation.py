@@ -1,39 +1,63 @@
-"""Checks that compilers of kernels work here: torch.compile for layers and FlexAttention, Triton for attention."""
+"""Checks that compilers of kernels work here: torch.compile for layers, Triton for attention and softmax."""
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
+import shutil
 
 import torch
 
-from txlcli.core.kernels.device import check_ampere
+from txlcli.core.kernels.device import AMPERE
+from txlcli.core.kernels.private import constant_for_compiler
 from txlcli.errors import UsageError
 
+MIN_TRITON = (3, 6)
+"""Oldest release of Triton that compiles the kernels."""
+MAX_ITEMSIZE = 4
+"""Bytes of the widest dtype of Triton's kernels, which add up in float32."""
 MAX_WIDTH = 128
 """Largest head width of Triton's attention; wider tiles do not fit into registers."""
 
 
-def check_attention(backend: str, device: torch.device, *, d_head: int | None) -> None:
-    """Raise a UsageError if an attention backend does not work on the device; "auto" works everywhere.
+@functools.cache
+def triton_problem(device: torch.device) -> str | None:
+    """Return why Triton's kernels do not run on a device; None if they do."""
+    if os.environ.get("TRITON_INTERPRET") == "1":  # slowly, on a CPU
+        return None
+    if device.type != "cuda":
+        return "they need a CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < AMPERE:
+        return "the GPU has compute capability {}.{}, and they need {}.{}".format(*capability, *AMPERE)
+    return _missing_package()
 
-    FlexAttention needs torch.compile. On a CPU it has no gradient, and its kernels do not support the varying
-    lengths of a memory. `d_head` is the head width D of the model; None without attention.
-    """
-    if backend not in ("triton", "flex"):
-        return
-    interprets = backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"  # slowly, on a CPU
-    if device.type != "cuda" and not interprets:
-        raise UsageError(f"attention {backend} needs a CUDA device; take auto, reference or sdpa on a CPU")
-    if backend == "flex":
-        check_compiler(device, "attention flex", "take `attention` auto")
-        return
+
+def _missing_package() -> str | None:
+    """Return what Triton needs and this machine lacks."""
     if importlib.util.find_spec("triton") is None:
-        raise UsageError("attention triton needs the package triton; pip install triton, or take `attention` auto")
-    if device.type == "cuda":
-        check_ampere(device, "attention triton", "take `attention` auto")
-    if d_head is not None and d_head > MAX_WIDTH:
-        raise UsageError(
-            f"attention triton has heads of at most {MAX_WIDTH} units, not {d_head}; take `attention` auto"
-        )
+        return "Triton is not installed; pip install triton"
+    version = importlib.metadata.version("triton")
+    if tuple(map(int, version.split(".")[:2])) < MIN_TRITON:
+        return "Triton {} is installed, and they need {}.{}; pip install -U triton".format(version, *MIN_TRITON)
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        return "Triton finds no C compiler; install gcc"
+    return None
+
+
+@constant_for_compiler
+def runs_triton(device: torch.device, dtype: torch.dtype, width: int = 0) -> bool:
+    """Return True if Triton's kernels run on a device, in a dtype, for heads of a width."""
+    return dtype.itemsize <= MAX_ITEMSIZE and width <= MAX_WIDTH and triton_problem(device) is None
+
+
+def portable_reason(device: torch.device, width: int) -> str | None:
+    """Tell the user why attention on a GPU does without its fast kernels; None if it uses them, and on a CPU."""
+    wide = f"they have heads of at most {MAX_WIDTH} units, not {width}" if width > MAX_WIDTH else None
+    problem = (triton_problem(device) or wide) if device.type == "cuda" else None
+    if problem is None:
+        return None
+    return f"attention without Triton's kernels, which takes longer and more memory: {problem}"
 
 
 def check_compiler(device: torch.device, feature: str, instead: str) -> None:

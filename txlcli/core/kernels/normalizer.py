@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from txlcli.core.backend import RowOperations
+from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products
 from txlcli.core.kernels.linear import linear, pad_columns
 
@@ -130,10 +131,11 @@ def normalize(
         chosen: (T,) ids whose logits are returned.
         spare: memory for the gradient of the table.
         recompute: compute the logits again in the backward pass instead of keeping them.
-        rows: computes what is computed of a block of logits; PyTorch by default.
+        rows: computes what is computed of a block of logits; by default Triton where it runs, else PyTorch.
         size: of the blocks.
     """
-    rows, dtype = rows or TorchRows(), autocast_dtype(hidden)
+    dtype = autocast_dtype(hidden)
+    rows = rows or _fast_rows(hidden.device, dtype)
     if rows.spends_logits:
         recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
     multiple = row_multiple_of_products(hidden)
@@ -164,6 +166,15 @@ class _Work:
         weight = pad_columns(table, self.dtype, self.multiple, rows=True)
         cast_bias, missing = bias.to(self.dtype), len(weight) - len(bias)
         return read, weight, F.pad(cast_bias, (0, missing), value=-torch.inf) if missing else cast_bias
+
+
+def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
+    """Return the row operations of a device, for logits of a dtype."""
+    if not runs_triton(device, dtype):
+        return TorchRows()
+    from txlcli.core.kernels.normalizer_triton import TritonRows  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    return TritonRows()
 
 
 def _normalize(

@@ -9,6 +9,8 @@ Importing this module needs Triton.
 Axes: t tokens and c ids of a block of logits (t, c), whose rows lie `stride` elements apart.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -66,27 +68,46 @@ IDS_OF_ROW, TOKENS, IDS_OF_TILE = 4096, 64, 1024
 """Ids that a program reads at once for the normalizers; tokens and ids of a program's part of the gradient."""
 
 
+@torch.library.custom_op("txl::accumulate", mutates_args=("total", "logit"))
+def accumulate(logits: Tensor, chosen: Tensor, first_id: int, total: Tensor, logit: Tensor) -> None:
+    """Add a block of logits to the log normalizers; see `RowOperations`."""
+    if logits.numel():
+        accumulate_kernel[len(logits),](
+            logits, total, logit, chosen, logits.shape[1], first_id, logits.stride(0), IDS=IDS_OF_ROW, num_warps=8
+        )
+
+
+@torch.library.custom_op("txl::logits_backward", mutates_args=("logits",))
+def logits_backward(
+    logits: Tensor, chosen: Tensor, first_id: int, total: Tensor, grad_total: Tensor, grad_logit: Tensor
+) -> Tensor:
+    """Overwrite a block of logits by their gradients; return the sums over each TOKENS tokens."""
+    tokens, count = logits.shape
+    sums = logits.new_zeros(triton.cdiv(tokens, TOKENS), count, dtype=torch.float32)
+    if logits.numel():
+        gradient_kernel[triton.cdiv(count, IDS_OF_TILE), len(sums)](
+            logits, total, grad_total, grad_logit, chosen, sums, tokens, count, first_id, logits.stride(0),
+            TOKENS=TOKENS, IDS=IDS_OF_TILE, num_warps=4,
+        )  # fmt: skip
+    return sums
+
+
+@logits_backward.register_fake
+def _(logits: Tensor, *_: Any) -> Tensor:
+    return logits.new_empty(triton.cdiv(logits.shape[0], TOKENS), logits.shape[1], dtype=torch.float32)
+
+
 class TritonRows:
     """`normalizer.RowOperations` by Triton; sums are in float32."""
 
     spends_logits = True
 
     def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        if logits.numel():
-            accumulate_kernel[len(logits),](
-                logits, total, logit, chosen, logits.shape[1], ids.start, logits.stride(0), IDS=IDS_OF_ROW, num_warps=8
-            )
+        accumulate(logits, chosen, ids.start, total, logit)
 
     def gradient(
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Overwrite logits (t, c) by their gradients; return them and their sums over tokens (c,)."""
-        tokens, count = logits.shape
-        parts = triton.cdiv(tokens, TOKENS)
-        sums = torch.zeros(parts, count, dtype=torch.float32, device=logits.device)
-        if logits.numel():
-            gradient_kernel[triton.cdiv(count, IDS_OF_TILE), parts](
-                logits, total, grad_total.contiguous(), grad_logit.contiguous(), chosen, sums, tokens, count, ids.start,
-                logits.stride(0), TOKENS=TOKENS, IDS=IDS_OF_TILE, num_warps=4,
-            )  # fmt: skip
-        return logits, sums.sum(dim=0)
+        given = (total, grad_total.contiguous(), grad_logit.contiguous())
+        return logits, logits_backward(logits, chosen, ids.start, *given).sum(dim=0)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
@@ -18,6 +21,12 @@ def compile_across_ddp_buckets() -> None:
     from torch._dynamo import config  # noqa: PLC0415 - takes as long to import as the rest of PyTorch
 
     config.optimize_ddp = False
+
+
+def constant_for_compiler(function: Callable[P, R]) -> Callable[P, R]:
+    """Let torch.compile call a function while it traces and keep the result, without importing the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def tensors_without_data() -> AbstractContextManager[object]:

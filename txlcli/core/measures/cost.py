@@ -209,13 +209,12 @@ class RmtProducts(TransformerProducts):
         return layers * self.model.rows / self.model.segment_len
 
 
-PRODUCTS_BY_KEY = {"auto": 6, "reference": 6, "sdpa": 7, "flex": 9, "triton": 7}
-"""Products between queries and keys that each value of `train.attention` computes in a training step: content scores,
-weighted values and their gradients, with those that the backward pass computes again. The backward pass of "flex" is
-two: of keys and values, and of queries."""
+PRODUCTS_BY_KEY = {"auto": 6, "reference": 6, "triton": 7}
+"""Products between queries and keys that each value of `train.attention`, and Triton's kernels, compute in a training
+step: content scores, weighted values and their gradients, with those that the backward pass computes again."""
 PRODUCTS_BY_DISTANCE = 3
 """Position scores and their gradients; none without position keys."""
-SKIP_UNSEEN = ("flex", "triton")
+SKIP_UNSEEN = ("triton",)
 """Backends that leave out tiles of keys that no query of theirs sees."""
 ADD_BIAS = ("reference", "triton")
 """Backends that add a bias by distance; others multiply with it, as one more column of queries and keys."""

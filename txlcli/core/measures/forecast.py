@@ -221,9 +221,8 @@ class _Step:
     def of(cls, model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device) -> "_Step":
         """Return the step of one process."""
         on_gpu = device.type != "cpu"
-        # FlexAttention, Triton's kernels and, on CUDA, those of sdpa keep no probabilities and no dropout masks, but as
-        # many position scores as "auto".
-        is_fused = train.attention in ("flex", "triton") or (train.attention == "sdpa" and on_gpu)
+        # Triton's kernels keep no probabilities and no dropout masks, but as many position scores.
+        is_fused = on_gpu and train.attention == "auto"
         plain = with_plain_softmax(model)
         if is_fused and isinstance(plain, TransformerSettings):
             plain = dataclasses.replace(plain, attention_dropout=0.0)
@@ -237,7 +236,7 @@ class _Step:
                 precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
                 loss_part=train.loss_part,
                 recompute=train.recompute,
-                attention="auto" if is_fused else train.attention,
+                attention=train.attention,
             ),
             on_gpu=on_gpu,
             n_layers=model.n_layers,

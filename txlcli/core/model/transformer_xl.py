@@ -149,8 +149,7 @@ class TransformerXL(LanguageModel):
     def compile_layers(self) -> None:
         """Compile each layer with torch.compile: norms, residuals, activations and products in few kernels.
 
-        All layers have one shape, so one compilation serves all. Attention stays as it is, and so do embedding and
-        softmax.
+        All layers have one shape, so one compilation serves all. Embedding and softmax stay as they are.
         """
         check_compiler(self.device, "compile", "leave out `compile`, or `overrides` train.compile=false for a run")
         compile_across_ddp_buckets()
@@ -161,16 +160,9 @@ class TransformerXL(LanguageModel):
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
-        """Compile nothing inside this block, as for shapes that occur once; FlexAttention gives way to the default."""
-        gives_way = self.attention_backend == "flex"
-        if gives_way:
-            self.set_attention_backend("auto")
-        try:
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        finally:
-            if gives_way:  # another backend would be compiled again
-                self.set_attention_backend("flex")
+        """Compile nothing inside this block, as for shapes that occur once."""
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""

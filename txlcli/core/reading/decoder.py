@@ -66,7 +66,7 @@ class Graphs:
         return cls(
             replay_steps=enabled and backend != "reference",
             # FlexAttention caches its masks outside a graph and may free them.
-            replay_segments=enabled and backend not in ("reference", "flex"),
+            replay_segments=enabled and backend != "reference",
             capture_graph=graphs_of_one_pool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment"),
         )
 

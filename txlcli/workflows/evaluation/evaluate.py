@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
@@ -154,7 +153,6 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     run, reporter = opened.run, workspace.reporter
     _check_options(opened, options)
     if options.attention is not None:
-        check_attention(options.attention, opened.model.device, d_head=run.settings.model.head_width)
         opened.model.set_attention_backend(options.attention)
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())

@@ -13,7 +13,6 @@ from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.config.settings import AttentionBackend, Settings, TrainSettings
-from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import (
@@ -44,7 +43,6 @@ MAX_TIMED_S = 4.0
 MAX_TIMED_BYTES = 2**30
 """Most memory that a timed training step may need."""
 TIMED_STEPS = 3
-CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ class BackendForecast:
     attention: AttentionBackend
     recompute: bool
     device: str
-    """Backends that need CUDA are counted for it, on any device."""
+
     step_bytes: int
     flops_per_token: float
     refused: str | None
@@ -185,9 +183,7 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
 BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (
     ("auto", False),
     ("auto", True),
-    ("sdpa", False),
-    ("flex", False),
-    ("triton", False),
+    ("reference", False),
 )
 """Attention backends that are compared, each with or without recomputation."""
 
@@ -204,36 +200,33 @@ def _by_attention(
     others = planned.flops_per_token - needed_attention_flops_per_token(model, **lengths)
     logits = softmax_flops_per_token(model, vocab_size, planned.shares)
     for backend, recompute in BACKENDS:
-        counted_for = CUDA if backend in ("flex", "triton") else device
         changed = dataclasses.replace(
             train, attention=backend, recompute=recompute, cuda_graph=False, deterministic=False
         )
+        uses_triton = device.type == "cuda" and backend == "auto"  # and computes probabilities again in any case
         of_attention = attention_flops_per_token(
             model,
-            backend,
+            "triton" if uses_triton else backend,
             **lengths,
-            scores=computed_scores(model, changed, counted_for),
-            position_scores=computed_scores(model, changed, counted_for, max_keys=model.window),
-            recompute=recompute,
+            scores=computed_scores(model, changed, device),
+            position_scores=computed_scores(model, changed, device, max_keys=model.window),
+            recompute=recompute and not uses_triton,
         )
         yield BackendForecast(
             attention=backend,
             recompute=recompute,
-            device=counted_for.type,
-            step_bytes=step_bytes(model, vocab_size, changed, device=counted_for, processes=processes).total,
+            device=device.type,
+            step_bytes=step_bytes(model, vocab_size, changed, device=device, processes=processes).total,
             flops_per_token=others + of_attention + recompute * logits,
-            refused=_reason_against(settings, backend, device, recompute=recompute),
+            refused=_reason_against(settings, backend, recompute=recompute),
         )
 
 
-def _reason_against(
-    settings: Settings, backend: AttentionBackend, device: torch.device, *, recompute: bool
-) -> str | None:
+def _reason_against(settings: Settings, backend: AttentionBackend, *, recompute: bool) -> str | None:
     """Return the error that training with an attention backend would end with; None if it would train."""
     try:
         train = dataclasses.replace(settings.train, attention=backend, recompute=recompute)
         dataclasses.replace(settings, train=train)
-        check_attention(backend, device, d_head=settings.model.head_width)
     except UsageError as error:
         return str(error)
     return None

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from txlcli.config.settings import Settings
-from txlcli.core.kernels.compilation import check_attention
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
 from txlcli.core.training.segments import TrainingSegments
@@ -84,9 +83,8 @@ def describe_devices(device: torch.device, processes: int) -> str:
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
-    """Reject settings that a device does not support: precision, attention, graph, determinism."""
+    """Reject settings that a device does not support: precision, graph, determinism."""
     check_precision(settings.train.precision, device)
-    check_attention(settings.train.attention, device, d_head=settings.model.head_width)
     if settings.train.deterministic:
         check_deterministic(device, processes=processes)
     if settings.train.cuda_graph and (device.type != "cuda" or processes > 1):

@@ -34,7 +34,7 @@ from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
-from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
@@ -73,6 +73,7 @@ def train(
             text = store, splits[0]
             planned = plan.plan(run, text, until_step=options.max_steps, devices=devices, processes=world.size)
             workspace.reporter.say(f"training {planned}")
+            explain_attention(run.settings, device, workspace.reporter)
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
             training = _build(run, store, splits, world, device)
             created = _created(run, training, store, force=options.force)
@@ -95,6 +96,7 @@ def resume(
             splits = read_splits(run.settings, store, workspace.reporter)
             training = _build(run, store, splits, world, device, saved)
             _check_resumed(run, before, training, options.max_steps)
+            explain_attention(run.settings, device, workspace.reporter)
             run = _record_changes(run, before, training.step, workspace.reporter)
             if world.is_rank_zero:
                 run.drop_metrics_after(training.step, validated=training.validated)
