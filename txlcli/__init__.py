@@ -4,7 +4,16 @@ import importlib
 
 __version__ = "0.2.0"
 
-__all__ = ["PrepareOptions", "TrainOptions", "load", "make_model", "open_store", "prepare", "train"]
+__all__ = [
+    "PrepareOptions",
+    "TrainOptions",
+    "load",
+    "make_model",
+    "open_store",
+    "prepare",
+    "relative_attention",
+    "train",
+]
 
 
 def __dir__() -> list[str]:
@@ -16,4 +25,5 @@ def __getattr__(name: str) -> object:
     """Import the Python interface, and with it PyTorch, when it is first used; `__init__.pyi` has the types."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("txlcli.api"), name)
+    module = "txlcli.functional" if name == "relative_attention" else "txlcli.api"
+    return getattr(importlib.import_module(module), name)

@@ -5,5 +5,6 @@ from txlcli.api import make_model as make_model
 from txlcli.api import open_store as open_store
 from txlcli.api import prepare as prepare
 from txlcli.api import train as train
+from txlcli.functional import relative_attention as relative_attention
 
 __version__: str

@@ -72,7 +72,8 @@ class SlotAttention:
         given = (terms.position_key, terms.content_bias, terms.position_bias, terms.distance_bias)
         added = (None if tensor is None else tensor.contiguous() for tensor in given)
         rows, keys, values = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        attended = attend_token(rows.contiguous(), keys, values, *added, self._distance, self._reach, 0)
+        rows = rows if rows.stride()[2:] == (query.shape[3], 1) else rows.contiguous()
+        attended = attend_token(rows, keys, values, *added, self._distance, self._reach, 0)
         return attended.transpose(1, 2)
 
     @functools.cached_property

@@ -331,7 +331,7 @@ def attend_token(
     """Return the output (B, 1, H, D) of single queries that see keys at any places of a buffer, without gradients.
 
     Args:
-        query: (B, 1, H, D), contiguous.
+        query: (B, 1, H, D), the heads of each side by side.
         key: (B, K, H, D).
         value: as `key`, with the same strides.
         position_key: (H, m, D); the first one is of all farther distances, too.
@@ -350,7 +350,8 @@ def attend_token(
     counts = (0 if tensor is None else tensor.shape[1] for tensor in (position_key, distance_bias))
     kernels.token_kernel[batch_size * heads, splits](
         query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, parts, logs,
-        *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width), KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+        query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width),
+        KEYS=KEYS_OF_TOKEN, SPLITS=splits,
     )  # fmt: skip
     _combine(parts, logs, out, log_total)
     return out
@@ -358,4 +359,4 @@ def attend_token(
 
 @attend_token.register_fake
 def _(query: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(query)
+    return torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -180,7 +180,7 @@ def forward_kernel(
 @triton.jit(do_not_specialize=("key_len", "position_keys", "biases"))
 def token_kernel(
     query_base, key_base, value_base, position_key, content_bias, position_bias, distance_bias, distances, reach_base,
-    out_base, log_total_base, key_b, key_l, key_h, key_len, position_keys, biases, scale, HEADS: tl.constexpr,
+    out_base, log_total_base, query_b, key_b, key_l, key_h, key_len, position_keys, biases, scale, HEADS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attend from single queries (B, 1, H, D) to one of SPLITS parts of all keys, whose distances are on the device.
@@ -191,7 +191,8 @@ def token_kernel(
     head = sequence % HEADS
     columns = tl.arange(0, PADDED)
     inside = columns < WIDTH
-    query = tl.load(query_base + sequence * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    query_row = (sequence // HEADS) * query_b + head * WIDTH
+    query = tl.load(query_base + query_row + columns, mask=inside, other=0.0).to(tl.float32)
     content = query
     if content_bias is not None:
         content += tl.load(content_bias + head * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
