@@ -29,8 +29,8 @@ def relative_attention(
 
     The score of query i for key j, at distance M + i - j, is
     ((query_i + content_bias) . key_j + (query_i + position_bias) . position_key_distance) / sqrt(D), plus the bias of
-    the distance. Differentiable in all tensors. Triton's kernels compute it on CUDA devices of compute capability 8.0 or
-    higher, for D up to 128; elsewhere the result is the same.
+    the distance. Differentiable in all tensors. Triton's kernels compute it on CUDA devices of compute capability 8.0
+    or higher, for D up to 128; elsewhere the result is the same.
 
     Args:
         query: (B, H, L, D).

@@ -12,7 +12,7 @@ segment, keys and values from memory and segment. `attend` computes this, one op
 u, v and W_kR belong to `encodings.RelativeEncoding`; the other projections to `Attention`.
 
 The modules `core.kernels.attention_*` have functions of the same signature (`core.backend.Attend`) that are faster: by
-tiles in distance space (the default), by PyTorch's fused kernels, and for single tokens of a CUDA graph.
+tiles in distance space, by kernels of Triton for CUDA, and for single tokens of a CUDA graph.
 
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
 """
