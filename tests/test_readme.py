@@ -63,7 +63,9 @@ def test_the_python_of_the_readme_scores_generates_and_evaluates(fresh_run, caps
 
 
 def test_the_python_of_the_manual_predicts_and_trains(fresh_run, capsys):
-    *_, reader, loop = code(PYTHON, "python")
+    *_, reader, attention, loop = code(PYTHON, "python")
+    exec(attention, {})
+    capsys.readouterr()
     names = {}
     exec(reader, names)
     text = torch.tensor([list(b"def main(")])

@@ -73,7 +73,7 @@ def _training(recipe, n_layers):
     ids = np.zeros(train.batch_size * train.seg_len * (steps + 1) + 1, dtype=np.int64)
     segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
     with pretending():
-        training = Training(_model(settings), train, segments, None, Path(), {})
+        training = Training(_model(settings), train, segments)
         for _ in range(steps):
             training.update()
         with Kernels() as kernels:

@@ -326,7 +326,10 @@ def _traced(step: _Step) -> tuple[int, int]:
 def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training, with few blocks in a long segment."""
     network = make_model(dataclasses.replace(step.model, n_layers=step.n_layers), step.columns).train()
-    network.recompute(step.train.recompute)
+    if step.on_gpu:  # position scores are kept
+        LanguageModel.recompute(network, step.train.recompute)
+    else:
+        network.recompute(step.train.recompute)
     if isinstance(network, TransformerXL):
         network.set_attention_backend(step.train.attention)
         if not step.model.recurrent_state:
