@@ -1,10 +1,13 @@
 """`txl info`: versions, device, threads, stores and runs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from txlcli import console
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
+
+if TYPE_CHECKING:
+    from txlcli.workflows.info import Installation
 
 SHOWN = 8
 """Largest number of stores, or of runs, that are named."""
@@ -22,20 +25,19 @@ def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json 
     console.show_result(describe(data_dir, runs_dir), _show, json=json)
 
 
-def _show(facts: dict[str, Any]) -> None:
-    versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+def _show(installed: "Installation") -> None:
     lines = {
-        "txl": facts["txl"],
-        "Python": f"{facts['python']} ({facts['executable']})",
-        "platform": facts["platform"],
-        "packages": versions,
-        "HDF5": facts["hdf5"],
-        "BLAS": facts["blas"],
-        "processors": f"{facts['processors']} ({facts['cpu_capability']}), threads: {facts['threads']}",
-        "CUDA": f"{facts['cuda'] or 'not in this build of PyTorch'}; GPUs: {', '.join(facts['gpus']) or 'none'}",
-        "stores": f"{_some(facts['stores'])} (in {facts['data_dir']})",
-        "runs": f"{_some(facts['runs'])} (in {facts['runs_dir']})",
-        **facts["environment"],
+        "txl": installed.txl,
+        "Python": f"{installed.python} ({installed.executable})",
+        "platform": installed.platform,
+        "packages": ", ".join(f"{name} {version}" for name, version in installed.packages.items()),
+        "HDF5": installed.hdf5,
+        "BLAS": installed.blas,
+        "processors": f"{installed.processors} ({installed.cpu_capability}), threads: {installed.threads}",
+        "CUDA": f"{installed.cuda or 'not in this build of PyTorch'}; GPUs: {', '.join(installed.gpus) or 'none'}",
+        "stores": f"{_some(installed.stores)} (in {installed.data_dir})",
+        "runs": f"{_some(installed.runs)} (in {installed.runs_dir})",
+        **installed.environment,
     }
     for name, value in lines.items():
         console.show_line(f"{name + ':':<12} {value}")
