@@ -57,9 +57,21 @@ def test_finite_differences_confirm_the_gradients():
     assert torch.autograd.gradcheck(txlcli.relative_attention, given)
 
 
-def test_shapes_that_do_not_fit_are_rejected():
-    query, key, value, *terms = tensors()
-    with pytest.raises(UsageError, match=r"K at least L, not q \(2, 3, 12, 11\), k \(2, 3, 5, 11\)"):
-        txlcli.relative_attention(key, query, value, *terms)
-    with pytest.raises(UsageError, match="distance_bias needs 7 columns, one for each distance, not 12"):
-        txlcli.relative_attention(query, key, value, *terms, distance_bias=draw(H, K), window=7)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query": draw(B, H, K + 1, D)}, "query has 13 positions, key 12; the last L of the K keys belong to"),
+        ({"query": draw(1, H, L, D)}, r"key is \(B, H, K, D\) with B = 1, H = 3, K = 12, D = 11, not \(2, 3, 12, 11\)"),
+        ({"value": draw(B, H, K - 1, D)}, r"value is \(B, H, K, D\) with .*, not \(2, 3, 11, 11\)"),
+        ({"position_key": draw(H, K, D - 1)}, r"position_key is \(H, m, D\) with .*D = 11, not \(3, 12, 10\)"),
+        ({"position_key": draw(H, 0, D)}, r"position_key is .*, not \(3, 0, 11\)"),
+        ({"content_bias": draw(D)}, r"content_bias is \(H, D\) with H = 3, D = 11, not \(11,\)"),
+        ({"distance_bias": draw(H, K), "window": 7}, "distance_bias needs 7 columns, one for each distance, not 12"),
+        ({"window": 0}, "window 0, dropout 0.0: give a window of at least 1"),
+        ({"dropout": 1.0}, "window None, dropout 1.0: give a window of at least 1, a dropout from 0 to below 1"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_rejected(changed, message):
+    names = ("query", "key", "value", "position_key", "content_bias", "position_bias")
+    with pytest.raises(UsageError, match=message):
+        txlcli.relative_attention(**dict(zip(names, tensors(), strict=True)) | changed)

@@ -4,6 +4,8 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key of their own.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms
@@ -11,6 +13,17 @@ from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.model import attention
 from txlcli.core.model.backends import FastAttention
 from txlcli.errors import UsageError
+
+AXES = {
+    "query": "BHLD",
+    "key": "BHKD",
+    "value": "BHKD",
+    "position_key": "HmD",
+    "content_bias": "HD",
+    "position_bias": "HD",
+    "distance_bias": "Hn",
+}
+"""Axes of each tensor, in the order of the parameters."""
 
 
 def relative_attention(
@@ -46,20 +59,39 @@ def relative_attention(
     Returns:
         (B, H, L, D).
     Raises:
-        UsageError: if the shapes do not fit.
+        UsageError: if the shapes do not fit, or the window or the dropout is out of range.
     """
-    seg_len, key_len = query.shape[2], key.shape[2]
-    reach = min(window or key_len, key_len)
-    if key.shape != value.shape or seg_len > key_len or query.shape[3] != key.shape[3]:
-        shapes = ", ".join(
-            f"{name} {tuple(tensor.shape)}" for name, tensor in zip("qkv", (query, key, value), strict=True)
+    tensors = (query, key, value, position_key, content_bias, position_bias, distance_bias)
+    sizes = _sizes(dict(zip(AXES, tensors, strict=True)))
+    seg_len, key_len = sizes["L"], sizes["K"]
+    if seg_len > key_len:
+        raise UsageError(
+            f"query has {seg_len} positions, key {key_len}; the last L of the K keys belong to the queries"
         )
-        raise UsageError(f"queries are (B, H, L, D), keys and values (B, H, K, D) with K at least L, not {shapes}")
-    if distance_bias is not None and distance_bias.shape[1] != reach:
-        raise UsageError(f"distance_bias needs {reach} columns, one for each distance, not {distance_bias.shape[1]}")
+    if not (0 <= dropout < 1 and (window is None or window >= 1)):
+        raise UsageError(
+            f"window {window}, dropout {dropout}: give a window of at least 1, a dropout from 0 to below 1"
+        )
+    reach = min(window or key_len, key_len)
+    if distance_bias is not None and sizes["n"] != reach:
+        raise UsageError(f"distance_bias needs {reach} columns, one for each distance, not {sizes['n']}")
     if position_key is not None:
         position_key = position_key[:, max(0, position_key.shape[1] - reach) :]
     terms = ScoreTerms(reach, position_key, content_bias, position_bias, distance_bias)
     has_kernels = query.device.type in ("cpu", "cuda")
     attend = FastAttention(TiledAttention()) if has_kernels else attention.attend
     return attend(query, key, value, terms, dropout=dropout)
+
+
+def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
+    """Return the size of each axis; all tensors that have it must agree."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        axes, shape = AXES[name], tuple(tensor.shape)
+        expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False))
+        if len(shape) != len(axes) or shape != expected or 0 in shape:
+            known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if sizes.get(axis))
+            raise UsageError(f"{name} is ({', '.join(axes)}) with {known}, not {shape}")
+    return sizes
