@@ -230,6 +230,7 @@ class LoadedRun:
             VocabularyError: the prompt has a symbol without an id.
         """
         given = GenerateOptions(prompt=prompt, **options)
+        given.exclude("samples", because="a call generates one text")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
         settings = self.settings.evaluation_settings()
         reader = sampling.reader_of_one_text(self.model, settings, precision=self._opened.precision)

@@ -70,6 +70,20 @@ def test_values_out_of_range_are_rejected(options, name, value, bound):
     assert rejection(options, **{name: value}) == f"`{name}` {number}: must be {bound}"
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "value", "message"),
+    [
+        (EvalOptions, "split", "vaild", 'unknown split "vaild"; did you mean "valid"? (known: train, valid, test)'),
+        (EvalOptions, "mem_len", "0,64", 'unknown mem_len "0,64" (known: auto)'),
+        (EvalOptions, "max_distance", "off", 'unknown max_distance "off" (known: none)'),
+        (ReclOptions, "split", "train", 'unknown split "train" (known: valid, test)'),
+        (TrainOptions, "precision", "fp8", 'unknown precision "fp8" (known: fp32, tf32, bf16, fp16)'),
+    ],
+)
+def test_unknown_words_are_rejected(options, name, value, message):
+    assert rejection(options, **{name: value}) == message
+
+
 MODEL_ALONE = "`protocols` compares the model at given lengths"
 WINDOWS = "`attn_len` evaluates windows without memory"
 ONE_LENGTH = "`cache` and `dynamic` take one memory length"

@@ -36,6 +36,13 @@ def test_cuda_is_rejected_if_it_is_not_available():
         pick_device("cuda")
 
 
+def test_unknown_devices_and_precisions_are_rejected():
+    with pytest.raises(UsageError, match=r'^unknown device "gpu"; did you mean "cuda"\? \(known: auto, cpu, cuda\)$'):
+        pick_device("gpu")
+    with pytest.raises(UsageError, match=r'^unknown precision "fp8" \(known: fp32, tf32, bf16, fp16\)$'):
+        check_precision("fp8", CPU)
+
+
 @with_cuda
 def test_auto_is_cuda_if_it_is_available():
     assert pick_device("auto") == pick_device("cuda") == CUDA

@@ -12,11 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from txlcli.errors import UsageError
+from txlcli.errors import UnknownNameError, UsageError
 from txlcli.system import launcher
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the operands of matrix products in each precision."""
+DEVICES = ("auto", "cpu", "cuda")
 AMPERE = (8, 0)
 """Compute capability of the first GPUs that multiply bf16 and TF32."""
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
@@ -29,6 +30,8 @@ def pick_device(name: str) -> torch.device:
 
     With several processes, each gets the CUDA device of its local rank.
     """
+    if name not in DEVICES:
+        raise UnknownNameError("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("`device` cuda: PyTorch finds no CUDA device here; use `device` cpu")
     if name == "auto":
@@ -40,6 +43,8 @@ def pick_device(name: str) -> torch.device:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision."""
+    if precision not in DTYPES:
+        raise UnknownNameError("precision", precision, DTYPES)
     if precision == "tf32":
         if device.type != "cuda":
             raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
