@@ -135,6 +135,10 @@ REJECTED_SETS = [
         'PATH with --set train.lr=0.5 --set model.n_head=3: [model] has no key "n_head"; did you mean "n_heads"?',
     ),
     (
+        "train.max_steps=3|train.max_steps=5|train.max_steps=7|train.lr=0",
+        "PATH with 4 --set changes: [train] lr must be greater than 0, not 0.0",
+    ),
+    (
         "model.cutoffs=[11, 5]",
         "PATH with --set model.cutoffs=[11, 5]: [model] cutoffs must be ids above 0, each larger than the one before, "
         "not [11, 5]",

@@ -17,6 +17,7 @@ from txlcli.system.input_files import read_text as read_file
 
 SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
 LISTING = '"txl recipes" lists all'
+MAX_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = "published."  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
@@ -101,7 +102,10 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
     """Turn sections of keys into Settings, with `section.key=value` changes; an error begins with `where` and these."""
     changes = list(overrides)
     table = _override(table, changes)
-    where = " --set ".join([f"{where} with", *changes]) if changes else where
+    if len(changes) > MAX_CHANGES_LISTED:
+        where = f"{where} with {len(changes)} --set changes"
+    elif changes:
+        where = " --set ".join([f"{where} with", *changes])
     try:
         for name in table:
             if name not in SECTIONS:
