@@ -37,8 +37,8 @@ def unpack(archive: Path, directory: Path, wanted: str) -> None:
     extracted = 0
     try:
         for path, content in _files(archive):
-            name = re.split(r"[/\\:]", path)[-1]
-            if re.fullmatch(wanted, name) or path == archive.stem:  # the latter is a compressed file
+            name = archive.stem if path is None else re.split(r"[/\\:]", path)[-1]
+            if path is None or re.fullmatch(wanted, name):
                 with (directory / name).open("wb") as file:
                     shutil.copyfileobj(content, file, BLOCK)
                 extracted += 1
@@ -79,8 +79,8 @@ class _Bounded(io.RawIOBase):
         return block
 
 
-def _files(archive: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the content of each file."""
+def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
+    """Yield the path in the archive and the content of each file; a compressed file has no path."""
     kind = format_of(archive)
     if kind == "zip":
         yield from _zip_members(archive)
@@ -91,7 +91,7 @@ def _files(archive: Path) -> Iterator[tuple[str, Any]]:
             is_tar = file.read(HEAD).startswith(*PACKED["tar"])
             file.seek(0)
             stream = _Bounded(archive, file)
-            yield from _tar_members(stream) if is_tar else [(archive.stem, stream)]
+            yield from _tar_members(stream) if is_tar else [(None, stream)]
 
 
 def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -68,7 +68,7 @@ def out(tmp_path):
 
 @pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
 def test_only_wanted_members_are_written(tmp_path, out, make):
-    archive = make(tmp_path / "archive", {"a/train.txt": b"one", "a/other.txt": b"two"})
+    archive = make(tmp_path / "archive", {"a/train.txt": b"one", "a/other.txt": b"two", "archive": b"three"})
     unpack(archive, out, r"train\.txt")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {"train.txt": b"one"}
 
