@@ -41,6 +41,15 @@ def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkey
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
+def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert f"no run under {tmp_path}/home/runs" in txl("runs", "--runs-dir=~/runs").stderr
+    monkeypatch.setenv("TXL_DATA_DIR", "~/stores")
+    assert f"no token stores in {tmp_path}/home/stores" in txl("prepare", "--list").stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("chosen", "used"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import resource
 import subprocess
@@ -44,6 +45,12 @@ def test_a_store_is_read_as_it_was_written(tmp_path):
     assert store.sentence_starts("train") is None
     assert store.sentence_starts("test").tolist() == [0]
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["tiny.h5"]
+
+
+def test_a_store_is_read_without_locks_which_some_network_file_systems_lack(tmp_path):
+    with write(tmp_path / "tiny.h5").open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert TokenStore.open(tmp_path / "tiny.h5").ids("train").tolist() == [2, 3, 0, 2, 0]
 
 
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1), min_size=2, unique=True)
@@ -106,7 +113,7 @@ def test_a_missing_split_names_the_command(tmp_path):
 def test_a_permission_error_is_not_reported_as_damage(tmp_path, monkeypatch):
     path = write(tmp_path / "tiny.h5")
 
-    def denied(*_):
+    def denied(*_, **__):
         raise PermissionError(13, "Unable to open file")
 
     monkeypatch.setattr(h5py, "File", denied)

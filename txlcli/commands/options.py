@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -25,8 +26,11 @@ Run = Annotated[
     str | None,
     Argument(metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs),
 ]
-DataDir = Annotated[Path, Option("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
-RunsDir = Annotated[Path, Option("--runs-dir", envvar=command_lines.RUNS_VARIABLE, help="Folder of the training runs.")]
+_folder = partial(Option, parser=command_lines.user_path, metavar="PATH")
+DataDir = Annotated[Path, _folder("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
+RunsDir = Annotated[
+    Path, _folder("--runs-dir", envvar=command_lines.RUNS_VARIABLE, help="Folder of the training runs.")
+]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all notes under a table.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Device; auto uses CUDA if available.")]

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, replacing_losses, set_attributes
+from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, reading, replacing_losses, set_attributes
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
@@ -43,7 +42,7 @@ class ContextFile:
             check_output(path, str(path))
             return
         try:
-            with h5py.File(path) as file:
+            with reading(path) as file:
                 if file.attrs.get("format") != FORMAT.encode():
                     raise UsageError(f"{path}: holds no losses of txl recl; give another name or remove it")
                 for group in file.values():

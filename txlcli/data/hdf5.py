@@ -60,6 +60,11 @@ class DiskFile(io.FileIO):
             raise self.error
 
 
+def reading(path: Path) -> h5py.File:
+    """Open a file for reading, without the locks that some network file systems lack: files are replaced as a whole."""
+    return h5py.File(path, locking=False)
+
+
 @contextmanager
 def creating(path: Path) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Yield a new HDF5 file, and the file on disk below it; raise an OSError if not everything was written."""

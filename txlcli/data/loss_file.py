@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, replacing_losses, set_attributes
+from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, reading, replacing_losses, set_attributes
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
@@ -40,7 +39,7 @@ def check_path(path: Path, asked: str) -> None:
 
 def _has_losses(path: Path) -> bool:
     try:
-        with h5py.File(path) as file:
+        with reading(path) as file:
             return "tokens" in file and bool(file.attrs.get("format") == FORMAT)
     except READ_ERRORS:
         return False

@@ -23,6 +23,7 @@ from txlcli.data.hdf5 import (
     array,
     creating,
     read_array,
+    reading,
     set_attributes,
 )
 from txlcli.data.vocabulary import Vocab, smallest_dtype
@@ -118,7 +119,7 @@ class TokenStore:
         if not path.is_file():
             raise StoreError(f'no token store at {path}; run "{prepare_command(path.stem)}" first')
         try:
-            with h5py.File(path) as file:
+            with reading(path) as file:
                 if file.attrs.get("format") != FORMAT.encode() or file.attrs["version"] != VERSION:
                     raise StoreError(
                         f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with "

@@ -10,14 +10,19 @@ DATA_VARIABLE, RUNS_VARIABLE = "TXL_DATA_DIR", "TXL_RUNS_DIR"
 """Environment variables that replace the default directories."""
 
 
+def user_path(text: str) -> Path:
+    """Return the path of a text in which ~ is the home folder; shells leave it in variables and after "="."""
+    return Path(os.path.expanduser(text))
+
+
 def default_data_dir() -> Path:
     """Return the directory of the token stores that a command uses without --data-dir."""
-    return Path(os.environ.get(DATA_VARIABLE) or DATA_DIR)
+    return user_path(os.environ.get(DATA_VARIABLE) or str(DATA_DIR))
 
 
 def default_runs_dir() -> Path:
     """Return the directory of the runs that a command uses without --runs-dir."""
-    return Path(os.environ.get(RUNS_VARIABLE) or RUNS_DIR)
+    return user_path(os.environ.get(RUNS_VARIABLE) or str(RUNS_DIR))
 
 
 def command_line(*words: str, data_dir: Path | None = None, runs_dir: Path | None = None) -> str:
