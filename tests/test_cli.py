@@ -46,7 +46,7 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert f"no run under {tmp_path}/home/runs" in txl("runs", "--runs-dir=~/runs").stderr
     monkeypatch.setenv("TXL_DATA_DIR", "~/stores")
-    assert f"no token stores in {tmp_path}/home/stores" in txl("prepare", "--list").stderr
+    assert f"no token stores in {tmp_path}/home/stores" in txl("prepare", "--list").output
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,5 @@
 import fcntl
+import hashlib
 import json
 import resource
 import subprocess
@@ -80,6 +81,9 @@ def test_a_store_can_be_read_without_txl(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5")) as file:
         ids = file["splits/train/ids"]
         assert (ids[()].tolist(), ids.dtype, ids.chunks) == ([2, 3, 0, 2, 0], np.uint8, None)
+        digests = [hashlib.sha256(bytes(numbers)).hexdigest() for numbers in ([3, 0], [0])]
+        assert json.loads(file["splits/test"].attrs["info"])["sha256"] == digests[0]
+        assert file["splits/test"].attrs["sentence_starts_sha256"].decode() == digests[1]
         assert file["splits/test/sentence_starts"][()].tolist() == [0]
         assert json.loads(bytes(file["vocabulary"]))["symbols"] == VOCAB.symbols
         assert json.loads(file.attrs["facts"])["corpus"] == "lm1b"

@@ -33,7 +33,7 @@ from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
 FORMAT = "txl token store"
-IDS, SENTENCE_STARTS = "ids", "sentence_starts"
+IDS, SENTENCE_STARTS, STARTS_DIGEST = "ids", "sentence_starts", "sentence_starts_sha256"
 VERSION = 1
 SUFFIX = ".h5"
 _BLOCK = 1 << 22  # tokens that are read at once
@@ -99,11 +99,12 @@ class TokenStore:
         groups = {split: file["splits"][split] for split in sorted(file["splits"], key=SPLITS.index)}
         self.splits = {split: SplitInfo(**parse_json(group.attrs["info"].decode())) for split, group in groups.items()}
         self._arrays = {
-            (split, name): _describe(path, group, name)
-            for split, group in groups.items()
-            for name in (IDS, SENTENCE_STARTS)
-            if name in group
+            (split, IDS): _describe(path, group, IDS, self.splits[split].sha256) for split, group in groups.items()
         }
+        for split, group in groups.items():
+            if SENTENCE_STARTS in group:
+                sha256 = group.attrs[STARTS_DIGEST].decode()
+                self._arrays[split, SENTENCE_STARTS] = _describe(path, group, SENTENCE_STARTS, sha256)
         self._vocabulary = bytes(read_array(file, "vocabulary")).decode()
         self._fingerprint: str = file.attrs["fingerprint"].decode()
         self._is_verified = is_verified
@@ -197,11 +198,11 @@ class TokenStore:
         return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=array.shape)
 
 
-def _describe(path: Path, group: h5py.Group, name: str) -> _Array:
+def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:
     dataset = array(group, name)
     start = dataset.id.get_offset() or 0
     place = Slice(path, start, start + dataset.nbytes)
-    return _Array(place, dataset.dtype, dataset.shape, dataset.attrs["sha256"].decode())
+    return _Array(place, dataset.dtype, dataset.shape, sha256)
 
 
 def _again(path: Path) -> str:
@@ -246,7 +247,8 @@ class StoreWriter:
             parts = ((done, group[IDS][done : done + _BLOCK]) for done in range(0, info.tokens, _BLOCK))
             starts = np.concatenate([[0], *(np.flatnonzero(ids == boundary) + done + 1 for done, ids in parts)])
             starts = starts[starts < max(info.tokens, 1)]
-            self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(info.tokens), [starts])
+            sha256 = self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(info.tokens), [starts])
+            set_attributes(group, {STARTS_DIGEST: sha256})
 
     def _write(
         self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]
@@ -261,7 +263,6 @@ class StoreWriter:
                 self._disk.raise_error()
             digest.update(numbers.data)
             done += numbers.size
-        set_attributes(dataset, {"sha256": digest.hexdigest()})
         return digest.hexdigest()
 
 
