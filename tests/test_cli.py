@@ -41,6 +41,14 @@ def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkey
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
+def test_matplotlib_says_nothing_about_its_own_files(monkeypatch):
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
+    script = "import atexit, sys; from txlcli.__main__ import main; sys.argv = ['txl', '--version']\n"
+    ended = python("-c", f"{script}atexit.register(lambda: __import__('matplotlib')); main()")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

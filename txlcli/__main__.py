@@ -1,6 +1,7 @@
 """Run the command line, as `txl` or as `python -m txlcli`."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -56,6 +57,7 @@ def main() -> None:
     _open_closed_streams()
     _keep_children_from_working_directory()
     _share_processors()
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it keeps its own files
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
         from txlcli.cli import app

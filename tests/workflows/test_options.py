@@ -178,7 +178,7 @@ def test_texts_of_the_command_line_are_parsed(tmp_path):
     assert parse_lengths_or_auto("auto", "") == "auto"
     assert [parse_distance(text, "") for text in ("7", "none", "off")] == [7, "none", "none"]
     assert parse_losses_path(str(tmp_path / "new.h5"), "") == tmp_path / "new.h5"
-    (tmp_path / "a.txt").write_bytes(b"the \xff")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe \xff")  # begins with a byte order mark
     text = read_user_text(str(tmp_path / "a.txt"), "`text` a.txt")
     assert (text.name, text.data, text.label) == (str(tmp_path / "a.txt"), b"the \xff", "`text` a.txt")
 

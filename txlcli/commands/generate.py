@@ -68,7 +68,7 @@ def _read_prompt(prompt: str) -> str:
     # Python passes undecodable bytes of a command line as lone surrogates.
     data = read_stdin(MAX_SETTINGS) if prompt == "-" else prompt.encode("utf-8", "surrogateescape")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
     return text.removesuffix("\n") if prompt == "-" else text

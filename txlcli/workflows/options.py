@@ -4,6 +4,7 @@ This module imports neither PyTorch nor Typer, so that `txl COMMAND --help` stay
 it writes the name of the field in backticks, `mem_len`, and the command line prints the flag, --mem-len.
 """
 
+import codecs
 import dataclasses
 import math
 import re
@@ -241,7 +242,8 @@ def read_user_text(file: str, asked: str) -> UserText:
         data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{asked}: cannot be read ({error.strerror}); check the path") from error
-    return UserText("stdin" if is_stdin else file, data, label=asked)
+    # A byte order mark is no text, as in `txl prepare`.
+    return UserText("stdin" if is_stdin else file, data.removeprefix(codecs.BOM_UTF8), label=asked)
 
 
 parse_lengths_or_auto = partial(parse_list, words={AUTO: AUTO}, example="whole numbers like 160,640, or auto")
