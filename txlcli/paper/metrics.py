@@ -15,9 +15,6 @@ METRIC_TITLES = {
     "bits_per_byte": "bits/byte",
 }
 
-METRICS_OF_LOSS = ("bpc", "ppl")
-"""Metrics in which the loss of a training run is shown."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
