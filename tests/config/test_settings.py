@@ -32,7 +32,7 @@ POSITIVE, NOT_NEGATIVE, RATE = "greater than 0", "0 or more", "at least 0 and le
 SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
 RATES = ("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout")
 COUNTS = ("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len")
-NATURAL = ("mem_len", "momentum", "weight_decay", "warmup_steps", "plateau_patience", "average_patience")
+NATURAL = ("mem_len", "weight_decay", "warmup_steps", "plateau_patience", "average_patience")
 NAN, INF, TIED = float("nan"), float("inf"), (True, False)
 LIMITS = [  # section, keys, values, what each must be
     ("corpus", ("store",), ("", "data/enwik8.h5", ".."), PLAIN),
@@ -48,6 +48,7 @@ LIMITS = [  # section, keys, values, what each must be
     ("train", (*COUNTS, "valid_batch_size", "valid_tokens"), (0, -1), POSITIVE),
     ("train", NATURAL, (-1,), NOT_NEGATIVE),
     ("train", ("weight_decay",), (NAN,), NOT_NEGATIVE),
+    ("train", ("momentum",), (-0.1, 1.0), RATE),
     ("train", ("lr",), (NAN, INF), POSITIVE),
     ("train", ("seed",), (-1,), f"from 0 to {2**63 - 1}"),
     ("train", ("seed",), (2**63,), f"at most {2**63 - 1}"),

@@ -20,6 +20,7 @@ from txlcli.config.ranges import (
     PositiveFloat,
     PositiveInt,
     Range,
+    Rate,
     Section,
     Share,
 )
@@ -102,7 +103,7 @@ class TrainSettings(Section):
     and adamw for all other parameters; lamb: LAMB for large batches, as in NVIDIA's recipes."""
     lr: PositiveFloat = 2.5e-4
     """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
-    momentum: NotNegativeFloat = 0.0
+    momentum: Rate = 0.0
     """optimizer = "sgd": momentum. optimizer = "muon": Nesterov momentum, 0.95 where it is left at 0."""
     weight_decay: NotNegativeFloat = 0.0
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
