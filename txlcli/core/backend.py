@@ -145,5 +145,3 @@ class Backend:
     dropout: Drop
     activation: Drop
     """Dropout of relu(hidden); it may overwrite its input."""
-    rows: RowOperations | None = None
-    """Operations on the logits of the softmax; None: PyTorch's."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import Band
-from txlcli.core.backend import RowOperations
 from txlcli.core.kernels.device import send
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
@@ -43,8 +42,6 @@ class AdaptiveSoftmax(nn.Module):
         """Memory of each table's gradient, kept between two steps."""
         self.recompute = False
         """True if the backward pass computes logits again instead of keeping them."""
-        self.rows: RowOperations | None = None
-        """Computes what is computed of a block of logits; None: PyTorch's operations."""
         self.block_size = DEFAULT_SIZE
         """Size of the blocks of logits."""
 
@@ -103,7 +100,6 @@ class AdaptiveSoftmax(nn.Module):
             ids,
             spare=self.spare[number],
             recompute=self.recompute,
-            rows=self.rows,
             size=self.block_size,
         )
 

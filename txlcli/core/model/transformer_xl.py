@@ -137,7 +137,6 @@ class TransformerXL(LanguageModel):
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self.attention_backend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
-        self.softmax.rows = backend.rows
         if self._compiles:
             backend = backends.for_compiler(backend, self.device)
         for layer in self.layers:
