@@ -83,7 +83,7 @@ def make_decoder(
     return Decoder(model, reading, dataclasses.replace(Graphs.of(model), **graphs))
 
 
-def close(given, expected, *, atol=1e-10):
+def assert_close(given, expected, *, atol=1e-10):
     """Assert that two tensors are equal up to rounding."""
     torch.testing.assert_close(given, expected, rtol=0, atol=atol)
 

@@ -28,7 +28,7 @@ from txlcli.core.reading.scoring import Stream, score
 B, L, M, SIZE = 2, 5, 7, 6
 SETTINGS = EvalSettings(seg_len=L, mem_len=M, batch_size=B, max_distance=20)
 ONE_LANE = EvalSettings(seg_len=L, mem_len=M, batch_size=1)
-close = partial(np.testing.assert_allclose, rtol=1e-5)
+assert_close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
 def repetitive(model, periods):
@@ -77,9 +77,9 @@ def test_the_cache_does_not_change_the_losses_of_the_model():
     text = draw_stream(23, SETTINGS)
     scores, cached = score_with_cache(text, size=SIZE, thetas=[0.1, 0.2])
     expected = score(text).losses_nats
-    close(scores.losses_nats, expected, rtol=1e-6)
+    assert_close(scores.losses_nats, expected, rtol=1e-6)
     assert cached.shape == (2, 23)
-    close(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-6)
+    assert_close(mixed_losses(scores.losses_nats, cached[0], 0.0), expected, rtol=1e-6)
     for start in (0, 12):  # the cache of a lane is empty, so that a mixture changes nothing
         assert mixed_losses(scores.losses_nats, cached[0], 0.5)[start] == pytest.approx(expected[start], rel=1e-5)
 
@@ -135,7 +135,7 @@ def test_dynamic_evaluation_equals_its_definition():
                 moved = parameter - 0.01 * gradient / (size + typical)
                 back = min(1.0, 0.1 * float(size.flatten()[0]) / typical)
                 parameter.copy_(moved + back * (before[name] - moved))
-    close(given, expected)
+    assert_close(given, expected)
 
 
 def test_auxiliary_classifiers_do_not_change_dynamic_evaluation():
@@ -155,7 +155,7 @@ def test_auxiliary_classifiers_do_not_change_dynamic_evaluation():
 def test_with_steps_of_length_zero_dynamic_evaluation_equals_plain_evaluation(lr):
     text = draw_stream(23, SETTINGS)
     given = score_dynamic(text, DynamicSettings(lr=lr, decay=0.0), rms_of(text.model))
-    close(given.losses_nats, score(text).losses_nats)
+    assert_close(given.losses_nats, score(text).losses_nats)
 
 
 def test_dynamic_evaluation_uses_the_requested_precision():
@@ -165,7 +165,7 @@ def test_dynamic_evaluation_uses_the_requested_precision():
         for precision in ("fp32", "bf16")
     )
     assert not np.array_equal(exact, short)
-    close(exact, short, atol=0.1)
+    assert_close(exact, short, atol=0.1)
 
 
 def test_embeddings_of_words_unseen_in_training_change_slowly():
@@ -176,7 +176,7 @@ def test_embeddings_of_words_unseen_in_training_change_slowly():
     moved = score_dynamic(text, DynamicSettings(lr=1e-5, decay=0.0), rms).losses_nats
     still = score(text).losses_nats
     assert not np.array_equal(moved, still)
-    close(moved, still, atol=0.5)
+    assert_close(moved, still, atol=0.5)
 
 
 def test_padding_of_the_last_lane_does_not_train_the_model():
@@ -190,7 +190,7 @@ def test_padding_of_the_last_lane_does_not_train_the_model():
     other = Stream(swapped, swap.numpy()[text.inputs], swap.numpy()[text.targets], text.settings)
     losses = [score_dynamic(each, dynamic, rms_of(each.model)).losses_nats for each in (text, other)]
     assert len(losses[0]) == 21
-    close(*losses, rtol=1e-6)
+    assert_close(*losses, rtol=1e-6)
 
 
 def test_gradient_rms_is_the_root_mean_square_over_segments():
@@ -219,7 +219,7 @@ def test_gradients_of_an_lstm_are_computed_in_training_mode_without_dropout():
     given = score_dynamic(text, DynamicSettings(lr=1e-30, decay=0.0), rms)
     assert modes == {nn.LSTM: {True}, Dropout: {False}}
     assert not any(module.training for module in model.modules())
-    close(given.losses_nats, score(text).losses_nats)
+    assert_close(given.losses_nats, score(text).losses_nats)
 
 
 def test_dynamic_evaluation_improves_on_a_repetitive_text():

@@ -22,7 +22,7 @@ FIRST = 10  # two segments fill the memory
 COUNTED = 13  # two whole segments, and one of 3 tokens
 R = 4
 TERMS = ("a", "b", "d", "abcd")
-close = partial(np.testing.assert_allclose, atol=1e-10)
+assert_close = partial(np.testing.assert_allclose, atol=1e-10)
 
 
 def eval_settings(*, mem_len=M, seg_len=L, same_length="off", max_distance=None):
@@ -65,7 +65,7 @@ def oracle_weights(model, tokens, settings, reach, key_limit):
                 by_key = shares(scores, name)
                 results[name][number].append(by_distance(by_key, scores.allowed, past=len(past), reach=reach))
             whole = reference.attention_weights(scores, head_width=D)
-            close(whole, shares(scores, "abcd"), atol=1e-12)
+            assert_close(whole, shares(scores, "abcd"), atol=1e-12)
             results["memory"][number].append(whole[:, :, : len(past)].sum(-1))
             layer_input, hidden = hidden, reference.attention_layer(hidden, past, layer, **limits)
             remembered = hidden if model.settings.memory_source == "layer_output" else layer_input
@@ -88,17 +88,19 @@ def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, 
     settings = eval_settings(same_length=same_length, max_distance=max_distance)
     given = observe(model, tokens, settings, at=FIRST + 3, rows=R)
     weights = oracle_weights(model, tokens, settings, reach, key_limit)
-    close(given.rows, weights["abcd"][:, :, FIRST + 3 : FIRST + 3 + R], atol=1e-6)
+    assert_close(given.rows, weights["abcd"][:, :, FIRST + 3 : FIRST + 3 + R], atol=1e-6)
     counted = {name: np.nan_to_num(each[:, :, FIRST:]) for name, each in weights.items()}
     means = {name: each.mean(axis=2) for name, each in counted.items()}
     assert given.by_distance.shape == (N, H, reach)
     assert given.by_term.keys() == {"a", "b", "d"}
     for name, averaged in {"abcd": given.by_distance, **given.by_term, "memory": given.memory_share}.items():
-        close(averaged, means[name])
-    close(given.entropy_nats, -(counted["abcd"] * np.log(np.maximum(counted["abcd"], 1e-300))).sum(-1).mean(axis=2))
+        assert_close(averaged, means[name])
+    assert_close(
+        given.entropy_nats, -(counted["abcd"] * np.log(np.maximum(counted["abcd"], 1e-300))).sum(-1).mean(axis=2)
+    )
     assert (given.first, given.queries, given.at) == (FIRST, COUNTED, FIRST + 3)
     assert given.mean_distance.shape == (N, H)
-    close(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(reach)))
+    assert_close(given.mean_distance[1, 2], sum(r * given.by_distance[1, 2, r] for r in range(reach)))
 
 
 @pytest.mark.parametrize("term", "abcd")
@@ -117,7 +119,7 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
     scores = reference.attention_scores(hidden, past, layer, **limits)
     for name, wanted in ((term, getattr(scores, term)), (TOTAL, scores.a + scores.b + scores.c + scores.d)):
         expected = by_distance(wanted / math.sqrt(D), scores.allowed, past=M, reach=reach, empty=-np.inf)
-        close(given[name].expand(H, L, -1).flip(-1), expected)
+        assert_close(given[name].expand(H, L, -1).flip(-1), expected)
 
 
 @pytest.mark.parametrize("position", CHANGES)
@@ -143,7 +145,7 @@ def test_the_terms_of_the_encoding_are_averaged(position):
     wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])
     assert list(maps.by_term) == list(ENCODINGS[position].score_terms) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
-        close(averaged.sum(-1), 1, atol=1e-12)
+        assert_close(averaged.sum(-1), 1, atol=1e-12)
 
 
 def model_looking_at(distances):
@@ -167,15 +169,15 @@ def model_looking_at(distances):
 def test_a_head_that_looks_at_one_distance_is_shown_so():
     wanted = [(0, 3, 6), (2, 5, 1)]
     maps = observe(model_looking_at(wanted), stream(FIRST + 3 * L), eval_settings(same_length="m"), at=FIRST, rows=R)
-    close(maps.by_distance, np.eye(M)[np.array(wanted)])
-    close(maps.by_term["d"], np.eye(M)[np.array(wanted)])
-    close(maps.by_term["a"], np.full((N, H, M), 1 / M))
-    close(maps.by_term["b"], np.full((N, H, M), 1 / M))
-    close(maps.mean_distance, wanted)
-    close(maps.width, 1, atol=1e-08)
-    close(maps.entropy_nats, 0, atol=1e-08)
+    assert_close(maps.by_distance, np.eye(M)[np.array(wanted)])
+    assert_close(maps.by_term["d"], np.eye(M)[np.array(wanted)])
+    assert_close(maps.by_term["a"], np.full((N, H, M), 1 / M))
+    assert_close(maps.by_term["b"], np.full((N, H, M), 1 / M))
+    assert_close(maps.mean_distance, wanted)
+    assert_close(maps.width, 1, atol=1e-08)
+    assert_close(maps.entropy_nats, 0, atol=1e-08)
     # Distance k leaves the segment for its first k queries: k of L, all of them where k >= L.
-    close(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]])
+    assert_close(maps.memory_share, [[0, 3 / L, 1], [2 / L, 1, 1 / L]])
 
 
 def test_the_widest_head_looks_everywhere():
@@ -183,8 +185,8 @@ def test_the_widest_head_looks_everywhere():
         model_looking_at([(0, 3, 6), (2, None, 1)]), stream(), eval_settings(same_length="m"), at=FIRST, rows=R
     )
     assert maps.widest(1) == [(1, 1)]
-    close(maps.width[1, 1], M, atol=1e-08)
-    close(maps.entropy_nats[1, 1], math.log(M), atol=1e-08)
+    assert_close(maps.width[1, 1], M, atol=1e-08)
+    assert_close(maps.entropy_nats[1, 1], math.log(M), atol=1e-08)
 
 
 def maps_of(by_distance, rows=((((),),),)):
@@ -197,8 +199,8 @@ def maps_of(by_distance, rows=((((),),),)):
 def test_widest_heads_are_sorted_by_width():
     # Widths: exp of the entropy. 4, 1, 2 and 2: the distance makes no difference, and equal ones keep their order.
     maps = maps_of([[[0.25] * 4, [0, 0, 0, 1.0]], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]])
-    close(maps.width, [[4, 1], [2, 2]])
-    close(maps.mean_distance, [[1.5, 3], [0.5, 2.5]])
+    assert_close(maps.width, [[4, 1], [2, 2]])
+    assert_close(maps.mean_distance, [[1.5, 3], [0.5, 2.5]])
     assert maps.widest(4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
     assert maps.widest(1) == [(0, 0)]
 
@@ -249,30 +251,30 @@ def test_scores_stay_within_their_bytes_without_changing_the_results(queries):
         parts = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R, score_bytes=bound)
     assert (queries - 1) / queries * bound / 2 < largest.bytes <= bound
     for name in ("by_distance", "entropy_nats", "memory_share"):
-        close(getattr(parts, name), getattr(whole, name), atol=1e-12)
+        assert_close(getattr(parts, name), getattr(whole, name), atol=1e-12)
     for name in "abd":
-        close(parts.by_term[name], whole.by_term[name], atol=1e-12)
-    close(parts.rows, whole.rows, atol=1e-06)
+        assert_close(parts.by_term[name], whole.by_term[name], atol=1e-12)
+    assert_close(parts.rows, whole.rows, atol=1e-06)
 
 
 @pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
 def test_segments_of_a_single_token_are_observed_too(seg_len, count):
     settings = eval_settings(seg_len=seg_len)
     maps = observe(small_model(), stream(count), settings, at=first_query(settings), rows=1)
-    close(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
+    assert_close(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
 
 
 def test_rows_end_with_the_text():
     maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R)
     assert maps.rows.shape == (N, H, 2, M + L)
-    close(np.nansum(maps.rows, axis=-1), 1, atol=1e-06)
+    assert_close(np.nansum(maps.rows, axis=-1), 1, atol=1e-06)
 
 
 def test_without_memory_no_attention_leaves_the_segment():
     maps = observe(small_model(), stream(), eval_settings(mem_len=0), at=0, rows=R)
     assert (maps.first, maps.queries, maps.distances) == (0, FIRST + COUNTED, L)
     np.testing.assert_array_equal(maps.memory_share, 0)
-    close(maps.by_distance.sum(-1), 1, atol=1e-12)
+    assert_close(maps.by_distance.sum(-1), 1, atol=1e-12)
     assert np.isnan(maps.rows[0, 0, 0]).tolist() == [False, True, True, True, True]
 
 
@@ -285,7 +287,7 @@ def test_reduced_precision_changes_the_maps_slightly():
     model, tokens = small_model(dtype=torch.float32), stream()
     exact = observe(model, tokens, eval_settings(), at=FIRST, rows=R)
     rounded = observe(model, tokens, eval_settings(), at=FIRST, rows=R, precision="bf16")
-    close(rounded.by_distance.sum(-1), 1, atol=1e-06)
+    assert_close(rounded.by_distance.sum(-1), 1, atol=1e-06)
     difference = np.abs(rounded.by_distance - exact.by_distance).max()
     assert 1e-6 < difference < 0.05
 

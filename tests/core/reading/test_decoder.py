@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.core.builders import close, draw_tokens, make_decoder, read_segments, small_model
+from tests.core.builders import assert_close, draw_tokens, make_decoder, read_segments, small_model
 from txlcli.core.reading.graphs import MAX_PHASES
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 
@@ -40,7 +40,7 @@ def test_decoder_equals_the_model_with_memory(same_length, norm, memory_start, s
     model, tokens = small_model(norm=norm, memory_start=memory_start, tie_biases=False), draw_tokens(B, T)
     options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
     expected = by_the_model(model, tokens, **options)
-    close(decode(model, tokens, **options), expected)
+    assert_close(decode(model, tokens, **options), expected)
 
 
 @pytest.mark.parametrize("position", ["shaw", "rotary", "sinusoid"])
@@ -53,7 +53,7 @@ def test_zeros_before_the_text_have_the_distances_that_they_have_in_training(pos
         torch.nn.init.normal_(layer.attention_norm.bias)
     tokens, lengths = draw_tokens(B, T), {"seg_len": seg_len, "mem_len": mem_len}
     expected = by_the_model(model, tokens, **lengths)
-    close(decode(model, tokens, **lengths), expected)
+    assert_close(decode(model, tokens, **lengths), expected)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m", "m_plus_one"])
@@ -66,7 +66,7 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
         make_decoder(model, batch_size=B, **options | limit) for limit in ({}, {"max_distance": None})
     )
     expected = by_the_model(model, tokens, **options)
-    close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected)
+    assert_close(decode(model, tokens, seg_len=seg_len, decoder=decoder), expected)
     decode(model, tokens, seg_len=seg_len, decoder=without_limit)  # both memories are full now
     saved = flops_of_read(without_limit, tokens[:, :seg_len]) - flops_of_read(decoder, tokens[:, :seg_len])
     sizes = model.settings
@@ -95,7 +95,7 @@ def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():
     # 24 + max(1, 24 // 4) = 30 positions: 600 tokens slide it about 100 times.
     model, tokens = small_model(n_layers=1), draw_tokens(1, 600)
     options = {"seg_len": 1, "mem_len": 24}
-    close(decode(model, tokens, **options), by_the_model(model, tokens, **options))
+    assert_close(decode(model, tokens, **options), by_the_model(model, tokens, **options))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 1000])
@@ -118,7 +118,7 @@ def test_reset_forgets_everything(norm, memory_start):
     first = decode(model, tokens, seg_len=L, decoder=decoder)
     assert not torch.allclose(decode(model, tokens, seg_len=L, decoder=decoder)[:, :L], first[:, :L])
     decoder.reset()
-    close(decode(model, tokens, seg_len=L, decoder=decoder), first, atol=1e-12)
+    assert_close(decode(model, tokens, seg_len=L, decoder=decoder), first, atol=1e-12)
 
 
 @pytest.mark.parametrize("same_length", ["off", "m"])
@@ -132,10 +132,10 @@ def test_reading_only_the_last_position_equals_reading_everything(length, layers
     *_, expected = (full.read(part) for part in tokens[:, :length].split(L, dim=1))
     last = short.read_last(tokens[:, :length])
     assert last.shape == (B, 1, 14)
-    close(last, expected[:, -1:], atol=1e-12)
+    assert_close(last, expected[:, -1:], atol=1e-12)
     # What follows finds the same memory.
     rest = [decode(model, tokens[:, length:], seg_len=L, decoder=decoder) for decoder in (short, full)]
-    close(*rest, atol=1e-12)
+    assert_close(*rest, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory_start", ["empty", "zeros"])
@@ -151,7 +151,7 @@ def test_bf16_is_close_to_fp32(memory_start):
     exact, rounded = losses("fp32"), losses("bf16")
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
-    close(rounded, exact, atol=0.05)
+    assert_close(rounded, exact, atol=0.05)
 
 
 def test_another_precision_leaves_the_weights_of_the_model_alone():

@@ -13,7 +13,7 @@ from txlcli.core.reading.documents import Document, score_documents, score_in_wi
 from txlcli.core.reading.scoring import Stream, score
 
 WINDOWS = EvalSettings(seg_len=7, mem_len=0)
-close = partial(np.testing.assert_allclose, rtol=1e-5)
+assert_close = partial(np.testing.assert_allclose, rtol=1e-5)
 LENGTHS = (11, 1, 0, 23, 11, 5, 2)
 SETTINGS = EvalSettings(batch_size=1, seg_len=3, mem_len=7, same_length="m", max_distance=4)
 MODELS = {
@@ -46,7 +46,7 @@ def test_documents_side_by_side_have_the_losses_of_each_alone(name, batch_size):
         assert len(result.losses_nats) == len(document.targets)
         if len(document.targets):
             alone = score(Stream(model, document.inputs, document.targets, settings)).losses_nats
-            close(result.losses_nats, alone, rtol=1e-06)
+            assert_close(result.losses_nats, alone, rtol=1e-06)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -74,7 +74,7 @@ def test_windows_are_disjoint_and_the_last_one_ends_with_the_document():
         window = Document(document.inputs[first:end], document.targets[first:end])
         log_probs = log_probs_of(model, window)[-predicted:]
         expected += [-log_probs[row, target].item() for row, target in enumerate(window.targets[-predicted:])]
-    close(result.losses_nats, expected)
+    assert_close(result.losses_nats, expected)
 
 
 @pytest.mark.parametrize("compared", [1, 3, 7])
@@ -84,7 +84,7 @@ def test_compared_targets_are_scored_in_the_last_window(compared):
     log_probs = log_probs_of(model, Document(document.inputs[-7:], document.targets[-7:]))[-compared:]
     result = score_in_windows(model, document, WINDOWS)
     targets = document.targets[-compared:]
-    close(result.losses_nats, [-log_probs[row, target].item() for row, target in enumerate(targets)])
+    assert_close(result.losses_nats, [-log_probs[row, target].item() for row, target in enumerate(targets)])
     assert not result.is_likeliest
     greedy = np.concatenate([document.targets[:-1], [int(log_probs[-1].argmax())]])
     assert score_in_windows(model, Document(document.inputs, greedy, 1), WINDOWS).is_likeliest

@@ -6,7 +6,7 @@ The graph of these tests repeats recorded operations on the same memory. That a 
 import pytest
 
 from tests.core import tape
-from tests.core.builders import POSITIONS, close, draw_tokens, make_decoder, read_parts, small_model
+from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from txlcli.core.reading.graphs import MAX_PHASES
 
 B, L = 2, 5
@@ -53,7 +53,7 @@ def both_ways(model, count, lengths=(L,), **how):
 def test_graphs_read_what_is_read_without_them(position, norm, memory_start, how, phases):
     model = small_model(norm=norm, memory_start=memory_start, **POSITIONS[position])
     found, expected, captures = both_ways(model, 24 * L, **how)
-    close(found, expected)
+    assert_close(found, expected)
     assert captures.captured == phases
     assert captures.replayed > 2 * phases
 
@@ -61,7 +61,7 @@ def test_graphs_read_what_is_read_without_them(position, norm, memory_start, how
 @pytest.mark.parametrize("lengths", [(L, L, 3), (L, L, L, 1), (L, L, 2, L)], ids=str)
 def test_segments_of_other_lengths_between_them_are_read_without_graphs(lengths):
     found, expected, captures = both_ways(small_model(position="sinusoid"), 40 * L, lengths, mem_len=21)
-    close(found, expected)
+    assert_close(found, expected)
     assert captures.replayed
 
 
@@ -72,7 +72,7 @@ def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
         model, batch_size=B, seg_len=L, mem_len=13, replay_steps=True, replay_segments=True, capture_graph=captures
     )
     expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
-    close(read_parts(decoder, tokens, lengths), expected)
+    assert_close(read_parts(decoder, tokens, lengths), expected)
     assert captures.captured > 1
 
 
@@ -81,7 +81,7 @@ def test_after_a_reset_graphs_wait_for_a_full_memory():
     decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, replay_segments=True, capture_graph=captures)
     first = read_parts(decoder, tokens, (L,))
     decoder.reset()
-    close(read_parts(decoder, tokens, (L,)), first)
+    assert_close(read_parts(decoder, tokens, (L,)), first)
     assert captures.captured == 1
 
 

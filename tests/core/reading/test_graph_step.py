@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from tests.core.builders import POSITIONS, close, draw_tokens, make_decoder, read_parts, small_model
+from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from tests.samples import sampled
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture
 from txlcli.core.reading.decoder import graphs_enabled
@@ -44,7 +44,7 @@ def test_every_token_is_what_the_decoder_reads(position, norm, options, lengths)
     model, tokens = small_model(norm=norm, memory_start=memory_start, **POSITIONS[position]), draw_tokens(B, 55)
     expected = read(model, tokens, lengths=lengths, **options)
     found = read(model, tokens, lengths=lengths, replay_steps=True, **options)
-    close(found, expected)
+    assert_close(found, expected)
 
 
 def test_a_step_after_a_reset_knows_nothing_of_the_text_before():

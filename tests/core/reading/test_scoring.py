@@ -26,7 +26,7 @@ from txlcli.core.reading.scoring import (
 )
 
 L, M = 5, 7
-close = partial(np.testing.assert_allclose, rtol=1e-5)
+assert_close = partial(np.testing.assert_allclose, rtol=1e-5)
 
 
 def lanes_of(number):
@@ -53,7 +53,7 @@ def test_every_token_is_scored_once_and_in_order(lanes, seg_len, count):
         table = model.log_probs(model(torch.arange(V)[:, None], model.first_memory(V, 0), mem_len=0)[0])[:, 0]
     settings = EvalSettings(seg_len=seg_len, mem_len=3, batch_size=lanes)
     text = draw_stream(count, settings, model, on_tokens=seen.append)
-    close(score(text).losses_nats, -table[text.inputs, text.targets])
+    assert_close(score(text).losses_nats, -table[text.inputs, text.targets])
     assert seen == sorted(seen)
     assert seen[-1] == count
 
@@ -75,7 +75,7 @@ def test_one_lane_gives_the_losses_of_the_oracle(same_length, changed, mem_len, 
     limit = {"off": None, "m": mem_len, "m_plus_one": mem_len + 1}[same_length] if mem_len else None
     log_probs, _ = oracle.read_segments(model, torch.from_numpy(text.inputs)[None], lengths, key_limit=limit, **sizes)
     scores = score(text)
-    close(scores.losses_nats, reference.cross_entropy_nats(log_probs[0], text.targets.tolist()))
+    assert_close(scores.losses_nats, reference.cross_entropy_nats(log_probs[0], text.targets.tolist()))
     assert scores.lanes == 1
 
 
@@ -127,7 +127,7 @@ def test_a_lane_is_a_contiguous_piece_that_begins_with_the_last_token_before_it(
     pieces = [slice(first, first + lane_len) for first in range(0, count, lane_len)]
     alone = [Stream(text.model, text.inputs[piece], text.targets[piece], lanes_of(1)) for piece in pieces]
     assert scores.lanes == lanes == len(pieces)
-    close(scores.losses_nats, np.concatenate([score(piece).losses_nats for piece in alone]))
+    assert_close(scores.losses_nats, np.concatenate([score(piece).losses_nats for piece in alone]))
     if lanes > 1:
         assert text.inputs[pieces[1]][0] == text.targets[pieces[0]][-1]
 
@@ -139,7 +139,7 @@ def test_lanes_scored_apart_have_the_losses_that_they_have_together(count, parts
     seen = []
     text = draw_stream(count, lanes_of(5), on_tokens=seen.append)
     apart = [score(text, numbers=part).losses_nats for part in parts]
-    close(np.concatenate(apart), score(text).losses_nats)
+    assert_close(np.concatenate(apart), score(text).losses_nats)
     assert set(seen) == {25, 50, count}
 
 

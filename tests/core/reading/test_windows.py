@@ -15,7 +15,7 @@ from txlcli.core.reading.windows import WindowReader, score_windows
 from txlcli.errors import UsageError
 
 N = 7
-close = partial(np.testing.assert_allclose, rtol=1e-5)
+assert_close = partial(np.testing.assert_allclose, rtol=1e-5)
 KINDS = {
     "relative": {},
     "relative, zeros": {"memory_start": "zeros", "norm": "pre"},
@@ -49,7 +49,7 @@ def by_definition(text):
 def test_one_prediction_per_window_is_the_models_own_of_exactly_that_window(kind, batch_size):
     seen = []
     text = draw_stream(23, windows(batch_size), small_model(**KINDS[kind]), on_tokens=seen.append)
-    close(score_windows(text, stride=1).losses_nats, by_definition(text))
+    assert_close(score_windows(text, stride=1).losses_nats, by_definition(text))
     assert seen == sorted(seen)
     assert seen[-1] == 23
 
@@ -65,7 +65,7 @@ def test_shares_of_the_windows_are_disjoint_and_add_up_to_all_of_them(stride):
 def test_distances_beyond_the_largest_share_an_encoding():
     text = draw_stream(23, windows(3, max_distance=3))
     near = score_windows(text, stride=1).losses_nats
-    close(near, by_definition(text))
+    assert_close(near, by_definition(text))
     assert not np.allclose(near, score_windows(draw_stream(23, windows(3)), stride=1).losses_nats, rtol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_with_a_stride_the_last_predictions_of_each_window_count_once(count, str
         # Windows end at N, N + S, N + 2S ...; the last one at the end of the text.
         end = min(count, N + max(0, -(-(place + 1 - N) // stride)) * stride)
         expected.append(-log_probs(text.model, text.inputs[max(0, end - N) : place + 1])[target].item())
-    close(score_windows(text, stride=stride).losses_nats, expected)
+    assert_close(score_windows(text, stride=stride).losses_nats, expected)
 
 
 def test_positions_that_were_not_learned_are_rejected():
