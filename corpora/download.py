@@ -5,6 +5,7 @@ The standard library has no download that can be resumed, and another dependency
 
 import hashlib
 import http.client
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,8 @@ def _complete(
         except (OSError, http.client.HTTPException, ValueError) as error:  # a redirect may have a malformed address
             # A file that is as long as the server's, or longer, is complete.
             if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                cause = error.reason if type(error) is urllib.error.URLError else error
+                reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
                 raise CorpusError(" ".join(reason.split())[:LONGEST_REASON]) from error
     if wrong := fault(part, download):
         part.unlink()

@@ -56,6 +56,14 @@ def test_a_full_disk_is_reported_as_such(site, tmp_path):
         fetch(download(site), tmp_path)
 
 
+def test_an_address_that_cannot_be_reached_is_named_with_the_reason(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(CorpusError, match=rf"\(http://127\.0\.0\.1:{port}/text\.zip: Connection refused\)$"):
+        fetch(Download("text.zip", (f"http://127.0.0.1:{port}/text.zip",), len(CONTENT), DIGEST), tmp_path)
+
+
 BEFORE = {
     "a damaged file": ("text.zip", CONTENT[:-1] + b"?", {}, [None]),
     "a part": ("text.zip.part", CONTENT[:777], {}, ["bytes=777-"]),
