@@ -201,7 +201,8 @@ def test_a_run_can_be_timed_in_another_precision(here):
 USAGE = [
     (["byte", "--set", "model.n_layers=3"], "--set changes a recipe, not a run; leave out --set"),
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
-    (["enwik"], 'unknown recipe "enwik"; did you mean "enwik8"?'),
+    (["enwik"], 'unknown run or recipe "enwik"; did you mean "enwik8"? ("txl runs" and "txl recipes" list all)'),
+    (["byt"], 'unknown run or recipe "byt"; did you mean "byte"?'),
     (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
 ]
 
