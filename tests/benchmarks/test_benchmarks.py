@@ -8,8 +8,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from tests.benchmarks import loading
-
 
 def invoke(module, *options):
     app = typer.Typer()
@@ -120,11 +118,3 @@ def test_a_comparison_with_the_peer_in_bf16_names_both_precisions(benchmark):
     (found,) = benchmark.compare("token1600", comparison, torch.device("cpu"), 1, quick=True)
     assert (found["precision"], found["peer_precision"]) == ("fp32", "bf16")
     assert 0 < found["largest_difference_nats"] < 0.05
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_loaded_with_and_without_checksums():
-    (result,) = json.loads(output_of(loading, "--uncached", "--json"))["recipes"]
-    for key, share in result["share"].items():
-        assert share == pytest.approx(1 - result["unverified"][key] / result["verified"][key])
-        assert result["unverified"][key] > 0
