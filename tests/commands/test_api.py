@@ -124,6 +124,10 @@ def test_wrong_calls_are_rejected(run, here):
         run.log_probs("")
     with pytest.raises(UsageError, match="the prompt is empty"):
         run.generate("")
+    with pytest.raises(UsageError, match="a call generates one text; leave out `samples`"):
+        run.generate("the ze", samples=3)
+    with pytest.raises(UnknownNameError, match='unknown split "dev"; did you mean "valid"'):
+        run.evaluate(split="dev")
     with pytest.raises(UsageError, match="mem_len must be 0 or more"):
         run.score(TEXT, mem_len=-1)
 
