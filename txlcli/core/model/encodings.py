@@ -171,7 +171,7 @@ class PairRotation:
     def apply(self, heads: Tensor) -> Tensor:
         """Return queries or keys (B, H, x, D) rotated to the last x positions; computed in float32 at least."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
-        cosine, sine = (turn[-heads.shape[2] :].to(dtype) for turn in (self.cosine, self.sine))
+        cosine, sine = (turn[turn.shape[0] - heads.shape[2] :].to(dtype) for turn in (self.cosine, self.sine))
         first, second = heads.to(dtype).chunk(2, dim=-1)
         rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
         return rotated.to(heads.dtype)
