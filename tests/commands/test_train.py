@@ -9,14 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.commands.novel import (
-    Saved,
-    card,
-    done,
-    refusal,
-    reports,
-    txl,
-)
+from tests.commands.novel import Saved, card, done, refusal, reports, txl
 from tests.commands.test_eval import count_definitions
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
@@ -402,10 +395,7 @@ def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):
 
 @pytest.mark.parametrize(
     ("store", "command"),
-    [
-        ("enwik8-released", "txl prepare enwik8 --released-convention"),
-        ("novel", "txl prepare PATH --name novel"),
-    ],
+    [("enwik8-released", "txl prepare enwik8 --released-convention"), ("novel", "txl prepare PATH --name novel")],
 )
 def test_a_missing_store_gives_the_command_that_prepares_it(untouched, store, command):
     message = refusal("train", "tiny.toml", "--set", f"corpus.store={store}", code=1)

@@ -5,10 +5,7 @@ import dataclasses
 import pytest
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import (
-    RnnSettings,
-    TransformerSettings,
-)
+from txlcli.config.model_settings import RnnSettings, TransformerSettings
 from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
 from txlcli.errors import RecipeError, UsageError
 

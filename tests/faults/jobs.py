@@ -200,12 +200,7 @@ JOBS = (
         ("data/novel.h5", "runs/byte", "losses.h5"),
         check_losses,
     ),
-    Job(
-        "recl",
-        ("recl", "byte", *RECL, "--json"),
-        ("data/novel.h5", "runs/byte", "runs/recl.h5"),
-        check_recl,
-    ),
+    Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/recl.h5"), check_recl),
     Job("reproduce", ("reproduce", "table7", "--json"), ("tiny.toml", "novel"), check_report),
     Job(
         "import",

@@ -176,10 +176,7 @@ OF_READING = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 0.15}
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("lengths", [(16,), (16, 16, 16, 3, 1)], ids=str)
 def test_segments_by_graphs_are_those_without_and_those_of_float64(position, precision, lengths):
-    model, tokens = (
-        small_model(**POSITIONS[position]),
-        draw_tokens(B, 640),
-    )
+    model, tokens = (small_model(**POSITIONS[position]), draw_tokens(B, 640))
     how = {"batch_size": B, "seg_len": 16, "mem_len": 100, "same_length": "m"}
     expected = read_parts(make_decoder(model, **how), tokens, lengths)
     on_device = copy.deepcopy(model).float().to(CUDA)

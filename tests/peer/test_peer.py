@@ -40,7 +40,7 @@ KINDS = {
     "same length": {"same_length": True},
     "max distance": {"clamp_len": 4},
     "same length, max distance, shared biases, div_val 4": {
-        **{"same_length": True, "clamp_len": 4, "untie_r": False, "div_val": 4, "d_embed": 16},
+        **{"same_length": True, "clamp_len": 4, "untie_r": False, "div_val": 4, "d_embed": 16}
     },
     "a memory of hundreds": {"mem_len": 211, "same_length": True},
     "a memory of hundreds, max distance": {"mem_len": 211, "clamp_len": 101},

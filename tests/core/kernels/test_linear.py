@@ -10,13 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.core.builders import draw_tokens, make_decoder, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.linear import (
-    OneDnnUse,
-    cached_casts,
-    linear,
-    onednn_is_faster,
-    use_onednn,
-)
+from txlcli.core.kernels.linear import OneDnnUse, cached_casts, linear, onednn_is_faster, use_onednn
 from txlcli.core.kernels.private import onednn_has_bf16
 from txlcli.core.model.backends import FAST, for_compiler
 from txlcli.core.model.linear import Linear

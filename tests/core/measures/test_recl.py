@@ -72,10 +72,7 @@ def steps(*relative):
     """Gains of 100 tokens each."""
     return [
         Gain(
-            from_tokens=100 * n,
-            to_tokens=100 * n + 100,
-            baseline_nats=3.0,
-            relative_loss_nats=3.0 + math.log1p(-gain),
+            from_tokens=100 * n, to_tokens=100 * n + 100, baseline_nats=3.0, relative_loss_nats=3.0 + math.log1p(-gain)
         )
         for n, gain in enumerate(relative, 1)
     ]

@@ -16,13 +16,7 @@ from txlcli.core import kernels
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
-from txlcli.core.model.attention import (
-    Attention,
-    distance_encoding,
-    relative_shift,
-    split_heads,
-    visible_keys,
-)
+from txlcli.core.model.attention import Attention, distance_encoding, relative_shift, split_heads, visible_keys
 from txlcli.core.model.linear import merge
 
 KERNELS = Path(kernels.__file__).parent
@@ -69,8 +63,7 @@ def test_the_definition_equals_sums_pair_by_pair(reach, position_keys):
                 scores.append(scale * terms + distance_bias[h, reach - 1 - distance])
             expected[h, i] = torch.stack(scores).softmax(0) @ value[h, seen]
     given = attention.attend(
-        *(tensor[None] for tensor in (query, key, value)),
-        ScoreTerms(reach, position_key, u, v, distance_bias),
+        *(tensor[None] for tensor in (query, key, value)), ScoreTerms(reach, position_key, u, v, distance_bias)
     )
     torch.testing.assert_close(given[0], expected, rtol=0, atol=1e-12)
 

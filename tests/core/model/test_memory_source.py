@@ -26,8 +26,7 @@ def outputs_kept(position="relative", **changed):
 
 
 @pytest.mark.parametrize(
-    ("layers", "position", "memory_start", "window"),
-    sampled(4, LAYERS, IN_ORACLE, ["empty", "zeros"], [None, 4, 10]),
+    ("layers", "position", "memory_start", "window"), sampled(4, LAYERS, IN_ORACLE, ["empty", "zeros"], [None, 4, 10])
 )
 def test_predictions_and_memory_equal_the_oracle(layers, position, memory_start, window):
     model, tokens = outputs_kept(position, memory_start=memory_start, **layers), draw_tokens(B, 19)
@@ -90,12 +89,7 @@ def test_the_decoder_equals_the_model(lengths, same_length, memory_start, positi
 @pytest.mark.parametrize(
     ("lengths", "mem_len", "way", "window", "position"),
     sampled(
-        7,
-        [(1,), (3, 1, 1, 5, 1, 4, 5), (2, 5, 5, 5)],
-        [M, 3, 40],
-        WAYS,
-        [None, 4],
-        ["relative", "rotary", "learned"],
+        7, [(1,), (3, 1, 1, 5, 1, 4, 5), (2, 5, 5, 5)], [M, 3, 40], WAYS, [None, 4], ["relative", "rotary", "learned"]
     ),
 )
 def test_by_tokens_a_segment_ends_after_l_tokens(position, lengths, mem_len, way, window):

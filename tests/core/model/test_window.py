@@ -30,8 +30,7 @@ def windowed(position="relative", **changed):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "backend", "norm", "position"),
-    sampled(5, TOLERANCE, ["auto", "reference"], ["post", "pre"], ENCODINGS),
+    ("dtype", "backend", "norm", "position"), sampled(5, TOLERANCE, ["auto", "reference"], ["post", "pre"], ENCODINGS)
 )
 def test_segments_with_memory_equal_one_long_segment(dtype, backend, norm, position):
     # A memory of W - 1 tokens or more holds all that the first query of a segment sees.

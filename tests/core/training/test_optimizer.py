@@ -16,13 +16,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import optimizer_tensors
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.optimizer import (
-    OPTIMIZERS,
-    OptimizerEntry,
-    check_optimizer,
-    make_optimizer,
-    parameter_group,
-)
+from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, check_optimizer, make_optimizer, parameter_group
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.state import scheduled_lr
 from txlcli.core.training.step import TrainStep

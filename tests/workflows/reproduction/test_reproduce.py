@@ -52,8 +52,7 @@ def test_a_damaged_report_or_one_at_another_scale_is_rejected(tmp_path):
 def test_damaged_evaluations_are_named(tmp_path, text):
     (tmp_path / evaluations.FILE).write_text(text)
     with pytest.raises(
-        RunError,
-        match=r"evaluations\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$",
+        RunError, match=r"evaluations\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$"
     ):
         evaluations.read(tmp_path)
 
