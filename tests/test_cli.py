@@ -41,14 +41,6 @@ def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkey
     assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
-def test_matplotlib_says_nothing_about_its_own_files(monkeypatch):
-    monkeypatch.setenv("HOME", "/dev/null")
-    monkeypatch.delenv("MPLCONFIGDIR", raising=False)
-    script = "import atexit, sys; from txlcli.__main__ import main; sys.argv = ['txl', '--version']\n"
-    ended = python("-c", f"{script}atexit.register(lambda: __import__('matplotlib')); main()")
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -79,16 +71,6 @@ def test_help_and_version_are_shown_on_stdout(arguments):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"txl {__version__}\n" if "--version" in arguments else "Usage: txl")
     assert ("quickstart" in ended.stdout) == ("--version" not in arguments)
-
-
-@pytest.mark.parametrize("arguments", [["perpare"], ["--perpare"]])
-def test_an_unknown_command_is_rejected_on_one_line_with_exit_code_2(arguments):
-    ended = txl(*arguments)
-    assert ended.exit_code == 2
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("error: ")
-    assert ended.stderr.lower().endswith(' see "txl --help"\n')
-    assert ended.stderr.count("\n") == 1
 
 
 def test_an_option_before_its_command_is_answered_with_the_order():

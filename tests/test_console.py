@@ -40,15 +40,6 @@ def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, 
     assert not set(CONTROLS) & set(out)
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_a_bar_shows_its_step_as_it_is(monkeypatch, text):
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with console.TerminalReporter().progress(text, total=3, unit="tokens") as step:
-        step.advance(1, f"at {text}")
-    assert f"{text} " in terminal.getvalue()
-    assert f"at {text}" in terminal.getvalue()
-
-
 @pytest.mark.parametrize(
     ("total", "unit", "shown"),
     [
@@ -67,29 +58,6 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
         now = 110.0
         step.advance(13e6)
     assert capsys.readouterr().err == shown
-
-
-def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
-    notes = ["first.", "second.", "third."]
-    console.show_table("", ("a",), [("1",)], notes)
-    short = capsys.readouterr()
-    console.show_table("", ("a",), [("1",)], notes, verbose=True)
-    whole = capsys.readouterr()
-    assert [line.strip() for line in short.out.splitlines()[-2:]] == ["first.", "second."]
-    assert short.err == "more notes with --verbose\n"
-    assert [line.strip() for line in whole.out.splitlines()[-3:]] == notes
-    assert whole.err == ""
-
-
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", kind)
-    cells = [f"{number}" * 11 for number in range(1, 10)]
-    console.show_table("a title", [f"column {number}" for number in range(1, 10)], [cells])
-    assert "…" not in terminal.getvalue()
-    assert all(cell in terminal.getvalue() for cell in cells)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +80,6 @@ def test_characters_that_control_a_terminal_are_escaped_on_one_line(capsys):
     console.complain(HOSTILE)
     console.show_line(HOSTILE)
     assert capsys.readouterr() == (f"{ESCAPED}\n", f"{ESCAPED}\nerror: {ESCAPED}\n")
-
-
-def test_a_cell_may_have_several_lines(capsys):
-    console.show_table("title", ("a", "b"), [("1", ["first", "second\nnot third"])])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["│", "1", "│", "first", "│"] in lines
-    assert ["│", "│", "second\\nnot", "third", "│"] in lines
 
 
 def test_json_escapes_them_and_keeps_the_value(capsys):
@@ -144,3 +105,26 @@ def test_generated_text_is_escaped_on_a_terminal_only(monkeypatch, capsys, text,
 def test_an_error_has_the_beginning_and_the_length_of_a_word_that_fills_a_page(capsys):
     console.complain(f"{'x' * 1000} is not a word; {'y' * 999}")
     assert capsys.readouterr().err == f"error: {'x' * 60}... (1,000 characters) is not a word; {'y' * 999}\n"
+
+
+def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
+    notes = ["first.", "second.", "third."]
+    console.show_table("", ("a",), [("1",)], notes)
+    short = capsys.readouterr()
+    console.show_table("", ("a",), [("1",)], notes, verbose=True)
+    whole = capsys.readouterr()
+    assert [line.strip() for line in short.out.splitlines()[-2:]] == ["first.", "second."]
+    assert short.err == "more notes with --verbose\n"
+    assert [line.strip() for line in whole.out.splitlines()[-3:]] == notes
+    assert whole.err == ""
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", kind)
+    cells = [f"{number}" * 11 for number in range(1, 10)]
+    console.show_table("a title", [f"column {number}" for number in range(1, 10)], [cells])
+    assert "…" not in terminal.getvalue()
+    assert all(cell in terminal.getvalue() for cell in cells)

@@ -74,10 +74,6 @@ def test_an_option_is_suggested_or_the_setting_that_does_it(option, options, mea
     assert meant_option(option, options, recipe.setting_names()) == meant
 
 
-def test_help_is_never_suggested():
-    assert meant_option("--hel", EVAL, []) is None
-
-
 def test_bpe_is_suggested_with_the_option_it_needs():
     assert did_you_mean("bpe", TOKENIZERS) == "; did you mean sentencepiece with --sp-type bpe?"
 

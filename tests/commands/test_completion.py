@@ -1,9 +1,5 @@
 """Shell completion of runs, recipes, stores, settings, tables and figures; folders from the environment."""
 
-import shlex
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -41,13 +37,6 @@ def completed(line):
 )
 def test_names_are_completed(here, line, expected):
     assert completed(line) == expected
-
-
-def test_the_script_for_a_shell_is_printed():
-    # Typer prints the script for the shell that it is run from; a shell replaces itself by its last command.
-    words = shlex.join([sys.executable, "-m", "txlcli", "--show-completion"])
-    result = subprocess.run(["bash", "-c", f"{words}; true"], capture_output=True, text=True, check=False)
-    assert "_TXL_COMPLETE=complete_bash" in result.stdout
 
 
 def test_the_environment_names_the_directories(here, monkeypatch):

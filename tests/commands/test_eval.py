@@ -27,7 +27,6 @@ from tests.commands.novel import (
     train,
     txl,
 )
-from txlcli.commands.eval_table import in_a_sentence
 from txlcli.data.token_store import TokenStore
 from txlcli.workflows.evaluation.sweep import EvalRow
 
@@ -529,23 +528,7 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     assert json_of("eval", "own", "--split", "valid")["paper"] is None
 
 
-def test_lanes_that_are_short_compared_with_the_memory_are_reported(here):
-    message = "The lanes are short compared with M: with --batch-size 1 every token has its full context."
-    assert message in done("eval", "byte", "--mem-len", 4, "--positions", 78, "--batch-size", 2).stdout
-    assert message not in done("eval", "byte", "--mem-len", 4, "--positions", 80, "--batch-size", 2).stdout
-    assert message not in done("eval", "byte", "--mem-len", 40, "--positions", 78, "--batch-size", 1).stdout
-
-
 def row(mem_len, bpc, slowdown=None, *, best=False):
     sizes = {"mem_len": mem_len, "attn_len_min": 1, "attn_len_max": 5, "tokens": 7, "lanes": 1, "losses_nats": None}
     results = {"loss_nats": bpc * LN2, "measures": {"bpc": bpc, "ppl": 2**bpc}, "ms_per_token": 1.0}
     return EvalRow(**sizes, **results, slowdown=slowdown, best=best)
-
-
-def test_the_sentence_has_the_gain_and_the_speed_of_the_best_row():
-    assert in_a_sentence("byte", [row(0, 2.5), row(64, 2.25, 83.7, best=True)]) == (
-        "Memory lowered bits per byte from 2.500 without memory to 2.250 with M = 64; reading with memory is 84 times "
-        "as fast as recomputing."
-    )
-    without = [row(0, 2.5, best=True), row(64, 2.6, 83.7)]
-    assert in_a_sentence("char", without) == "Memory did not lower bits per character from 2.500 without memory."

@@ -140,12 +140,6 @@ def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(un
     assert (ended.returncode, Path("runs/slopes/last.safetensors").exists()) == (0, True), ended.stderr
 
 
-def test_muon_rejects_an_architecture_without_matrices_in_its_layers(gru_recipe):
-    message = refusal("train", gru_recipe, "--set", 'train.optimizer="muon"')
-    assert message == 'train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"'
-    assert not list(Path("runs").glob("[!.]*"))
-
-
 @pytest.mark.parametrize("words", ["train plain.toml --dry-run", "speed plain.toml"])
 def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words):
     done("prepare", "novel", "--name", "novel")

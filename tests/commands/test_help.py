@@ -1,13 +1,10 @@
 """The help of all commands."""
 
-import re
-
 import pytest
 import typer.main
 
 from tests.commands.novel import done
 from tests.test_cli import python
-from txlcli.cli import COMMANDS as SECTIONS
 from txlcli.cli import app
 
 HEAVY = {"torch", "h5py", "sentencepiece", "matplotlib", "pyarrow", "safetensors"}
@@ -43,25 +40,6 @@ def test_every_command_but_quickstart_prints_json():
     assert without == {"quickstart", "recipes schema"}  # a schema is JSON
 
 
-def test_the_commands_are_shown_in_groups():
-    text = done("--help").stdout
-    sections = [text.index(f"{section}:\n") for section in SECTIONS]
-    assert sections == sorted(sections)
-    assert (
-        text.index("\n  train ") < sections[1] < text.index("\n  attention ") < sections[2] < text.index("\n  import ")
-    )
-    assert {len(name) for name in re.findall(r"^  \S+ +", text[sections[0] :], re.MULTILINE)} == {14}
-
-
-@pytest.mark.parametrize("option", ["--quiet", "-q"])
-def test_quiet_leaves_the_result_and_no_messages(here, option):
-    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
-    assert loud.stderr.startswith("evaluating runs/word")
-    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
-    assert quiet.stderr == ""
-    assert "│ 0 " in quiet.stdout
-
-
 def test_the_same_option_has_the_same_help_everywhere():
     texts = {}
     for command in WITH_SUBCOMMANDS.values():
@@ -83,3 +61,12 @@ app({line.split()!r})
 """
     ended = python("-c", script)
     assert (ended.returncode, ended.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize("option", ["--quiet", "-q"])
+def test_quiet_leaves_the_result_and_no_messages(here, option):
+    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
+    assert loud.stderr.startswith("evaluating runs/word")
+    quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
+    assert quiet.stderr == ""
+    assert "│ 0 " in quiet.stdout

@@ -122,18 +122,6 @@ def test_text_that_would_not_give_the_same_ids_is_not_exported(here):
     assert not (here / "files").exists()
 
 
-def test_ids_without_text_are_not_exported_as_text(here):
-    done("export", "word", "ids", "--format", "nanogpt")
-    (here / "ids/vocab.json").unlink()
-    done("prepare", "ids")
-    size = store("ids").vocab.size
-    assert refusal("export", "ids", "files", "--format", "parquet", code=1) == (
-        f"the vocabulary is {size} ids of a token file, whose text is not known; prepare the file with --vocab FILE to "
-        "give it one"
-    )
-    assert not (here / "files").exists()
-
-
 def test_files_without_text_are_rejected(untouched):
     (untouched / "hub").mkdir()
     parquet.write_table(arrow.table({"text": arrow.array([None, None], arrow.string())}), "hub/train.parquet")

@@ -4,7 +4,6 @@ import resource
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.figure import Figure
 
 from txlcli import console
 from txlcli.commands import plots
@@ -44,31 +43,6 @@ def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
     _, marks = marks_in(tmp_path / "curve.svg")
     assert 3 in marks
     assert 2 not in marks
-
-
-def test_a_logarithmic_axis_has_plain_numbers(tmp_path):
-    curve = {"run": ([1, 2, 3], [9000, 700, 600])}
-    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="steps", y_label="ppl", title="log", log_y=True)
-    text = (tmp_path / "curve.svg").read_text()
-    assert all(f"<!-- {number} -->" in text for number in ("1,000", "2,000", "5,000"))
-    curve = {"run": ([1, 64, 1024], [3, 2, 1])}
-    plots.plot_curves(tmp_path / "curve.svg", curve, x_label="M", y_label="ppl", title="log", log_x=True)
-    text = (tmp_path / "curve.svg").read_text()
-    assert "<!-- 1,024 -->" in text
-    assert "<!-- 1.0 -->" not in text
-
-
-@pytest.mark.parametrize("length", [8, 28, 60])
-def test_a_legend_of_long_names_lies_within_the_figure(tmp_path, monkeypatch, length):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    curves = {f"{number}{'n' * (length - 1)}": ([1, 2], [3, 4]) for number in range(3)}
-    plots.plot_curves(tmp_path / "curve.png", curves, x_label="steps", y_label="ppl", title="runs")
-    figure = figures[0]
-    figure.canvas.draw()
-    legend = figure.legends[0].get_window_extent()
-    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
-    assert legend.y0 >= 0
 
 
 def test_a_missing_value_leaves_a_gap(tmp_path):

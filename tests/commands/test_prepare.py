@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as arrow
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -350,15 +348,6 @@ def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_
     whole = prepare(str(text), tmp_path / "whole", PrepareOptions(**options))
     assert not any("SentencePiece" in line for line in whole.notes)
     assert any("q" in whole.vocab.symbol(number) for number in range(whole.vocab.size))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
-@given(text=st.text("ab \n\r\u00e9\u3000\U0001f600", min_size=1))
-def test_characters_are_decoded_exactly(tmp_path_factory, text):
-    directory = tmp_path_factory.mktemp("own")
-    (directory / "text.txt").write_bytes(text.encode())
-    made = prepare(str(directory / "text.txt"), directory, PrepareOptions(tokenizer="char", split=(100, 0, 0)))
-    assert made.vocab.decode(made.ids("train")) == text
 
 
 # --- downloads ------------------------------------------------------------------------------------------------------

@@ -131,18 +131,6 @@ def test_copy_creates_and_replaces_no_directory(directory):
     assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; name a file"
 
 
-@pytest.mark.parametrize("word", ["enwik", "recipes/enwik.toml"])
-def test_an_unknown_recipe_is_rejected_with_a_suggestion(directory, word):
-    message = refusal("recipes", "copy", word, "mine.toml")
-    assert message.startswith(f'unknown recipe "{word}"; did you mean "enwik8"? (')
-    assert '"txl recipes" lists' in message
-    assert list(directory.iterdir()) == []
-
-
-def test_json_before_the_command_is_rejected():
-    assert refusal("recipes", "--json", "show", "ptb") == "--json comes last: txl recipes show ... --json"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

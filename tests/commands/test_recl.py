@@ -104,22 +104,6 @@ def test_losses_of_windows_equal_those_of_eval(here):
     np.testing.assert_allclose(losses, by_eval[positions], rtol=1e-5)
 
 
-def test_the_table_is_laid_out_like_table_8(group):
-    shutil.copytree("runs/byte", "other/byte")  # of the same name
-    result = done("recl", *group, "other/byte", *SMALL, "--threshold", 1e-9, "--verbose")
-    assert result.stdout.startswith("RECL on novel test, 40 positions\n")
-    assert [word in result.stdout for word in ("r = 0.1", "r = 0.5", "r = 1", "window", "state")] == [True] * 5
-    assert "other/byte: L = 5, M = 5, same_length = m, max_distance = 10; fp32" in result.stdout
-    assert "window: one window of at most 5 tokens, no memory; fp32" in result.stdout
-    assert "state: recurrent state, zeros before the context; fp32" in result.stdout
-    assert ">= 15" in result.stdout
-    assert ">=: every step improved perplexity; give a larger --longest." in result.stdout
-    result = done("recl", "byte", *SMALL, "--threshold", 0.999)
-    assert "4 more improve perplexity by less than 99.9 %" in result.stdout
-    assert "3: no step improved perplexity, so RECL may be less; give a smaller --start." in result.stdout
-    assert ">=" not in result.stdout
-
-
 def test_a_longer_grid_and_more_positions_compute_only_missing_losses(here):
     done("recl", "byte", *SMALL)
     longer = done("recl", "byte", "--start", 3, "--step", 4, "--longest", 19, "--positions", 40)

@@ -418,15 +418,6 @@ def test_a_corpus_shows_its_table_which_fits_a_terminal(tmp_path, monkeypatch, c
     assert json_of("runs", "published", corpus)["ours"] is None
 
 
-def test_the_most_recent_run_is_the_default_and_is_named(here):
-    as_benchmark("word", "ptb", 10_000)
-    for name in RUNS:
-        saved_at(here / "runs" / name, 1_700_000_000 + (name == "word"))
-    result = done("runs", "published")
-    assert result.stderr.startswith("the most recent run: runs/word\n")
-    assert "> runs/word" in result.stdout
-
-
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
     stderr = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr

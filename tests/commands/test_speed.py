@@ -1,12 +1,10 @@
 """txl speed: models that are timed, and consistency of the numbers."""
 
-import json
 from collections import defaultdict
 
 import pytest
 import torch
 
-from tests.cards import read_card
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
 from tests.commands.test_eval import count_definitions
 from tests.extensions import registered_watched
@@ -176,26 +174,9 @@ def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     assert "GFLOP/s of a large matrix product, counting visible keys" in result.stdout
 
 
-def test_the_most_recent_run_is_the_default_and_does_not_change(here):
-    before = {path: path.read_bytes() for path in (here / "runs/sentencepiece").iterdir()}
-    result = done("speed", "--attn-len", 7, "--repeat", 1, "--precision", "bf16")
-    assert {path: path.read_bytes() for path in (here / "runs/sentencepiece").iterdir()} == before
-    assert "timing run runs/sentencepiece on cpu (" in result.stderr
-    assert result.stderr.endswith("), bf16\n")
-
-
 def test_without_any_run_the_enwik8_recipe_is_timed(untouched):
     output = json_of("speed", "--attn-len", 7, "--repeat", 1, *SMALL)
     assert output["model"] == "recipe enwik8 with random weights (V = 204)"
-
-
-def test_a_run_can_be_timed_in_another_precision(here):
-    path = here / "runs/byte/run.json"
-    card = read_card(path.parent)
-    card["settings"]["train"]["precision"] = "fp16"
-    path.write_text(json.dumps(card))
-    assert "fp16 needs a CUDA device" in refusal("speed", "byte")
-    assert json_of("speed", "byte", "--precision", "fp32", "--attn-len", 7, "--repeat", 1)["precision"] == "fp32"
 
 
 USAGE = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import TOKENIZERS, card, done, json_of, on_a_full_disk, refusal, train
+from tests.commands.novel import TOKENIZERS, card, done, json_of, refusal, train
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
 from txlcli.data.token_store import TokenStore
@@ -283,15 +283,6 @@ def test_a_directory_is_filled_by_one_export_at_a_time(here):
         assert not (here / "new/files").exists()
     done(*export)
     assert [path.name for path in (here / "new").iterdir()] == ["files"]
-
-
-def test_a_full_disk_leaves_no_incomplete_export_of_a_store(here):
-    result = on_a_full_disk(1000, "export", "word", "files", "--format", "nanogpt")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[-1] == (
-        "error: files: cannot be written (File too large); check the folder and the free space"
-    )
-    assert not (here / "files").exists()
 
 
 def test_a_store_with_more_ids_than_llm_c_can_state_is_rejected(tmp_path):

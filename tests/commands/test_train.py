@@ -7,7 +7,6 @@ import sysconfig
 
 import pytest
 import torch
-from filelock import FileLock
 
 from tests.commands.novel import Saved, card, done, refusal, reports, txl
 from tests.commands.test_eval import count_definitions
@@ -84,12 +83,6 @@ def test_settings_can_be_overridden_on_the_command_line(here):
     assert [line["step"] for line in reports("runs/tiny") if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_taken_name_gets_a_number(here):
-    for _ in range(3):
-        train("--max-steps", 1)
-    assert [(here / f"runs/tiny{end}").is_dir() for end in ("", "-2", "-3", "-4")] == [True, True, True, False]
-
-
 def test_the_name_of_a_recipe_file_becomes_a_plain_name_of_a_directory(here):
     shutil.copy(here / "tiny.toml", here / "..toml")  # "." would be the folder of all runs
     for _ in range(2):
@@ -112,15 +105,6 @@ def test_a_text_too_short_for_memory_is_reported(here):
     assert "7 steps (3.5 epochs)" in said[0]
     assert not said[1].startswith("each of the")
     assert [line["epoch"] for line in reports("runs/longer")][-1] == 3.5
-
-
-def test_an_explicit_name_that_is_taken_is_rejected(here):
-    before = (here / "runs/byte/last.safetensors").read_bytes()
-    message = refusal("train", "tiny.toml", "--name", "byte", code=1)
-    assert message == "runs/byte exists; resume it with --resume byte, or replace it with --force"
-    assert (here / "runs/byte/last.safetensors").read_bytes() == before
-    train("--name", "byte", "--force", "--max-steps", 1)
-    assert step_of(here / "runs/byte/last.safetensors") == 1
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -268,17 +252,6 @@ def test_a_run_is_validated_on_one_text_only(here):
         "data/novel.h5 holds another valid split than the one of runs/validated; prepare that text again, or start a "
         "new run"
     )
-
-
-def test_a_run_is_trained_by_one_process_at_a_time(here):
-    train("--name", "shared", "--max-steps", 3)
-    busy = "runs/shared is being written by another process; wait for it, or choose another --name"
-    with FileLock("runs/.locks/shared"):
-        assert refusal("train", "--resume", "shared", code=1) == busy
-        assert refusal("train", "tiny.toml", "--name", "shared", "--force", code=1) == busy
-    before = reports("runs/shared")
-    done("train", "--resume", "shared")
-    assert reports("runs/shared")[: len(before)] == before
 
 
 def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):

@@ -83,15 +83,6 @@ def test_torchrun_is_rejected_for_other_commands(here):
 
 
 @pytest.mark.slow
-def test_an_error_of_all_processes_is_reported_once(here):
-    stdout, stderr = ended(start("train", "tiny.toml", "--set", "train.batch_size=1", "--processes", 2), 2)
-    assert stdout == ""
-    assert [line for line in stderr if not line.startswith("training tiny: ")] == [stderr[-1]]
-    assert stderr[-1].endswith("train.batch_size = 1 is too small for 2 processes; use fewer of them")
-    assert not Path("runs/tiny").exists()
-
-
-@pytest.mark.slow
 def test_processes_of_a_cluster_form_one_training(here, free_port):
     arguments = ["train", "tiny.toml", "--name", "two", *NOTHING_RANDOM]
     processes = start_ranks(arguments, arguments, port=free_port)

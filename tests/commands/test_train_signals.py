@@ -51,16 +51,6 @@ def test_a_training_saves_when_the_reader_of_its_reports_leaves(here):
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 4
 
 
-@pytest.mark.slow
-def test_a_closed_pipe_ends_the_command_without_a_traceback(here):
-    process = start("generate", "byte", "--prompt", "the", "--tokens", "1000000", "--top-k", "1")
-    process.stdout.read(5)
-    process.stdout.close()
-    stderr = process.stderr.read()
-    assert process.wait(LONGEST_WAIT_S) == 1
-    assert stderr == "generating with runs/byte, after the prompt\n"
-
-
 @pytest.mark.parametrize("words", [["eval", "byte"], ["generate", "byte", "--prompt", "the"]])
 def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
     def interrupt(*_, **__):

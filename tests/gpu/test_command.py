@@ -46,12 +46,6 @@ def test_tests_of_cuda_see_the_gpu():
     assert not hides_gpus(list(map(str, files)))
 
 
-def test_an_unknown_part_is_rejected(tmp_path):
-    ended = CliRunner().invoke(APP, ["speed", "--json", str(tmp_path / "results.json")])
-    assert ended.exit_code == 1
-    assert not (tmp_path / "results.json").exists()
-
-
 def test_rows_of_throughput_have_the_lengths_and_kernels_of_their_recipe(tmp_path):
     code, found = run(tmp_path, "throughput", "--only", "enwik8")
     assert (code, found["complete"]) == (0, True)

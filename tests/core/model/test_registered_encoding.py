@@ -5,10 +5,9 @@ import torch
 
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
-from txlcli.config.encodings import EncodingTraits
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import split_heads
-from txlcli.core.model.encodings import ENCODINGS, Encoding, register_encoding
+from txlcli.core.model.encodings import Encoding
 from txlcli.core.training.loop import new_model
 
 B, L, M, H = 2, 5, 7, 3
@@ -18,14 +17,6 @@ B, L, M, H = 2, 5, 7, 3
 def slopes():
     with registered_slopes():
         yield
-
-
-def test_a_name_of_an_encoding_is_registered_once():
-    with pytest.raises(ValueError, match='"shaw" is registered already'):
-        register_encoding("shaw", SlopesEncoding, EncodingTraits())
-    assert ENCODINGS["shaw"] is not SlopesEncoding
-    with pytest.raises(ValueError, match='"slopes" is registered already'):
-        register_encoding("slopes", SlopesEncoding, EncodingTraits())
 
 
 class RampEncoding(SlopesEncoding):

@@ -88,11 +88,6 @@ def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda():
     assert "\n" not in message
 
 
-def test_other_errors_are_not_explained():
-    with pytest.raises(RuntimeError, match=r"^size mismatch$"), explained(SETTINGS, V, CPU, 1):
-        raise RuntimeError("size mismatch")
-
-
 def test_processes_divide_the_batch_and_recomputing_is_advised_only_where_it_is_possible():
     assert forecast(TRAIN, processes=3) < forecast(TRAIN)
     numbers = re.findall(r"accumulate=(\d+)", advice(available=None, processes=3))
