@@ -383,11 +383,8 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
 
 USAGE = [
     (["byte", "--mem-len", "5,-1"], "--mem-len -1: must be at least 0"),
-    (["byte", "--seg-len", "0"], "Invalid value for '--seg-len'"),
     (["byte", "--losses", "data/novel.h5"], "--losses data/novel.h5: exists and holds no losses; give another name"),
-    (["byte", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["novel"], 'no run "novel", only a token store of this name; train a model on it with "txl train novel"'),
-    (["bite"], 'unknown run "bite"; did you mean "byte"? (known: byte, char, sentencepiece, word)'),
 ]
 
 

@@ -106,12 +106,6 @@ def test_fewer_lanes_than_processes_are_rejected_once(here):
 @pytest.mark.parametrize(
     ("change", "code", "error"),
     [
-        pytest.param(
-            ["--mem-len", "0,7"],
-            2,
-            "error: --mem-len is (0, 5) on rank 0 and (0, 7) on rank 1 (",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(["--data-dir", "nowhere"], 1, "error: rank 1 on ", marks=pytest.mark.slow),
         (["--runs-dir", "other"], 2, "error: the checkpoint is step 7 with weights "),
     ],

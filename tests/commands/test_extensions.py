@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports
 from tests.commands.test_recurrent import recipe_of
-from tests.extensions import registered_gru, registered_optimizer, registered_pairs, registered_slopes
-from txlcli.core.training.optimizer import OptimizerEntry, parameter_group
+from tests.extensions import registered_gru, registered_pairs, registered_slopes
 
 MANUAL = Path(__file__).parents[2] / "docs" / "extending.md"
 SLOPES = RECIPE.replace("n_heads = 3", 'n_heads = 3\nposition = "slopes"')
@@ -138,19 +136,3 @@ def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(un
         check=False,
     )
     assert (ended.returncode, Path("runs/slopes/last.safetensors").exists()) == (0, True), ended.stderr
-
-
-@pytest.mark.parametrize("words", ["train plain.toml --dry-run", "speed plain.toml"])
-def test_a_registered_optimizer_that_cannot_train_ends_a_command_before_its_work(untouched, words):
-    done("prepare", "novel", "--name", "novel")
-    Path("plain.toml").write_text(RECIPE)
-    reason = "Muon only supports 2D parameters .*"
-
-    def make(model, settings):
-        return torch.optim.Muon([parameter_group("all", model.parameters())], lr=settings.lr)
-
-    with registered_optimizer("registered", OptimizerEntry(make, lambda *_: 1)):
-        message = refusal(*words.split(), "--set", "train.optimizer=registered")
-    expected = f'train.optimizer = "registered" cannot train this model: {reason}; use another, such as "adamw"'
-    assert re.fullmatch(expected, message)
-    assert not Path("runs").exists()

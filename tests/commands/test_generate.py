@@ -58,12 +58,6 @@ def test_top_k_is_40_by_default_unless_top_p_is_given(here):
     assert tokens_of(*options, "--top-p", 1.0, "--top-k", 40) == tokens_of(*options)
 
 
-@pytest.mark.parametrize("option", [("--top-p", 0.01), ("--temperature", 1e-3), ("--top-k", 1)])
-def test_an_extreme_setting_selects_the_likeliest_token(here, option):
-    options = ["word", "--prompt", "the fox", "--tokens", 23]
-    assert tokens_of(*options, *option) == tokens_of(*options, "--greedy")
-
-
 def test_an_interrupted_text_ends_its_line(watched):
     generated = []
 

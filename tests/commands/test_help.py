@@ -40,15 +40,6 @@ def test_every_command_but_quickstart_prints_json():
     assert without == {"quickstart", "recipes schema"}  # a schema is JSON
 
 
-def test_the_same_option_has_the_same_help_everywhere():
-    texts = {}
-    for command in WITH_SUBCOMMANDS.values():
-        for parameter in command.params:
-            if parameter.opts[0] in ("--data-dir", "--runs-dir", "--json", "--device", "--force", "--plot", "--set"):
-                texts.setdefault(parameter.opts[0], set()).add(parameter.help)
-    assert {option: len(helps) for option, helps in texts.items()} == dict.fromkeys(texts, 1)
-
-
 @pytest.mark.parametrize(
     "line", ["--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char", "runs published ptb"]
 )

@@ -130,10 +130,7 @@ def test_files_without_text_are_rejected(untouched):
     assert refusal("prepare", "short.parquet", code=1).startswith("short.parquet: 2 bytes are too short to split; ")
 
 
-def test_a_column_needs_parquet_files(untouched):
-    assert refusal("prepare", "novel", "--column", "text") == (
-        "--column has no effect here; it is for files that end with .parquet"
-    )
+def test_a_file_that_is_not_parquet_is_rejected(untouched):
     (untouched / "broken.parquet").write_text("the fox")
     assert refusal("prepare", "broken.parquet", code=1).startswith(
         "broken.parquet: damaged, encrypted, or not a Parquet file ("

@@ -48,18 +48,6 @@ def test_what_memory_tokens_cannot_do_is_rejected_in_one_line(run):
     assert refusal("eval", "run", "--mem-len", 5) == (
         'runs/run has a recurrent state (arch = "rmt"); leave out --mem-len'
     )
-    assert refusal("eval", "run", "--attn-len", 5) == (
-        'runs/run has a recurrent state (arch = "rmt"); leave out --attn-len'
-    )
-    assert refusal("eval", "run", "--same-length") == (
-        'runs/run sees all of its memory (arch = "rmt"); leave out --same-length'
-    )
     assert refusal("eval", "run", "--max-distance", 5) == (
         "runs/run: its encoding of positions has no such limit; leave out --max-distance"
-    )
-    assert refusal("attention", "run") == (
-        'runs/run has no attention to single tokens (arch = "rmt"); give a run with arch = "transformer"'
-    )
-    assert refusal("export", "run", "exported", code=1) == (
-        'runs/run: [model] arch = "rmt" is not a setting of Hugging Face TransfoXL, which needs "transformer"'
     )

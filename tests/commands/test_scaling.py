@@ -100,27 +100,20 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
     assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *overrides)["by_devices"]] == counts
 
 
+ON_GPUS, SINGLE = "--devices forecasts training on GPUs", "train.cuda_graph needs a single GPU"
+TWO = 'train.parallel = "zero" needs at least two GPUs'
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--dry-run", "--devices", 2, "--processes", 2],
-            "--devices forecasts one process per GPU; leave out --processes",
-        ),
-        (
-            ["--dry-run", "--devices", 2, "--device", "cpu"],
-            "--devices forecasts training on GPUs; leave out --device cpu, or use --processes",
-        ),
-        (["--dry-run", "--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
-        (
-            ["--dry-run", "--devices", 2, "--set", "train.cuda_graph=true"],
-            "train.cuda_graph needs a single GPU; --set train.cuda_graph=false, or --devices 1",
-        ),
-        (
-            ["--dry-run", "--devices", 1, "--set", "train.parallel=zero"],
-            'train.parallel = "zero" needs at least two GPUs; give --devices 2 or more',
-        ),
+        (["--devices", 2, "--processes", 2], "--devices forecasts one process per GPU; leave out --processes"),
+        (["--devices", 2, "--device", "cpu"], f"{ON_GPUS}; leave out --device cpu, or use --processes"),
+        (["--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
+        (["--devices", 2, "--set", "train.cuda_graph=true"], f"{SINGLE}; --set train.cuda_graph=false, or --devices 1"),
+        (["--devices", 1, "--set", "train.parallel=zero"], f"{TWO}; give --devices 2 or more"),
     ],
 )
 def test_options_that_do_not_belong_together_are_rejected(untouched, options, message):
-    assert refusal("train", "tiny.toml", *options, "--set", "published.vocab_size=300") == message
+    vocab_size = ["--set", "published.vocab_size=300"]
+    assert refusal("train", "tiny.toml", "--dry-run", *options, *vocab_size) == message

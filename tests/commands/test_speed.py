@@ -184,7 +184,6 @@ USAGE = [
     (["byte", "--precision", "fp16"], "precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU"),
     (["enwik"], 'unknown run or recipe "enwik"; did you mean "enwik8"? ("txl runs" and "txl recipes" list all)'),
     (["byt"], 'unknown run or recipe "byt"; did you mean "byte"?'),
-    (["tiny.toml", "--set", "model.depth=3"], '[model] has no key "depth"'),
 ]
 
 

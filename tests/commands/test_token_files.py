@@ -209,12 +209,6 @@ def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     )
     without_header = "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
     assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
-    byte = ["--tokenizer", "byte"]
-    assert refusal("prepare", "shakespeare/train.bin", *byte, "--dtype", "uint16") == without_header
-    for source in ("shakespeare", "stdlib"):
-        assert refusal("prepare", source, "--column", "text") == (
-            "--column has no effect here; it is for files that end with .parquet"
-        )
 
 
 def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogpt):

@@ -95,9 +95,6 @@ def test_processes_of_a_cluster_form_one_training(here, free_port):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        pytest.param(
-            ["--set", "train.lr=1e-2"], "error: train.lr is 0.03 on rank 0 and 0.01 on rank 1 (", marks=pytest.mark.slow
-        ),
         (["--data-dir", "other"], "error: the train split (SHA-256) is "),
         pytest.param(["--data-dir", "nowhere"], "error: rank 1 on ", marks=pytest.mark.slow),
     ],

@@ -1,12 +1,9 @@
 """The targets of fuzzing accept what is valid, and notice what is neither accepted nor refused in one line."""
 
-from contextlib import nullcontext
-
 import pytest
 
 from tests.faults.sample import build
 from tests.fuzz import targets
-from txlcli.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +22,3 @@ def test_a_target_reads_its_seeds_and_beginnings_of_them(sample, name):
         for seed in seeds:
             for end in (len(seed), len(seed) // 2, 1, 0):
                 function(seed[:end])
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RunError("damaged"), nullcontext()),
-        (RunError(""), pytest.raises(ValueError, match="without a message")),
-        (KeyError("a"), pytest.raises(KeyError)),
-    ],
-)
-def test_a_refusal_is_no_defect_and_another_exception_is(error, expected):
-    @targets.refused
-    def fail(data):
-        raise error
-
-    with expected:
-        fail(b"")

@@ -53,12 +53,6 @@ def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
     assert rank.result == rank.test.value
 
 
-def test_a_run_without_a_test_result_is_ranked_by_its_validation():
-    rank = published_rank(history("ptb", reports=[valid_report(73_760)]))
-    assert rank.test is None
-    assert rank.result == rank.valid.value
-
-
 def test_one_billion_word_has_no_published_validation_split():
     rank = published_rank(history("lm1b", reports=[valid_report(1000)], evals=[scored_row(159_658)]))
     assert rank.valid is None
@@ -116,11 +110,6 @@ def test_enwik8_as_released_is_the_text_of_the_papers_own_rows_only():
 def test_a_whole_split_without_newlines_is_shorter_but_not_much(tokens):
     rank = published_rank(history("enwik8", vocab_size=204, evals=[scored_row(tokens)]))
     assert rank.test is None
-
-
-def test_rows_of_other_corpora_have_the_same_text():
-    rank = published_rank(both("ptb"))
-    assert all(rank.same_text(row) for row in rank.table.rows)
 
 
 def test_the_corpus_is_the_one_that_an_evaluation_recorded():
