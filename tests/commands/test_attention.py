@@ -85,20 +85,10 @@ def test_json_contains_the_numbers_of_the_figures(here):
     five, six, seven = (output.pop(f"figure{number}") for number in (5, 6, 7))
     heads = output.pop("heads")
     assert output == {
-        "run": "runs/byte",
-        "step": 7,
-        "text": "novel valid",
-        "unit": "byte",
-        "position": "relative",
-        "seg_len": 5,
-        "mem_len": 5,
-        "attn_len_max": 5,
-        "max_distance": 10,
-        "same_length": "m",
-        "precision": "fp32",
-        "first_position": 5,
-        "positions": 31,
-        "files": [f"runs/byte/figures/{name}" for name in FILES],
+        **{"run": "runs/byte", "step": 7, "text": "novel valid", "unit": "byte", "position": "relative"},
+        **{"seg_len": 5, "mem_len": 5, "attn_len_max": 5, "max_distance": 10, "same_length": "m"},
+        **{"precision": "fp32", "first_position": 5, "positions": 31},
+        **{"files": [f"runs/byte/figures/{name}" for name in FILES]},
     }
     for averaged in (five, seven["a"], seven["b"], seven["d"]):
         assert np.shape(averaged) == (2, 3, 5)
@@ -228,34 +218,25 @@ def test_figures_are_overwritten_only_with_force(here):
     assert names_in(path.parent) == FILES
 
 
+HEADS = "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads or --auto"
+LAYER_AND_HEAD = "write layer.head, both from 1, like 2.3,5.1"
+MEASURED = "give one of the tokens measured, 5 to 24, or change --positions"
+FEW_TOKENS = (
+    f"novel valid has {N_VALID} tokens to predict, {{}} of them without a full memory; give fewer --positions, or a "
+    "shorter --mem-len or --seg-len"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            (heads, "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads or --auto")
-            for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"], ["--auto", 7])
-        ),
-        *(
-            (
-                options,
-                f"novel valid has {N_VALID} tokens to predict, {first} of them without a full memory; give fewer "
-                "--positions, or a shorter --mem-len or --seg-len",
-            )
-            for options, first in ((["--positions", N_VALID - 4], "5"), (["--mem-len", 100_000], "100,000"))
-        ),
-        *(
-            (
-                ["--positions", 20, "--at", at],
-                f"--at {at}: give one of the tokens measured, 5 to 24, or change --positions",
-            )
-            for at in (4, 25)
-        ),
+        *((heads, HEADS) for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"], ["--auto", 7])),
+        (["--positions", N_VALID - 4], FEW_TOKENS.format("5")),
+        (["--mem-len", 100_000], FEW_TOKENS.format("100,000")),
+        *((["--positions", 20, "--at", at], f"--at {at}: {MEASURED}") for at in (4, 25)),
         (["--figure", "5,7", "--at", 9], "only Figure 6 shows selected heads; leave out --at"),
         (["--figure", "five"], "--figure five: write figures like 5,6, or all"),
-        *(
-            (["--heads", heads], f"--heads {heads}: write layer.head, both from 1, like 2.3,5.1")
-            for heads in ("1", "a.b", "1.1,")
-        ),
+        *((["--heads", heads], f"--heads {heads}: {LAYER_AND_HEAD}") for heads in ("1", "a.b", "1.1,")),
     ],
 )
 def test_options_that_do_not_suit_the_run_are_rejected(here, options, message):

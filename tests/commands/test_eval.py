@@ -88,26 +88,12 @@ def test_json_contains_all_settings_of_the_evaluation(here):
     assert set(output["rows"][0]) == set(output["rows"][1]) == set(KEYS.split())
     rows = output.pop("rows")
     assert output == {
-        "run": "runs/byte",
-        "step": 7,
-        "text": "novel test",
-        "unit": "byte",
-        "metric": "bpc",
-        "conventions": {"vocabulary": "all 256 bytes", "split": "the folder's own files"},
-        "split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest(),
-        "may_be_learned": False,
-        "seg_len": 5,
-        "batch_size": 3,
-        "position": "relative",
-        "max_distance": 10,
-        "same_length": "m",
-        "precision": "fp32",
-        "attention": "auto",
-        "processes": 1,
-        "search": None,
-        "complete": True,
-        "slowdown_windows": 3,
-        "paper": None,
+        **{"run": "runs/byte", "step": 7, "text": "novel test", "unit": "byte", "metric": "bpc"},
+        **{"conventions": {"vocabulary": "all 256 bytes", "split": "the folder's own files"}},
+        **{"split_sha256": hashlib.sha256((here / "novel/test.txt").read_bytes()).hexdigest()},
+        **{"may_be_learned": False, "seg_len": 5, "batch_size": 3, "position": "relative", "max_distance": 10},
+        **{"same_length": "m", "precision": "fp32", "attention": "auto", "processes": 1, "search": None},
+        **{"complete": True, "slowdown_windows": 3, "paper": None},
     }
     without, with_memory = rows
     assert without["slowdown"] is without["vanilla_ms_per_token"] is None

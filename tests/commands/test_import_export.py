@@ -143,19 +143,10 @@ def test_the_store_is_found_by_its_vocabulary(here):
     (here / "data/word.h5").rename(here / "data/renamed.h5")
     told = json_of("import", "hf")
     assert told == {
-        "run": "runs/hf",
-        "source": "hf",
-        "system": "Hugging Face TransfoXL",
-        "parameters": card("runs/adaptive")["parameters"],
-        "vocab_size": card("runs/adaptive")["vocab_size"],
-        "store": "data/renamed.h5",
-        "prepare": None,
-        "boundary": "<eos>",
-        "unknown": "<unk>",
-        "norm": "post",
-        "cutoffs": [5, 11],
-        "settings_from": "its configuration",
-        "next": "txl eval runs/hf",
+        **{"run": "runs/hf", "source": "hf", "system": "Hugging Face TransfoXL"},
+        **{"parameters": card("runs/adaptive")["parameters"], "vocab_size": card("runs/adaptive")["vocab_size"]},
+        **{"store": "data/renamed.h5", "prepare": None, "boundary": "<eos>", "unknown": "<unk>", "norm": "post"},
+        **{"cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"},
     }
     assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0

@@ -52,14 +52,9 @@ def test_the_list_is_printed_as_json():
     listed = {entry["name"]: entry for entry in json_of("recipes")["recipes"]}
     assert list(listed) == NAMES
     assert listed["wt103-large"] == {
-        "name": "wt103-large",
-        "store": "wt103",
-        "parameters": 285_170_506,
-        "vocab_size": 267_735,
-        "metric": "ppl",
-        "paper_valid": 17.7,
-        "paper_test": 18.3,
-        "description": 'Table 1, "Ours - Transformer-XL Large" (257M)',
+        **{"name": "wt103-large", "store": "wt103", "parameters": 285_170_506, "vocab_size": 267_735},
+        **{"metric": "ppl", "paper_valid": 17.7, "paper_test": 18.3},
+        **{"description": 'Table 1, "Ours - Transformer-XL Large" (257M)'},
     }
     unknown = ("parameters", "vocab_size", "paper_valid", "paper_test")
     assert [listed["stdlib"][key] for key in unknown] == [None] * 4

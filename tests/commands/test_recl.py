@@ -260,16 +260,8 @@ def spoil_last_row(table):
         (["byte", "--top-r", "a tenth"], 2, "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
         (["byte", "--losses", "nowhere/a.h5"], 2, "nowhere/a.h5: there is no folder nowhere; make it first"),
         (["byte", "runs/byte"], 2, "byte, runs/byte: a run is named twice; name each run once"),
-        (
-            ["byte", "word"],
-            2,
-            "runs/byte and runs/word have different texts (novel, word) or vocabularies; RECL compares",
-        ),
-        (
-            ["byte", "other"],
-            2,
-            "runs/byte and runs/other have different texts (novel, novel) or vocabularies; RECL compares",
-        ),
+        (["byte", "word"], 2, "runs/byte and runs/word have different texts (novel, word) or vocabularies; "),
+        (["byte", "other"], 2, "runs/byte and runs/other have different texts (novel, novel) or vocabularies; "),
         (["byte", "young"], 1, "runs/young/last.safetensors: no such checkpoint; the run has not saved one yet"),
         (["byte", "half"], 1, 'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use '),
     ],

@@ -16,6 +16,8 @@ from txlcli.core.training.segments import TrainingSegments
 
 COPIES = {"aten::copy_", "aten::_to_copy"}  # they may lead from one device to another
 EVERY_DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1", "model.word_dropout=0.1")
+COMPRESSIVE = ("model.arch=compressive", "model.compressed_len=32", "model.compression_rate=4")
+MEMORY_TOKENS = ("model.arch=rmt", "model.segment_len=4", "train.mem_len=0", "eval.mem_len=0")
 CASES = {
     "relative": ("stdlib",),
     "attention written out": ("stdlib", *EVERY_DROPOUT, "train.attention=reference"),
@@ -32,21 +34,8 @@ CASES = {
     "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
     "gated": ("stdlib", *EVERY_DROPOUT, "model.gating=gru", "model.norm=pre"),
     "memory of outputs": ("stdlib", "model.memory_source=layer_output"),
-    "compressive": (
-        "stdlib",
-        "model.arch=compressive",
-        "model.compressed_len=32",
-        "model.compression_rate=4",
-        "eval.same_length=off",
-    ),
-    "memory tokens": (
-        "stdlib",
-        "model.arch=rmt",
-        "model.segment_len=4",
-        "train.mem_len=0",
-        "eval.mem_len=0",
-        "eval.same_length=off",
-    ),
+    "compressive": ("stdlib", *COMPRESSIVE, "eval.same_length=off"),
+    "memory tokens": ("stdlib", *MEMORY_TOKENS, "eval.same_length=off"),
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),

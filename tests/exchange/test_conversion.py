@@ -27,6 +27,7 @@ from txlcli.exchange.conversion import SYSTEMS, layout_of, missing_setting, to_h
 from txlcli.exchange.weights import vocab_size_of
 
 L, M, T = 5, 7, 13
+NARROW, DIV_4 = {"cutoffs": CUTOFFS, "d_embed": 6}, {"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32}
 KINDS = {
     "plain": {},
     "plain_narrow": {"d_embed": 6, "tie_projections": (True,)},
@@ -34,23 +35,14 @@ KINDS = {
     "biases_per_layer": {"tie_biases": False},
     "pre_released": {"norm": "pre_released"},
     "cut": {"cutoffs": CUTOFFS},
-    "cut_narrow": {"cutoffs": CUTOFFS, "d_embed": 6},
-    "cut_narrow_nothing_tied": {
-        **{"cutoffs": CUTOFFS, "d_embed": 6, "tie_embeddings": False},
-        "tie_projections": (False, False, False),
-    },
+    "cut_narrow": NARROW,
+    "cut_narrow_nothing_tied": {**NARROW, "tie_embeddings": False, "tie_projections": (False,) * 3},
     "div_2": {"cutoffs": CUTOFFS, "div_val": 2},
     "div_2_wide": {"cutoffs": CUTOFFS, "div_val": 2, "d_embed": 28},
     "div_2_untied_tables": {"cutoffs": CUTOFFS, "div_val": 2, "tie_embeddings": False, "tie_biases": False},
-    "div_4": {"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32},
-    "div_4_every_projection_tied": {
-        **{"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32},
-        "tie_projections": (True, True, True),
-    },
-    "div_4_no_projection_tied": {
-        **{"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32, "tie_biases": False},
-        "tie_projections": (False, False, False),
-    },
+    "div_4": DIV_4,
+    "div_4_every_projection_tied": {**DIV_4, "tie_projections": (True,) * 3},
+    "div_4_no_projection_tied": {**DIV_4, "tie_biases": False, "tie_projections": (False,) * 3},
     "div_2_same_width_not_projected": {"cutoffs": CUTOFFS, "div_val": 2, "project_same_width": False},
 }
 IN_TF = [

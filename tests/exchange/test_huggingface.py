@@ -11,30 +11,11 @@ from txlcli.errors import RunError
 from txlcli.exchange import huggingface
 
 CONFIG = {
-    "model_type": "transfo-xl",
-    "vocab_size": 19,
-    "cutoffs": [5, 11],
-    "d_model": 14,
-    "d_embed": 28,
-    "n_head": 3,
-    "d_head": 11,
-    "d_inner": 17,
-    "div_val": 2,
-    "pre_lnorm": True,
-    "n_layer": 2,
-    "mem_len": 7,
-    "tgt_len": 5,
-    "clamp_len": 13,
-    "same_length": False,
-    "proj_share_all_but_first": False,
-    "attn_type": 0,
-    "untie_r": False,
-    "tie_word_embeddings": False,
-    "dropout": 0.3,
-    "dropatt": 0.4,
-    "init_std": 0.5,
-    "proj_init_std": 0.6,
-    "layer_norm_epsilon": 1e-3,
+    **{"model_type": "transfo-xl", "vocab_size": 19, "cutoffs": [5, 11], "d_model": 14, "d_embed": 28, "n_head": 3},
+    **{"d_head": 11, "d_inner": 17, "div_val": 2, "pre_lnorm": True, "n_layer": 2, "mem_len": 7, "tgt_len": 5},
+    **{"clamp_len": 13, "same_length": False, "proj_share_all_but_first": False, "attn_type": 0, "untie_r": False},
+    **{"tie_word_embeddings": False, "dropout": 0.3, "dropatt": 0.4, "init_std": 0.5, "proj_init_std": 0.6},
+    **{"layer_norm_epsilon": 1e-3},
 }
 
 
@@ -59,24 +40,10 @@ def refusal(tmp_path, **changed):
 def test_every_key_becomes_a_setting(tmp_path):
     model, evaluation = read(tmp_path)
     assert model == TransformerSettings(
-        n_layers=2,
-        d_model=14,
-        n_heads=3,
-        d_head=11,
-        d_inner=17,
-        dropout=0.3,
-        attention_dropout=0.4,
-        norm="pre_released",
-        norm_eps=1e-3,
-        tie_biases=True,
-        memory_start="zeros",
-        cutoffs=(5, 11),
-        div_val=2,
-        d_embed=28,
-        tie_embeddings=False,
-        tie_projections=(False, False, False),
-        init_std=0.5,
-        proj_init_std=0.6,
+        **{"n_layers": 2, "d_model": 14, "n_heads": 3, "d_head": 11, "d_inner": 17, "d_embed": 28},
+        **{"dropout": 0.3, "attention_dropout": 0.4, "norm": "pre_released", "norm_eps": 1e-3, "cutoffs": (5, 11)},
+        **{"tie_biases": True, "tie_embeddings": False, "tie_projections": (False, False, False), "div_val": 2},
+        **{"memory_start": "zeros", "init_std": 0.5, "proj_init_std": 0.6},
     )
     assert evaluation == EvalSettings(seg_len=5, mem_len=7, max_distance=13, same_length="off")
 
@@ -84,17 +51,9 @@ def test_every_key_becomes_a_setting(tmp_path):
 def test_missing_keys_have_the_values_of_the_released_large_model(tmp_path):
     model, evaluation = read(tmp_path, **dict.fromkeys(key for key in CONFIG if key != "model_type"))
     assert model == TransformerSettings(
-        n_layers=18,
-        d_model=1024,
-        n_heads=16,
-        d_head=64,
-        d_inner=4096,
-        memory_start="zeros",
-        tie_biases=False,
-        cutoffs=(20_000, 40_000, 200_000),
-        div_val=4,
-        d_embed=1024,
-        tie_projections=(False, True, True, True),
+        **{"n_layers": 18, "d_model": 1024, "n_heads": 16, "d_head": 64, "d_inner": 4096, "d_embed": 1024},
+        **{"cutoffs": (20_000, 40_000, 200_000), "div_val": 4, "tie_projections": (False, True, True, True)},
+        **{"memory_start": "zeros", "tie_biases": False},
     )
     assert evaluation == EvalSettings(seg_len=128, mem_len=1600, max_distance=1000, same_length="m")
 

@@ -13,18 +13,9 @@ from txlcli.exchange import vocabularies
 WORDS = ["<eos>", "the", "naïve", "語", "<unk>", "fox"]
 VOCAB = Vocab("word", WORDS, boundary=0, unknown=4)
 FIELDS = {
-    "counter": Counter(WORDS),
-    "special": ["<eos>"],
-    "min_freq": 0,
-    "max_size": None,
-    "lower_case": False,
-    "delimiter": None,
-    "vocab_file": None,
-    "never_split": ("<eos>",),
-    "idx2sym": WORDS,
-    "sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)),
-    "eos_idx": 0,
-    "unk_idx": 4,
+    **{"counter": Counter(WORDS), "special": ["<eos>"], "min_freq": 0, "max_size": None, "lower_case": False},
+    **{"delimiter": None, "vocab_file": None, "never_split": ("<eos>",), "idx2sym": WORDS},
+    **{"sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)), "eos_idx": 0, "unk_idx": 4},
 }
 """Attributes that Hugging Face's tokenizer saves."""
 AS_TEXT = "give the words as a text file, one per line"

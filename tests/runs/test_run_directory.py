@@ -16,12 +16,8 @@ from txlcli.runs.run_directory import Run
 
 SETTINGS = recipe.load("enwik8", ["train.clip=none", "eval.max_distance=none"])
 FACTS = {
-    "recipe_name": "enwik8",
-    "settings": SETTINGS,
-    "vocab_fingerprint": "abc",
-    "vocab_size": 204,
-    "parameters": 41_055_436,
-    "metric": "bpc",
+    **{"recipe_name": "enwik8", "settings": SETTINGS, "vocab_fingerprint": "abc", "vocab_size": 204},
+    **{"parameters": 41_055_436, "metric": "bpc"},
 }
 VOCAB = '{"kind": "byte", "ä": 1}'
 

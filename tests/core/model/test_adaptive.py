@@ -37,13 +37,8 @@ ENDS = {
     "norm_eps": {"norm_eps": 0.1},
     "norm_eps_pre": {"norm_eps": 0.1, "norm": "pre"},
     "everything": {
-        "cutoffs": CUTOFFS,
-        "div_val": 4,
-        "d_embed": 32,
-        "memory_start": "zeros",
-        "norm": "pre_released",
-        "norm_eps": 0.1,
-        "tie_biases": False,
+        **{"cutoffs": CUTOFFS, "div_val": 4, "d_embed": 32, "memory_start": "zeros", "norm": "pre_released"},
+        **{"norm_eps": 0.1, "tie_biases": False},
     },
 }
 SINGLE = {"one_band": {"cutoffs": ()}, "one_narrow_band": {"cutoffs": (), "d_embed": 6}}

@@ -24,9 +24,8 @@ SETTINGS = {
     "memory of outputs": {"shape": {"memory_source": "layer_output"}},
     "compressive": {"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}},
     "compressive, sgd with momentum": {
-        "shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2},
-        "optimizer": "sgd",
-        "momentum": 0.9,
+        **{"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}, "optimizer": "sgd"},
+        **{"momentum": 0.9},
     },
     "memory tokens": {"shape": {"arch": "rmt", "segment_len": 2, "n_memory_tokens": 3}, "mem_len": 0},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
@@ -36,12 +35,7 @@ SETTINGS = {
     "exponential average": {"average": "exponential", "average_decay": 0.5, "valid_every": 2},
     # The average begins after step 3: stops come before, at and after its beginning.
     "averaged SGD": {
-        "average": "asgd",
-        "average_patience": 1,
-        "optimizer": "sgd",
-        "lr": 3.0,
-        "clip": None,
-        "valid_every": 1,
+        **{"average": "asgd", "average_patience": 1, "optimizer": "sgd", "lr": 3.0, "clip": None, "valid_every": 1},
     },
     "bf16": {"precision": "bf16"},
 }

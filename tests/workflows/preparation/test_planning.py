@@ -36,13 +36,7 @@ def refusal(word, **options):
         ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
         *(
             ({"vocab": Path("vocab.json"), name: value}, f"the file of `vocab` decides; leave out `{name}`")
-            for name, value in {
-                "tokenizer": "word",
-                "vocab_size": 9,
-                "min_count": 2,
-                "sp_type": "bpe",
-                "released_convention": True,
-            }.items()
+            for name, value in {"tokenizer": "word", "vocab_size": 9, "min_count": 2, "sp_type": "bpe"}.items()
         ),
     ],
 )
