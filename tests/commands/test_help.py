@@ -56,8 +56,8 @@ app({line.split()!r})
 
 @pytest.mark.parametrize("option", ["--quiet", "-q"])
 def test_quiet_leaves_the_result_and_no_messages(here, option):
-    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
-    assert loud.stderr.startswith("evaluating runs/word")
     quiet = done("eval", "word", "--mem-len", "0", "--positions", "20", option)
     assert quiet.stderr == ""
     assert "│ 0 " in quiet.stdout
+    loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
+    assert loud.stderr.startswith("evaluating runs/word")
