@@ -151,12 +151,16 @@ def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     assert (ended.returncode, ended.stderr) == (code, f"error: {word}\n")
 
 
+def prepared_with(directory, closing):
+    """Prepare a text in a shell that closes or redirects some of the streams."""
+    (directory / "book.txt").write_text("one two three four five\n" * 999)
+    words = ["sh", "-c", f'"$@" prepare book.txt --json {closing}', "sh", sys.executable, "-m", "txlcli"]
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=50)
+
+
 @pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
-    (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
-    command = f'"$@" prepare book.txt --json {closing}'
-    words = ["sh", "-c", command, "sh", sys.executable, "-m", "txlcli"]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    ended = prepared_with(tmp_path, closing)
     said = "error: stdout: cannot be written (Bad file descriptor); free some space, or redirect it elsewhere\n"
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.endswith("" if "2>" in closing else said)
@@ -166,10 +170,7 @@ def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
 
 @pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full"])
 def test_a_command_whose_messages_cannot_be_written_continues(tmp_path, closing):
-    (tmp_path / "book.txt").write_text("one two three four five\n" * 999)
-    command = f'"$@" prepare book.txt --json {closing}'
-    words = ["sh", "-c", command, "sh", sys.executable, "-m", "txlcli"]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    ended = prepared_with(tmp_path, closing)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["store"] == "data/book.h5"
 

@@ -23,14 +23,18 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_lines_on_stderr_are_shown_as_they_are(capsys, text):
+SHOWN = [*((text, text) for text in ODD), (HOSTILE, ESCAPED)]
+
+
+@pytest.mark.parametrize(("text", "shown"), SHOWN)
+def test_a_line_is_shown_as_it_is_or_escaped_on_one_line(capsys, text, shown):
     console.say(text)
     console.complain(text)
-    assert capsys.readouterr() == ("", f"{text}\nerror: {text}\n")
+    console.show_line(text)
+    assert capsys.readouterr() == (f"{shown}\n", f"{shown}\nerror: {shown}\n")
 
 
-@pytest.mark.parametrize(("text", "shown"), [*((text, text) for text in ODD), (HOSTILE, ESCAPED)])
+@pytest.mark.parametrize(("text", "shown"), SHOWN)
 @pytest.mark.parametrize("place", ["title", "heading", "cell", "note"])
 def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, text, shown, place):
     parts = {part: text if part == place else part for part in ("title", "heading", "cell", "note")}
@@ -73,13 +77,6 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
 )
 def test_a_huge_measure_is_shown_by_its_order(value, shown):
     assert metrics.format_measure(value) == shown
-
-
-def test_characters_that_control_a_terminal_are_escaped_on_one_line(capsys):
-    console.say(HOSTILE)
-    console.complain(HOSTILE)
-    console.show_line(HOSTILE)
-    assert capsys.readouterr() == (f"{ESCAPED}\n", f"{ESCAPED}\nerror: {ESCAPED}\n")
 
 
 def test_json_escapes_them_and_keeps_the_value(capsys):

@@ -10,29 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.novel import RECIPE as NOVEL
+
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "extending.md"
-RECIPE = """
-[corpus]
-store = "own"
-[model]
-n_layers = 2
-d_model = 12
-n_heads = 3
-d_head = 4
-d_inner = 17
-[train]
-seg_len = 7
-mem_len = 11
-batch_size = 2
-max_steps = 4
-valid_every = 2
-valid_tokens = 97
-[eval]
-seg_len = 7
-mem_len = 11
-batch_size = 2
-"""
+RECIPE = NOVEL.replace('"novel"', '"own"')
 RUN = """
 import json, sys
 from typer.testing import CliRunner
@@ -119,7 +101,7 @@ def test_the_optimizer_of_the_guide_trains_resumes_and_is_counted(tmp_path, own)
     step_bytes = json.loads(forecast)["step_bytes"]
     assert step_bytes["optimizer"] == step_bytes["weights"]
     (trained,) = json.loads(shown)["runs"]
-    assert (trained["state"], trained["step"]) == ("finished", 4)
+    assert (trained["state"], trained["step"]) == ("finished", 7)
 
 
 def test_the_architecture_of_the_guide_trains_resumes_and_is_evaluated_with_its_memory(tmp_path, own):
@@ -142,8 +124,8 @@ def test_the_architecture_of_the_guide_trains_resumes_and_is_evaluated_with_its_
         ["generate", "own", "--prompt", "1 is", "--tokens", "9", "--json"],
         ["recl", "own", *context, "--json"],
     )
-    # Three passes of two layers that multiply 4 positions by 12 x 12, and of the softmax.
-    assert json.loads(forecast)["training_flops_per_token"] == 2 * 3 * (2 * 4 * 12 * 12 + 256 * 12)
+    # Three passes of two layers that multiply 4 positions by 8 x 8, and of the softmax.
+    assert json.loads(forecast)["training_flops_per_token"] == 2 * 3 * (2 * 4 * 8 * 8 + 256 * 8)
     none, shortest, longer = (row["loss_nats"] for row in json.loads(by_memory)["rows"])
     assert shortest == pytest.approx(longer, rel=1e-7)  # a layer reads 3 positions before each
     assert none != pytest.approx(longer, rel=1e-7)

@@ -18,6 +18,7 @@ from tests.cards import read_card, read_log
 from txlcli.cli import app
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.data.token_store import TokenStore
 from txlcli.runs import run_directory
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
@@ -25,6 +26,7 @@ LINES = {"train": 61, "valid": 7, "test": 11}
 ENDLESS = ["--set", "train.max_steps=1_000_000", "--set", "train.valid_every=500_000"]
 LONGEST_WAIT_S = 300  # long enough for a busy machine; a process that hangs is ended then
 TOKENIZERS = ("byte", "char", "word", "sentencepiece")
+STORES = {kind: "novel" if kind == "byte" else kind for kind in TOKENIZERS}
 RECIPE = """
 [corpus]
 store = "novel"
@@ -193,10 +195,10 @@ def prepare_and_train(directory: Path):
     data, runs_dir = directory / "data", directory / "runs"
     for kind in TOKENIZERS:
         size = ["--vocab-size", 290] if kind == "sentencepiece" else []
-        store = "novel" if kind == "byte" else kind
-        done("prepare", directory / "novel", "--tokenizer", kind, "--name", store, "--data-dir", data, *size)
+        store_of = ["--tokenizer", kind, "--name", STORES[kind], "--data-dir", data]
+        done("prepare", directory / "novel", *store_of, *size)
         where = ["--data-dir", data, "--runs-dir", runs_dir, "--name", kind, "--set", "published.parameters=1"]
-        done("train", directory / "tiny.toml", "--set", f"corpus.store={store}", *where)
+        done("train", directory / "tiny.toml", "--set", f"corpus.store={STORES[kind]}", *where)
 
 
 def train(*changes, name):
@@ -207,6 +209,14 @@ def train(*changes, name):
 def reports(directory):
     """Return the lines of a run's metrics.jsonl."""
     return read_log(Path(directory) / "metrics.jsonl")
+
+
+def store(name):
+    return TokenStore.open(f"data/{name}.h5")
+
+
+def digests(name):
+    return {split: info.sha256 for split, info in store(name).splits.items()}
 
 
 def card(directory):

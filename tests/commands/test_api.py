@@ -33,12 +33,6 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = txlcli.laod
 
 
-def test_a_run_says_what_it_is(run):
-    assert repr(run).startswith(f"<LoadedRun {run.folder}: transformer, {run.settings.model.n_layers} layers, ")
-    assert isinstance(run.model, torch.nn.Module)
-    assert run.vocab.decode(run.vocab.encode("abc")) == "abc"
-
-
 def test_score_equals_eval_of_the_text(run, here):
     (here / "text.txt").write_text(TEXT)
     score = run.score(TEXT)

@@ -28,7 +28,6 @@ from tests.commands.novel import (
     txl,
 )
 from txlcli.data.token_store import TokenStore
-from txlcli.workflows.evaluation.sweep import EvalRow
 
 LN2 = 0.6931471805599453
 KEYS = (
@@ -509,9 +508,3 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
     assert json_of("eval", "own")["paper"] == 1.06
     assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own", "--verbose").stdout
     assert json_of("eval", "own", "--split", "valid")["paper"] is None
-
-
-def row(mem_len, bpc, slowdown=None, *, best=False):
-    sizes = {"mem_len": mem_len, "attn_len_min": 1, "attn_len_max": 5, "tokens": 7, "lanes": 1, "losses_nats": None}
-    results = {"loss_nats": bpc * LN2, "measures": {"bpc": bpc, "ppl": 2**bpc}, "ms_per_token": 1.0}
-    return EvalRow(**sizes, **results, slowdown=slowdown, best=best)

@@ -67,13 +67,6 @@ def test_a_conversation_equals_one_text_with_the_same_tokens(here):
     assert "".join(expected.spell(next(expected.samples()))) == second
 
 
-def test_a_conversation_says_that_a_symbol_is_unknown(here):
-    result = CliRunner().invoke(app, ["generate", "char", "--interactive", "--tokens", "5"], input="\N{SNOWMAN}\nthe\n")
-    assert result.exit_code == 0
-    assert "1 of 1 tokens of the prompt are not in the vocabulary" in result.stderr
-    assert len(result.stdout.strip("\n")) > 0
-
-
 @pytest.mark.parametrize("options", [["--prompt", "a"], ["--samples", "2"], ["--reference"], ["--at", "3"]])
 def test_interactive_rejects_what_it_asks_for(here, options):
     message = f"--interactive asks for prompts; leave out {options[0]}"

@@ -14,6 +14,7 @@ from tests.commands.novel import RECIPE, Saved, card, cells, done, json_of, on_a
 from tests.core.builders import V
 from tests.core.foreign import draw_weights, hugging_face_state_dict, pytorch_state_dict, tf_variables
 from tests.exchange.hostile import HOSTILE, MARKER
+from tests.faults.sample import FOREIGN
 
 ADAPTIVE = ["model.cutoffs=[5,11]", "model.div_val=2", "model.d_embed=16", "model.tie_biases=false"]
 EVALUATION = ["--batch-size", 3]  # the only evaluation setting that is not in Hugging Face's configuration
@@ -220,11 +221,6 @@ def test_a_recipe_provides_the_settings_that_a_directory_lacks(here):
 
 # --- weights of the released code ------------------------------------------------------------------------------------
 
-FOREIGN = (
-    RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
-    .replace("d_head = 5", "d_head = 11")
-    .replace("d_inner = 11", "d_inner = 17")
-)
 FOREIGN_CONFIG = {
     **{"model_type": "transfo-xl", "vocab_size": V, "cutoffs": [5, 11], "div_val": 2, "n_layer": 2, "d_model": 14},
     **{"d_embed": 14, "n_head": 3, "d_head": 11, "d_inner": 17, "untie_r": False, "clamp_len": -1},

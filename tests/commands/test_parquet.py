@@ -5,19 +5,8 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from tests.commands.novel import TOKENIZERS, done, json_of, refusal, text_of
-from txlcli.data.token_store import TokenStore
+from tests.commands.novel import STORES, TOKENIZERS, digests, done, json_of, refusal, store, text_of
 from txlcli.data.vocabulary import Vocab
-
-STORES = {"byte": "novel", "char": "char", "word": "word", "sentencepiece": "sentencepiece"}
-
-
-def store(name):
-    return TokenStore.open(f"data/{name}.h5")
-
-
-def digests(name):
-    return {split: info.sha256 for split, info in store(name).splits.items()}
 
 
 def write_rows(path, rows, column="text"):

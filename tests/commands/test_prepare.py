@@ -4,9 +4,7 @@ import io
 import json
 import subprocess
 import sys
-import tarfile
 import urllib.parse
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from typer.testing import CliRunner
 
 from tests.commands.novel import on_a_full_disk
 from tests.corpora.server import serving
+from tests.corpora.test_unpack import PACKERS
 from tests.samples import sampled
 from txlcli import __version__, corpora
 from txlcli.cli import app
@@ -353,22 +352,8 @@ def test_sentencepiece_is_trained_on_a_sample_of_a_long_text_and_the_store_says_
 # --- downloads ------------------------------------------------------------------------------------------------------
 
 
-def a_zip(members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
-def a_tgz(members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+def packed(kind: str, members: dict[str, bytes]) -> bytes:
+    return PACKERS[kind](io.BytesIO(), members).getvalue()
 
 
 def original(content: bytes, site, name: str, served: bytes | None = None) -> Download:
@@ -398,7 +383,7 @@ TEXT8 = b" ab" * 40
 
 
 def test_text8_is_downloaded_checked_and_unpacked(tmp_path, in_directory, site):
-    downloads = [original(a_zip({"text8": TEXT8}), site, "text8.zip")]
+    downloads = [original(packed("zip", {"text8": TEXT8}), site, "text8.zip")]
     prepare_offered("text8", downloads)
     assert site.agents == {f"txl/{__version__}"}
     assert [path.name for path in (tmp_path / "data/downloads/text8").iterdir()] == ["text8.zip"]
@@ -450,16 +435,19 @@ WIKI_ROWS = {
     "test-00000-of-00001.parquet": rows_of(WIKI_LINES["test"]),
 }
 MIRRORED = {
-    "enwik8": ("mattmahoney.net", {"enwik8.zip": a_zip({"enwik8": b"<page>\n" * 20})}),
-    "text8": ("mattmahoney.net", {"text8.zip": a_zip({"text8": b" ab" * 40}), "text8.gz": gzip.compress(b" ab" * 40)}),
+    "enwik8": ("mattmahoney.net", {"enwik8.zip": packed("zip", {"enwik8": b"<page>\n" * 20})}),
+    "text8": (
+        "mattmahoney.net",
+        {"text8.zip": packed("zip", {"text8": b" ab" * 40}), "text8.gz": gzip.compress(b" ab" * 40)},
+    ),
     "ptb": (
         "www.fit.",
-        {"simple-examples.tgz": a_tgz({f"data/{name}": text for name, text in PTB_FILES.items()}), **PTB_FILES},
+        {"simple-examples.tgz": packed("tgz", {f"data/{name}": text for name, text in PTB_FILES.items()}), **PTB_FILES},
     ),
     "wt103": (
         ("wikitext.smerity.com", "s3.amazonaws.com"),
         {
-            "wikitext-103-v1.zip": a_zip({f"wikitext-103/{name}": text for name, text in WIKI_FILES.items()}),
+            "wikitext-103-v1.zip": packed("zip", {f"wikitext-103/{name}": text for name, text in WIKI_FILES.items()}),
             **WIKI_ROWS,
         },
     ),
@@ -538,8 +526,8 @@ def published(directory: Path, name: str) -> Path:
         if download.file == "1b_word_vocab.txt":
             (directory / download.file).write_text("<S> 9\n<UNK> 5\nThe 4\n. 1\n")
         else:
-            pack = a_zip if download.file.endswith(".zip") else a_tgz
-            (directory / download.file).write_bytes(pack(BENCHMARKS[name]))
+            kind = "zip" if download.file.endswith(".zip") else "tgz"
+            (directory / download.file).write_bytes(packed(kind, BENCHMARKS[name]))
     return directory
 
 
@@ -547,7 +535,7 @@ def published(directory: Path, name: str) -> Path:
 def test_the_published_archive_is_read_from_a_directory_without_its_files(txl, tmp_path, name):
     result = txl(name, "--source", published(tmp_path / "downloads", name))
     assert result.exit_code == 0, result.stderr
-    packed = store(tmp_path, name)
+    from_archive = store(tmp_path, name)
     for member, content in BENCHMARKS[name].items():
         (tmp_path / "plain" / member).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "plain" / member).write_bytes(content)
@@ -555,8 +543,8 @@ def test_the_published_archive_is_read_from_a_directory_without_its_files(txl, t
         (tmp_path / "plain/1b_word_vocab.txt").write_bytes((tmp_path / "downloads/1b_word_vocab.txt").read_bytes())
     assert txl(name, "--source", tmp_path / "plain", "--name", "plain").exit_code == 0
     plain = store(tmp_path, "plain")
-    assert (packed.fingerprint, packed.splits) == (plain.fingerprint, plain.splits)
-    assert packed.source_digest == plain.source_digest
+    assert (from_archive.fingerprint, from_archive.splits) == (plain.fingerprint, plain.splits)
+    assert from_archive.source_digest == plain.source_digest
     for member, content in BENCHMARKS[name].items():  # unpacked files take precedence
         (tmp_path / "downloads" / Path(member).name).write_bytes(content * 2)
     assert txl(name, "--source", tmp_path / "downloads", "--force").exit_code == 0
@@ -581,7 +569,7 @@ def check_offer_refused(tmp_path, message: str, downloads, digests=(), corpus: s
     assert not list((tmp_path / "data").glob(".*"))
 
 
-ARCHIVE = a_zip({"text8": TEXT8})
+ARCHIVE = packed("zip", {"text8": TEXT8})
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.commands.novel import TOKENIZERS, done, json_of, refusal
-from txlcli.data.token_store import TokenStore
-
-
-def store(directory, name):
-    return TokenStore.open(directory / f"data/{name}.h5")
+from tests.commands.novel import STORES, TOKENIZERS, done, json_of, refusal, store
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 def test_the_vocabulary_of_a_run_gives_the_ids_of_its_training_text(here, tokenizer):
     told = json_of("prepare", "novel", "--vocab", f"runs/{tokenizer}/vocab.json", "--name", "again")
-    first, again = store(here, "novel" if tokenizer == "byte" else tokenizer), store(here, "again")
+    first, again = store(STORES[tokenizer]), store("again")
     assert again.fingerprint == first.fingerprint
     assert told["tokenizer"] == tokenizer
     assert told["conventions"]["vocabulary"] == "given by --vocab"
@@ -26,7 +21,7 @@ def test_the_vocabulary_of_a_run_gives_the_ids_of_its_training_text(here, tokeni
 def test_a_run_is_evaluated_on_another_text_with_its_own_vocabulary(here):
     (here / "later.txt").write_text("the fox\nthe zebra jumps\n" * 90)
     done("prepare", "later.txt", "--vocab", "runs/word/vocab.json", "--name", "word", "--force")
-    test = store(here, "word")
+    test = store("word")
     assert test.info("test").unknown > 0
     assert json_of("eval", "word")["rows"][0]["tokens"] == test.info("test").tokens
 
@@ -35,7 +30,7 @@ def test_a_word_list_sets_the_ids(here):
     (here / "list.txt").write_text("<eos>\nowl\nfox 12\nthe\n<unk>\n")
     (here / "text.txt").write_text("the fox\nthe dog\n" * 30)
     done("prepare", "text.txt", "--vocab", "list.txt", "--split", "90,5,5", "--name", "listed")
-    assert store(here, "listed").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
+    assert store("listed").ids("train")[:6].tolist() == [3, 2, 0, 3, 4, 0]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -43,7 +38,7 @@ def test_a_corpus_with_another_vocabulary_is_named_after_both(here, tokenizer):
     (here / "novel/ptb.train.txt").write_text("the fox\nthe cat\n")
     told = json_of("prepare", "ptb", "--source", "novel/ptb.train.txt", "--vocab", f"runs/{tokenizer}/vocab.json")
     assert told["store"] == f"data/ptb-vocab-{told['fingerprint'][:8]}.h5"
-    assert told["fingerprint"] == store(here, "novel" if tokenizer == "byte" else tokenizer).fingerprint
+    assert told["fingerprint"] == store(STORES[tokenizer]).fingerprint
 
 
 def test_a_symbol_missing_from_the_vocabulary_is_named(here):
@@ -60,7 +55,7 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     (here / "vocab.json").write_text('{"kind":"byte","bytes":[97,98],"dropped":[10],"boundary":null,"unknown":null}')
     (here / "text.txt").write_text("ab\nba\n" * 30)
     done("prepare", "text.txt", "--vocab", "vocab.json", "--name", "text")
-    assert store(here, "text").ids("train")[:4].tolist() == [0, 1, 1, 0]
+    assert store("text").ids("train")[:4].tolist() == [0, 1, 1, 0]
     (here / "text.txt").write_text("ab\nbac\n" * 30)
     message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
     assert message.startswith("the vocabulary of --vocab lacks 1 symbols of this text, such as 'c', ")

@@ -129,6 +129,7 @@ def test_copy_creates_and_replaces_no_directory(directory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["wt103"], 'unknown command "wt103"; did you mean "txl recipes show wt103"? See "txl recipes --help"'),
         (["shwo"], 'unknown command "shwo"; did you mean "show"? See "txl recipes --help"'),
         (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
         (["copy", "ptb"], "Missing argument 'FILE'; see \"txl recipes copy --help\""),
@@ -172,11 +173,6 @@ def test_keys_of_one_section_as_json():
 )
 def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion(word, message):
     assert refusal("recipes", "keys", word) == message
-
-
-def test_a_recipe_in_place_of_a_command_is_answered_with_show():
-    message = 'unknown command "wt103"; did you mean "txl recipes show wt103"? See "txl recipes --help"'
-    assert refusal("recipes", "wt103") == message
 
 
 def test_schema_prints_what_comes_with_txl():

@@ -5,13 +5,8 @@ import pytest
 from tests.commands.novel import compressed_and_restored, done, json_of, refusal, train
 
 RMT = [
-    "model.arch=rmt",
-    "model.segment_len=5",
-    "model.n_memory_tokens=2",
-    "train.seg_len=10",
-    "train.mem_len=0",
-    "eval.mem_len=0",
-    "eval.same_length=off",
+    *("model.arch=rmt", "model.segment_len=5", "model.n_memory_tokens=2", "train.seg_len=10"),
+    *("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off"),
 ]
 SHORT = ["--positions", 60, "--batch-size", 2]
 

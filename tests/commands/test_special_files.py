@@ -1,14 +1,11 @@
 """Pipes, sockets and devices as inputs of commands: one line, exit code 2, at once."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, refusal
+from tests.commands.novel import refusal
 from tests.system.test_input_files import SPECIAL
 
 LIMIT_S = 120
@@ -52,16 +49,3 @@ def test_a_special_file_is_rejected_as_input(input_files, name, kind):
     assert message.endswith(f"{file} is a {kind}, not a regular file; save its content to a file and name that")
     assert not Path("data/new.h5").exists()
     assert not Path("runs/new").exists()
-
-
-def test_a_pipe_among_the_stores_hides_no_other(here):
-    os.mkfifo("data/pipe.h5")
-    result = done("prepare", "--list")
-    assert "error: data/pipe.h5 is a pipe" in result.stderr
-    assert "sentencepiece" in result.stdout
-
-
-def test_standard_input_may_be_a_pipe_or_a_device(here):
-    words = [sys.executable, "-m", "txlcli", "eval", "byte", "--text", "-", "--json"]
-    piped = subprocess.run(words, input=b"the fox jumps", capture_output=True, check=True, timeout=LIMIT_S)
-    assert b'"tokens": 12' in piped.stdout

@@ -7,27 +7,17 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import TOKENIZERS, card, done, json_of, refusal, train
+from tests.commands.novel import STORES, TOKENIZERS, card, digests, done, json_of, refusal, store, train
 from tests.docs.pages import DOCS, blocks, pages
 from tests.samples import sampled
-from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError
 from txlcli.exchange import token_files
 
-STORES = {"byte": "novel", "char": "char", "word": "word", "sentencepiece": "sentencepiece"}
 NO_TEXT = (
     "the vocabulary is 17 ids of a token file, whose text is not known; prepare the file with --vocab FILE to give it "
     "one"
 )
-
-
-def store(name):
-    return TokenStore.open(f"data/{name}.h5")
-
-
-def digests(name):
-    return {split: info.sha256 for split, info in store(name).splits.items()}
 
 
 def write_ids(path, ids, code="H"):
@@ -138,14 +128,6 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
 
 
-def test_a_model_is_trained_and_evaluated_on_ids(ids_of_nanogpt):
-    done("prepare", "shakespeare")
-    train("corpus.store=shakespeare", name="ids")
-    (row,) = json_of("eval", "ids", "--split", "valid")["rows"]
-    assert row["tokens"] == 100
-    assert card("runs/ids")["vocab_size"] == 17
-
-
 def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
     vocab = Vocab("char", list("abcdefghijklmnop\n"))
     (ids_of_nanogpt / "letters.json").write_text(vocab.to_json())
@@ -220,13 +202,15 @@ def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogp
     done("prepare", "shakespeare", "--vocab-size", 17)
 
 
-def test_commands_that_need_text_refuse_a_vocabulary_or_a_run_of_ids(ids_of_nanogpt):
+def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_them(ids_of_nanogpt):
     (ids_of_nanogpt / "ids.json").write_text(Vocab.of_ids(17).to_json())
     assert refusal("prepare", "novel", "--vocab", "ids.json") == (
         "--vocab ids.json: its ids have no symbols, so it encodes no text; give another file"
     )
     done("prepare", "shakespeare")
     train("corpus.store=shakespeare", name="ids")
+    (row,) = json_of("eval", "ids", "--split", "valid")["rows"]
+    assert (row["tokens"], card("runs/ids")["vocab_size"]) == (100, 17)
     (ids_of_nanogpt / "text.txt").write_text("the fox")
     commands = (
         ["compress", "ids", "text.txt", "text.txl"],

@@ -3,13 +3,13 @@
 import json
 import re
 import shutil
-import sysconfig
 
 import pytest
 import torch
 
 from tests.commands.novel import Saved, card, done, refusal, reports, txl
 from tests.commands.test_eval import count_definitions
+from tests.commands.test_quickstart import small_library
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
@@ -345,17 +345,6 @@ def test_cutoffs_beyond_the_vocabulary_are_rejected_before_a_run_is_made(untouch
         "each must be less, or none: --set model.cutoffs=[]"
     )
     assert not (untouched / "runs").exists()
-
-
-def small_library(tmp_path, monkeypatch):
-    """Replace the standard library by a few files, so that it is prepared quickly."""
-    library = tmp_path / "library"
-    library.mkdir()
-    for number in range(40):
-        (library / f"module_{number}.py").write_text(f"class Reader{number}:\n    def __init__(self):\n        pass\n")
-    get_path = sysconfig.get_path
-    known = {"stdlib": str(library)}
-    monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: known.get(name) or get_path(name, *rest))
 
 
 def test_the_standard_library_is_prepared_automatically(untouched, monkeypatch):

@@ -56,9 +56,3 @@ def test_a_store_is_verified(here):
 @pytest.mark.parametrize("words", [["--verify"], ["--verify", "novel", "--force"], ["--verify", "novel", "--list"]])
 def test_verify_takes_one_store(words):
     assert refusal("prepare", *words) == "--verify checks one existing store: txl prepare --verify STORE"
-
-
-def test_an_unknown_store_or_run_is_rejected():
-    assert refusal("prepare", "--verify", "other", code=1).startswith("no token store at data/other.h5")
-    assert refusal("runs", "verify", "byt").startswith('unknown run "byt"; did you mean "byte"?')
-    assert refusal("runs", "verify", "--runs-dir", "nowhere", code=1).startswith("no run under nowhere")

@@ -165,10 +165,6 @@ def test_stdlib_is_split_by_whole_files(tmp_path):
     assert texts(stdlib.read(tmp_path, PLAIN)) == parts
 
 
-def test_the_running_standard_library_is_found():
-    assert sum(piece.size for piece in stdlib.read(stdlib.home(), PLAIN).splits["train"]) > 1_000_000
-
-
 def test_a_file_is_cut_at_line_ends(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {number}\n" for number in range(1000)))

@@ -5,16 +5,15 @@ import lzma
 import random
 import tarfile
 import zipfile
-import zlib
 
 import pytest
 
+from tests.bombs import HUGE, packed_zeros, zip_of
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.signatures import format_of, reject_packed
 from txlcli.corpora.unpack import SMALL, unpack
 
 EVERYTHING = ".+"
-HUGE = 3 << 30
 FLIPS = 200
 
 
@@ -116,28 +115,12 @@ def refusal(path):
     return str(refused.value).removeprefix(f"{path}: ")
 
 
-def zeros(head=b""):
-    """Return `head` and 3 GiB of zeros as a raw deflate stream of 3 MB."""
-    packer, step = zlib.compressobj(9, wbits=-15), 1 << 24
-    begin = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    block = packer.compress(bytes(step)) + packer.flush(zlib.Z_FULL_FLUSH)  # can be repeated
-    return begin + block * (HUGE // step) + packer.flush()
-
-
 def zip_bomb(path):
-    stream = zeros()
-    # zipfile cannot write a packed stream: pack a small member, then replace its data and its sizes.
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("text8", b"")
-        info = archive.getinfo("text8")
-        info.file_size, info.compress_size = HUGE, len(stream)
-        archive.fp.write(stream)
-        archive.start_dir = archive.fp.tell()
-        archive._didModify = True
+    zip_of(path, "text8", packed_zeros(), HUGE)
 
 
 def gzip_bomb(path, head=b""):
-    path.write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + zeros(head) + bytes(8))
+    path.write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + packed_zeros(head) + bytes(8))
 
 
 def tar_bomb(path):

@@ -95,12 +95,6 @@ def _setting_anchors():
     return set(re.findall(r"\{#([\w-]+)\}", "\n".join(_extension("settings_page").lines())))
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_and_scripts_fit_the_width_of_a_page(name):
-    lines = [line for language, _, code in blocks(PAGES[name]) if language == "sh" for line in code.splitlines()]
-    assert [line for line in lines if len(line) > 90] == []
-
-
 def test_every_page_is_in_the_table_of_contents():
     trees = [tree for text in PAGES.values() for tree in re.findall(r"```\{toctree\}.*?```", text, flags=re.DOTALL)]
     entries = [entry for tree in trees for entry in re.findall(r"^[a-z/]+$", tree, flags=re.MULTILINE)]

@@ -4,18 +4,16 @@ import io
 import resource
 import struct
 import time
-import zipfile
-import zlib
 
 import numpy as np
 import pytest
 import torch
 
+from tests.bombs import HUGE, packed_zeros, zip_of
 from txlcli.errors import RunError, VocabularyError
 from txlcli.exchange import vocabularies
 from txlcli.exchange.weights import read
 
-HUGE = 3 << 30
 MAX_KB = 200_000
 
 
@@ -28,26 +26,6 @@ def refusal(function, path, error):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_KB
     assert "\n" not in str(refused.value)
     return str(refused.value)
-
-
-def packed_zeros(head, size):
-    """Return `head` and zeros up to `size` bytes as a raw deflate stream."""
-    packer, step = zlib.compressobj(9, wbits=-15), 1 << 24
-    begin = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    block = packer.compress(bytes(step)) + packer.flush(zlib.Z_FULL_FLUSH)  # can be repeated
-    return begin + block * (size // step) + packer.flush()
-
-
-def zip_of(path, name, stream, size):
-    """Write a zip file with one member of that packed stream, which states its unpacked size."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, b"")
-        info = archive.getinfo(name)
-        info.file_size, info.compress_size = size, len(stream)
-        archive.fp.write(stream)
-        archive.start_dir = archive.fp.tell()
-        archive._didModify = True
-    return path
 
 
 def npy_header(shape):
