@@ -117,13 +117,6 @@ def test_a_recurrent_state_predicts_too(here):
     assert "no token store at data/novel.h5" in refusal("compress", "lstm", "file", "out", "--dynamic", code=1)
 
 
-def test_a_table_shows_the_sizes(here):
-    written("file", NOVEL.encode())
-    shown = done("compress", "byte", "file", "out").stdout
-    assert f"{len(NOVEL.encode()):,} bytes to {os.path.getsize('out'):,}" in shown
-    assert "restored" in done("decompress", "byte", "out", "back").stdout
-
-
 class TestRefusals:
     @pytest.fixture
     def packed(self, here):

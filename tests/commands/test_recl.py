@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import h5py
 import numpy as np
@@ -13,7 +12,9 @@ from filelock import FileLock
 
 import txlcli
 from tests.cards import read_card
-from tests.commands.novel import HERE, RECIPE, change_weights, done, json_of, refusal, train
+from tests.commands.novel import HERE, change_weights, done, json_of, refusal, train
+from tests.commands.test_plots import marks_in
+from tests.commands.test_recurrent import recipe_of
 from txlcli.data.hdf5 import set_attributes
 from txlcli.workflows import recl
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
@@ -27,10 +28,7 @@ SMALL = [*GRID, "--positions", 40]
 def group(here):
     """Train a model with memory, one with a window of learned positions, and an LSTM."""
     train("model.position=learned", "model.n_positions=5", "train.mem_len=0", "eval.mem_len=0", name="window")
-    lstm = RECIPE.replace("n_heads = 3\nd_head = 5\nd_inner = 11\n", 'arch = "lstm"\n').replace(
-        "mem_len = 5", "mem_len = 0"
-    )
-    (here / "lstm.toml").write_text(lstm)
+    (here / "lstm.toml").write_text(recipe_of("lstm"))
     done("train", "lstm.toml", "--name", "state")
     return ["byte", "window", "state"]
 
@@ -203,10 +201,7 @@ def test_a_batch_of_one_gives_the_same_losses_and_the_figures_have_a_curve_per_m
         assert model["loss_nats"] == pytest.approx(other["loss_nats"], rel=1e-5)
     stderr = done("recl", *group, *SMALL, "--plot", "gains.svg", "--plot-ppl", "ppl.png").stderr
     assert stderr.endswith("figure written to gains.svg\nfigure written to ppl.png\n")
-    root = ElementTree.parse("gains.svg").getroot()
-    lines = [part for part in root.iter("{http://www.w3.org/2000/svg}g") if part.get("id", "").startswith("line2d_")]
-    marks = [sum(1 for _ in line.iter("{http://www.w3.org/2000/svg}use")) for line in lines]
-    assert marks.count(3) >= 3  # from 3, 7 and 11 tokens
+    assert marks_in("gains.svg")[1].count(3) >= 3  # from 3, 7 and 11 tokens
     with open("ppl.png", "rb") as file:
         assert file.read(4) == b"\x89PNG"
 

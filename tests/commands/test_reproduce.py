@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tests.commands.novel import done, interrupt_at_save, json_of, refusal
+from tests.commands.test_recurrent import recipe_of
 from txlcli.data.hdf5 import set_attributes
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
@@ -56,14 +57,7 @@ SCALE = {
 @pytest.fixture
 def shrunk(here, monkeypatch):
     """Replace the tiny scale by one on the novel."""
-    recipe = Path("tiny.toml").read_text(encoding="utf-8")
-    for text, other in (
-        ("n_heads = 3\nd_head = 5\nd_inner = 11\n", 'arch = "lstm"\n'),
-        ("mem_len = 5", "mem_len = 0"),
-        ("max_steps = 7", "max_steps = 3"),
-    ):
-        recipe = recipe.replace(text, other)
-    Path("state.toml").write_text(recipe, encoding="utf-8")
+    Path("state.toml").write_text(recipe_of("lstm").replace("max_steps = 7", "max_steps = 3"), encoding="utf-8")
     monkeypatch.setitem(scales.DATA, "tiny", SCALE)
     return here
 

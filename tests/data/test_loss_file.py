@@ -21,8 +21,11 @@ def write(path):
     loss_file.write(path, TOKENS, RESULTS, {"run": "runs/mine", "step": 11, "split": None})
 
 
-def test_tokens_and_losses_are_written(tmp_path):
-    write(tmp_path / "losses.h5")
+def test_tokens_and_losses_are_written_to_a_new_file_or_over_an_earlier_one(tmp_path):
+    for _ in range(2):
+        loss_file.check_path(tmp_path / "losses.h5", "")
+        write(tmp_path / "losses.h5")
+        assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]
     with h5py.File(tmp_path / "losses.h5") as file:
         assert set(file) == {"tokens", "mem_len_0", "mem_len_160", "attn_len_160"}
         np.testing.assert_array_equal(file["tokens"][()], TOKENS)
@@ -40,26 +43,12 @@ def test_evaluation_settings_that_are_not_none_become_attributes(tmp_path):
         assert dict(file["attn_len_160"].attrs) == {"attn_len": 160, "stride": 3}
 
 
-def test_no_temporary_file_is_left(tmp_path):
-    (tmp_path / "losses.h5").write_text("an older file")
-    write(tmp_path / "losses.h5")
-    assert [path.name for path in tmp_path.iterdir()] == ["losses.h5"]
-    assert h5py.is_hdf5(tmp_path / "losses.h5")
-
-
 def test_writing_into_a_missing_directory_is_an_error(tmp_path):
     with pytest.raises(StoreError) as caught:
         write(tmp_path / "no/losses.h5")
     assert str(caught.value).startswith(f"{tmp_path / 'no/losses.h5'}: the losses cannot be written (")
     assert str(caught.value).endswith("; check the folder and the free space")
     assert "\n" not in str(caught.value)
-
-
-def test_a_new_path_and_an_existing_loss_file_are_accepted(tmp_path):
-    path = tmp_path / "losses.h5"
-    loss_file.check_path(path, "")
-    write(path)
-    loss_file.check_path(path, "")
 
 
 def test_any_other_file_is_rejected(tmp_path):

@@ -139,17 +139,11 @@ def test_other_files_are_rejected(tmp_path):
             TokenStore.open(tmp_path / name)
 
 
-def test_a_damaged_vocabulary_is_rejected(tmp_path):
-    with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
-        file["vocabulary"][0] = 0
-    with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(this is not a vocabulary of txl"):
-        _ = TokenStore.open(tmp_path / "tiny.h5").vocab
-
-
-def test_changed_ids_and_sentences_are_detected(tmp_path):
+def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
     with h5py.File(write(tmp_path / "tiny.h5"), "r+") as file:
         file["splits/train/ids"][3] = 1
         file["splits/test/sentence_starts"][0] = 1
+        file["vocabulary"][0] = 0
     store = TokenStore.open(tmp_path / "tiny.h5")
     assert store.ids("test").tolist() == [3, 0]
     verified_elsewhere = TokenStore.open(tmp_path / "tiny.h5", is_verified=True)
@@ -158,6 +152,8 @@ def test_changed_ids_and_sentences_are_detected(tmp_path):
         store.ids("train")
     with pytest.raises(StoreError, match=r"the list of sentences of the test split is damaged \(wrong checksum\)"):
         store.sentence_starts("test")
+    with pytest.raises(StoreError, match=r"tiny\.h5: the vocabulary is damaged \(this is not a vocabulary of txl"):
+        _ = store.vocab
 
 
 def test_a_failure_while_writing_keeps_the_old_store(tmp_path):

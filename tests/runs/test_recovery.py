@@ -65,14 +65,9 @@ def test_a_replacement_with_progress_is_completed(runs_dir, state):
 
 def test_the_draft_of_an_interrupted_start_is_removed(runs_dir):
     make(runs_dir / ".a.new", "vocab.json", ".run.json.new")
+    make(runs_dir / "b", "vocab.json", "notes.txt")  # other files are left alone
     assert recovered(runs_dir) == []
-    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks"]
-
-
-def test_a_directory_with_other_files_is_left_alone(runs_dir):
-    make(runs_dir / "a", "vocab.json", "notes.txt")
-    assert recovered(runs_dir) == []
-    assert (runs_dir / "a/notes.txt").exists()
+    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "b"]
 
 
 def test_a_run_that_a_process_writes_is_left_alone(runs_dir):

