@@ -1,6 +1,5 @@
 """A small novel in three splits, a tiny recipe, a trained run per tokenizer, and helpers that run commands."""
 
-import contextlib
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import run_directory
+from txlcli.workflows.reporter import CallbackReporter
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
@@ -61,27 +61,15 @@ HERE = {"device": "cpu", "data_dir": Path("data"), "runs_dir": Path("runs")}
 """Arguments of a training workflow in the current folder."""
 
 
-class RecordingReporter:
-    """Keeps the messages and the progress of a workflow; a subclass can act on them."""
+class RecordingReporter(CallbackReporter):
+    """Keeps the messages of a workflow; a subclass can act on its progress."""
 
     def __init__(self):
+        super().__init__()
         self.messages = []
-        self.reached = []
 
     def say(self, message):
         self.messages.append(message)
-
-    def progress(self, description, total=None, unit="", start=0.0):
-        return contextlib.nullcontext(self)
-
-    def advance(self, amount, detail=""):
-        pass
-
-    def reach(self, done, detail=""):
-        self.reached.append((done, detail))
-
-    def describe(self, detail):
-        pass
 
 
 def txl(*arguments, stdin=None):

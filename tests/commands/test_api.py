@@ -103,27 +103,24 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
     assert sum(parameter.numel() for parameter in model.parameters()) == 151_107_538
 
 
-def test_wrong_calls_are_rejected(run, here):
-    with pytest.raises(UnknownNameError, match='unknown run "byt"; did you mean "byte"'):
-        txlcli.load("byt")
-    with pytest.raises(StoreError, match="no token store at"):
-        txlcli.open_store("nope")
-    with pytest.raises(RecipeError, match="stdlib has no published vocabulary; give vocab_size"):
-        txlcli.make_model("stdlib")
-    with pytest.raises(RecipeError, match="lr must be greater than 0"):
-        txlcli.make_model("ptb", changes={"train.lr": 0})
-    with pytest.raises(VocabularyError, match="text: no token to predict"):
-        run.score("")
-    with pytest.raises(UsageError, match="the text is empty"):
-        run.log_probs("")
-    with pytest.raises(UsageError, match="the prompt is empty"):
-        run.generate("")
-    with pytest.raises(UsageError, match="a call generates one text; leave out `samples`"):
-        run.generate("the ze", samples=3)
-    with pytest.raises(UnknownNameError, match='unknown split "dev"; did you mean "valid"'):
-        run.evaluate(split="dev")
-    with pytest.raises(UsageError, match="mem_len must be 0 or more"):
-        run.score(TEXT, mem_len=-1)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda run: txlcli.load("byt"), UnknownNameError, 'unknown run "byt"; did you mean "byte"'),
+        (lambda run: txlcli.open_store("nope"), StoreError, "no token store at"),
+        (lambda run: txlcli.make_model("stdlib"), RecipeError, "stdlib has no published vocabulary; give vocab_size"),
+        (lambda run: txlcli.make_model("ptb", changes={"train.lr": 0}), RecipeError, "lr must be greater than 0"),
+        (lambda run: run.score(""), VocabularyError, "text: no token to predict"),
+        (lambda run: run.log_probs(""), UsageError, "the text is empty"),
+        (lambda run: run.generate(""), UsageError, "the prompt is empty"),
+        (lambda run: run.generate("ze", samples=3), UsageError, "a call generates one text; leave out `samples`"),
+        (lambda run: run.evaluate(split="dev"), UnknownNameError, 'unknown split "dev"; did you mean "valid"'),
+        (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be 0 or more"),
+    ],
+)
+def test_wrong_calls_are_rejected(run, call, error, message):
+    with pytest.raises(error, match=message):
+        call(run)
 
 
 def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):

@@ -25,12 +25,18 @@ def test_an_evaluation_counts_the_slots_among_the_keys(run):
     assert json_of("eval", "run", "--attn-len", 7, *SHORT)["rows"][0]["attn_len_max"] == 7
 
 
-@pytest.mark.slow
-def test_it_generates_compresses_and_adapts(run):
+def check_other_uses(*methods):
+    """Generate text, compress a text, and evaluate with each of the methods of adaptation."""
     assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
     for options in ([], ["--dynamic"]):
         assert compressed_and_restored("run", b"the fox saw the fox and the fox saw the hen", *options)
-    assert json_of("eval", "run", "--cache", 10, *SHORT)["rows"][0]["tokens"] == 60
+    for method in methods:
+        assert json_of("eval", "run", *method, *SHORT)["rows"][0]["tokens"] == 60
+
+
+@pytest.mark.slow
+def test_it_generates_compresses_and_adapts(run):
+    check_other_uses(["--cache", 10])
 
 
 def test_a_forecast_states_the_parameters_of_the_compression(run):

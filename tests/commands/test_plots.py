@@ -14,7 +14,10 @@ MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
 
 def draw(path, **changed):
-    curves = {"Transformer-XL": ([160, 640, 1600], [24.2, 23.4, 23.1]), "vanilla": ([160, 640], [30.0, 29.0])}
+    curves = {
+        "Transformer-XL": ([160, 640, 1600], [24.2, 23.4, 23.1]),
+        "vanilla": ([160, 320, 640], [30.0, None, 29.0]),
+    }
     plots.plot_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
 
 
@@ -34,7 +37,7 @@ def marks_in(path):
     return [name for name, _ in groups], marks
 
 
-def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
+def test_every_point_of_every_curve_is_in_the_figure_and_a_missing_value_is_a_gap(tmp_path):
     draw(tmp_path / "curve.svg")
     names, marks = marks_in(tmp_path / "curve.svg")
     assert "legend_1" in names
@@ -43,12 +46,6 @@ def test_every_point_of_every_curve_is_in_the_figure(tmp_path):
     _, marks = marks_in(tmp_path / "curve.svg")
     assert 3 in marks
     assert 2 not in marks
-
-
-def test_a_missing_value_leaves_a_gap(tmp_path):
-    curve = {"run": ([1, 2, 3], [2.0, None, 3.0])}
-    plots.plot_curves(tmp_path / "curve.png", curve, x_label="x", y_label="y", title="gap")
-    assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

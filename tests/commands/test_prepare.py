@@ -2,8 +2,6 @@ import gzip
 import hashlib
 import io
 import json
-import subprocess
-import sys
 import urllib.parse
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as arrow
 import pytest
+from filelock import FileLock
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -252,28 +251,15 @@ def test_stdlib_needs_no_download(tmp_path):
     assert made.info("train").tokens == made.info("train").bytes
 
 
-class Meanwhile(CallbackReporter):
-    """Prepares the same store from another process when the text is read."""
-
-    def __init__(self, command):
-        super().__init__()
-        self.command, self.others = command, []
-
-    def progress(self, *arguments, **options):
-        if not self.others:
-            self.others.append(subprocess.run(self.command, check=False, capture_output=True, text=True))
-        return super().progress(*arguments, **options)
-
-
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_of_two_preparations_of_one_store_the_second_is_rejected(in_directory, book, tmp_path, force):
-    command = [sys.executable, "-m", "txlcli", "prepare", str(book), "--tokenizer", "word", *force]
-    reporter = Meanwhile(command)
-    made = prepare(str(book), Path("data"), PrepareOptions(tokenizer="char", force=bool(force)), reporter=reporter)
-    (other,) = reporter.others
-    assert other.returncode == 1
-    assert other.stderr.splitlines()[-1].startswith("error: data/my-book.h5 is being prepared by another process; ")
-    assert made.tokenizer == "char"
+def test_of_two_preparations_of_one_store_the_second_is_rejected(txl, book, tmp_path, force):
+    (tmp_path / "data").mkdir()
+    with FileLock("data/.my-book.h5.lock"):
+        result = txl(book, *force)
+    assert result.exit_code == 1
+    assert only_line(result).startswith("error: data/my-book.h5 is being prepared by another process; ")
+    assert not (tmp_path / "data/my-book.h5").exists()
+    assert txl(book).exit_code == 0
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["my-book.h5"]
 
 

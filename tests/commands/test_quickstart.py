@@ -20,9 +20,12 @@ def small_library(directory, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda name, *rest: known.get(name) or get_path(name, *rest))
 
 
-def small_recipe(directory):
-    """Write a small recipe to the current folder, where it precedes the packaged one of its name."""
-    (directory / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
+@pytest.fixture
+def small(untouched, monkeypatch):
+    """Make a small library and a small recipe, which precedes the packaged one of its name."""
+    small_library(untouched, monkeypatch)
+    (untouched / "stdlib").write_text(RECIPE.replace('"novel"', '"stdlib"'))
+    return untouched
 
 
 def commands_in(text):
@@ -30,9 +33,7 @@ def commands_in(text):
     return [shlex.split(line.removeprefix("$ txl ")) for line in text.splitlines() if line.startswith("$ txl ")]
 
 
-def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
-    small_library(untouched, monkeypatch)
-    small_recipe(untouched)
+def test_all_steps_are_done_and_can_be_repeated(small):
     result = done("quickstart")
     parts = [
         "data/stdlib.h5: stdlib, unit byte, V = 256",
@@ -48,7 +49,7 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     summary, figure, *following = result.stdout[result.stdout.rindex("\nMemory ") + 1 :].splitlines()
     assert re.match(r"Memory (lowered|did not lower) bits per byte from \d+\.\d{3} without memory", summary)
     assert figure == "The figure runs/stdlib/memory.png shows both by memory length. Next:"
-    assert (untouched / "runs/stdlib/memory.png").stat().st_size > 0
+    assert (small / "runs/stdlib/memory.png").stat().st_size > 0
     assert [shlex.split(line)[:2] for line in following] == [
         ["txl", word] for word in ("generate", "attention", "prepare")
     ]
@@ -62,13 +63,11 @@ def test_all_steps_are_done_and_can_be_repeated(untouched, monkeypatch):
     ("stop", "message"),
     [((), "using runs/stdlib, which is finished"), (("--max-steps", 3), "resuming runs/stdlib at step 3 of 7")],
 )
-def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(untouched, monkeypatch, stop, message):
-    small_library(untouched, monkeypatch)
-    small_recipe(untouched)
+def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(small, stop, message):
     done("prepare", "stdlib")
     done("train", "stdlib", *stop)
     result = done("quickstart")
     assert message in result.stderr
     assert ("$ txl train --resume runs/stdlib\n" in result.stderr) == bool(stop)
     assert "runs/stdlib on stdlib test" in result.stdout
-    assert [path.name for path in (untouched / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
+    assert [path.name for path in (small / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]

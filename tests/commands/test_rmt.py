@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.commands.novel import compressed_and_restored, done, json_of, refusal, train
+from tests.commands.novel import done, json_of, refusal, train
+from tests.commands.test_compressive import SHORT, check_other_uses
 
 RMT = [
     *("model.arch=rmt", "model.segment_len=5", "model.n_memory_tokens=2", "train.seg_len=10"),
     *("train.mem_len=0", "eval.mem_len=0", "eval.same_length=off"),
 ]
-SHORT = ["--positions", 60, "--batch-size", 2]
 
 
 @pytest.fixture
@@ -26,11 +26,7 @@ def test_the_segment_length_of_an_evaluation_changes_its_speed_only(run):
 
 @pytest.mark.slow
 def test_it_generates_compresses_and_adapts(run):
-    assert len(json_of("generate", "run", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
-    for options in ([], ["--dynamic"]):
-        assert compressed_and_restored("run", b"the fox saw the fox and the fox saw the hen", *options)
-    for method in (["--cache", 10], ["--dynamic"]):
-        assert json_of("eval", "run", *method, *SHORT)["rows"][0]["tokens"] == 60
+    check_other_uses(["--cache", 10], ["--dynamic"])
 
 
 def test_a_forecast_has_no_memory_length(run):

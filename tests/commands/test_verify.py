@@ -17,12 +17,8 @@ def states(*words):
 def test_a_run_that_was_not_touched_is_intact():
     done("eval", "byte")
     assert states("runs", "verify", "byte") == {
-        "run.json": "intact",
-        "vocab.json": "intact",
-        "metrics.jsonl": "readable",
-        "evals.jsonl": "readable",
-        "best.safetensors": "intact",
-        "last.safetensors": "intact",
+        **dict.fromkeys(["run.json", "vocab.json", "best.safetensors", "last.safetensors"], "intact"),
+        **dict.fromkeys(["metrics.jsonl", "evals.jsonl"], "readable"),
     }
 
 

@@ -63,10 +63,6 @@ def test_a_line_that_another_process_could_not_finish_is_skipped_if_that_is_allo
         read(path)
 
 
-def test_a_missing_file_has_no_reports(tmp_path):
-    assert read(tmp_path / "metrics.jsonl") == ()
-
-
 def test_a_file_of_ten_terabytes_is_rejected_before_it_fills_the_memory(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:

@@ -11,9 +11,7 @@ from txlcli.workflows.reproduction.figures import GROUPS, RECL_PARTS
 from txlcli.workflows.reproduction.reproduce import ITEMS
 
 EVERY = {
-    "paper": scales.get("paper", has_ptb=True),
-    "small": scales.get("small", has_ptb=True),
-    "tiny": scales.get("tiny", has_ptb=True),
+    **{name: scales.get(name, has_ptb=True) for name in ("paper", "small", "tiny")},
     "tiny without ptb": scales.get("tiny", has_ptb=False),
 }
 ENCODINGS = {
