@@ -105,16 +105,6 @@ def test_greedy_selects_the_likeliest_token(here, kind, count):
     assert generated == likeliest(kind, context, count)  # the buffer of five keys slides
 
 
-def test_the_context_comes_from_the_test_split(here):
-    text = text_of("test").encode()
-    output = json_of("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
-    assert (output["position"], output["context"]) == (60, text[40:60].decode(errors="replace"))
-    assert set(output) == {"run", "context", "samples", "position"}
-    result = done("generate", "byte", "--at", 60, "--context", 20, "--tokens", 9)
-    assert result.stdout == output["samples"][0]["text"] + "\n"
-    assert result.stderr == "generating with runs/byte, after novel test, token 60\n"
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_reference_is_the_continuation_of_the_split(here, kind):
     store = TokenStore.open(here / f"data/{'novel' if kind == 'byte' else kind}.h5")
@@ -122,10 +112,12 @@ def test_the_reference_is_the_continuation_of_the_split(here, kind):
     options = ["generate", kind, "--at", 50, "--context", 30, "--tokens", 17, "--reference"]
     output = json_of(*options)
     assert set(output) == {"run", "context", "samples", "position", "reference"}
-    assert output["context"] == store.vocab.decode(ids[20:50])
+    assert (output["position"], output["context"]) == (50, store.vocab.decode(ids[20:50]))
     assert output["reference"] == store.vocab.decode(ids[50:67])
     assert len(output["samples"][0]["tokens"]) == 17
-    assert done(*options).stdout == (
+    result = done(*options)
+    assert result.stderr == f"generating with runs/{kind}, after {store.name} test, token 50\n"
+    assert result.stdout == (
         f"--- context ({store.name} test, token 50) ---\n{output['context']}\n"
         f"--- generation ---\n{output['samples'][0]['text']}\n"
         f"--- reference ---\n{output['reference']}\n"

@@ -13,7 +13,6 @@ from filelock import FileLock
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from tests.commands.novel import on_a_full_disk
 from tests.corpora.server import serving
 from tests.corpora.test_unpack import PACKERS
 from tests.samples import sampled
@@ -639,14 +638,3 @@ def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(
     )
     assert list((tmp_path / "data").iterdir()) == []
     assert txl(*arguments, least).exit_code == 0
-
-
-def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(tmp_path, in_directory):
-    (tmp_path / "text.bin").write_bytes(bytes(range(256)) * 1560)
-    done = on_a_full_disk(400_000, "prepare", "text.bin", "--split", "100,0,0")
-    assert done.returncode == 1
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "File too large" in error
-    assert "free some space or give another --data-dir" in error
-    assert "Traceback" not in done.stderr
-    assert list((tmp_path / "data").iterdir()) == []

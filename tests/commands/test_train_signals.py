@@ -1,4 +1,4 @@
-"""txl as a process: signals, a full disk, a closed pipe."""
+"""txl as a process: signals, a full device, a closed pipe."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, on_a_full_disk, start, txl, wait_for
+from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, start, txl, wait_for
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
 
@@ -76,17 +76,3 @@ def test_output_that_cannot_be_written_is_one_line(here, words, unbuffered):
     )
     assert "Traceback" not in stderr
     assert "Exception" not in stderr
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_as_it_was(here):
-    run = here / "runs/byte"
-    before = (run / "last.safetensors").read_bytes()
-    ended = on_a_full_disk(8192, "train", "--resume", "byte", "--set", "train.max_steps=9")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.splitlines()[-1].startswith(
-        "error: runs/byte/last.safetensors: the checkpoint cannot be written ("
-    )
-    assert "Traceback" not in ended.stderr
-    assert (run / "last.safetensors").read_bytes() == before
-    assert not list(run.glob(".*.new"))

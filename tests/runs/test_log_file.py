@@ -6,6 +6,7 @@ import pytest
 
 from txlcli.errors import RunError, UsageError
 from txlcli.runs import log_file
+from txlcli.runs.log_file import read
 
 REPORTS = ({"step": 1, "loss_nats": 2.5, "name": "é", "rows": [1, None]}, {"step": 2, "loss_nats": 1e-300})
 
@@ -15,9 +16,6 @@ def path(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log_file.append(path, REPORTS)
     return path
-
-
-read = log_file.read
 
 
 def outcome(path):
