@@ -20,9 +20,8 @@ from txlcli import __version__, console
 from txlcli.commands import (
     attention,
     compress,
-    export,
+    exchange,
     generate,
-    import_run,
     info,
     prepare,
     quickstart,
@@ -233,8 +232,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Recipes, weights and files": {
         "recipes": recipes.app,
-        "import": import_run.import_run,
-        "export": export.export,
+        "import": exchange.import_run,
+        "export": exchange.export,
         "compress": compress.compress,
         "decompress": compress.decompress,
     },

@@ -1,4 +1,4 @@
-"""`txl export`: write a run or a token store as files of other systems."""
+"""`txl import` and `txl export`: exchange weights, tokens and text with other systems."""
 
 import shlex
 from pathlib import Path
@@ -11,11 +11,48 @@ from txlcli.commands import completion
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.options import ExportOptions
+from txlcli.workflows.options import ExportOptions, ImportOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.exchange.export_run import ExportedRun
     from txlcli.workflows.exchange.export_store import ExportedStore
+    from txlcli.workflows.exchange.import_run import ImportedRun
+
+
+@with_options
+def import_run(
+    source: Annotated[
+        Path, Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
+    ],
+    options: ImportOptions,
+    data_dir: DataDir = DATA_DIR,
+    runs_dir: RunsDir = RUNS_DIR,
+    json: Json = False,
+) -> None:
+    """Import released or Hugging Face weights as a run.
+
+    eval, speed and generate work on it as on any other run. A Hugging Face folder contains all settings. A state dict
+    of the released PyTorch code, and the variables of a TF checkpoint (.npz or .safetensors), need --recipe.
+
+    Example: txl import transfo-xl-wt103/ --name hf-wt103
+    """
+    from txlcli.workflows.exchange import import_run as workflow
+    from txlcli.workflows.workspace import Workspace
+
+    result = workflow.run(source, options, Workspace(data_dir=data_dir, runs_dir=runs_dir))
+    console.show_result(result, _show_import, json=json)
+
+
+def _show_import(result: "ImportedRun") -> None:
+    rows = [
+        ["weights of", f"{result.system} ({result.source})"],
+        ["vocabulary", f"{result.vocab_size:,} symbols"],
+        ["line end, unknown", f"{result.boundary or 'none'}, {result.unknown or 'none'}"],
+        ["norm, cutoffs", f"{result.norm}, {list(result.cutoffs) or 'none'} (from {result.settings_from})"],
+        ["token store", result.store or "none with this vocabulary yet"],
+        ["next", result.next],
+    ]
+    console.show_table(f"{result.run}: {result.parameters:,} parameters", ("", ""), rows)
 
 
 @with_options
