@@ -1,5 +1,6 @@
 """Ranks a run among the systems of the paper's Tables 1 to 5, if its numbers are comparable."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,19 +195,17 @@ def published_rank(history: History) -> PublishedRank | None:
     )
 
 
-def _candidates(history: History) -> list[tuple[str, Report, str]]:
-    """Return the results that may be quoted, of each split the preferred one first: split, result, source in words."""
+def _candidates(history: History) -> Iterator[tuple[str, Report, str]]:
+    """Yield the results that may be quoted, of each split the preferred one first: split, result, source in words."""
     evaluation, validation = lowest(history.evals_of("valid")), history.best_valid
     test, trials = history.test_result
-    candidates = []
     if evaluation is not None:
-        candidates.append(("valid", evaluation, _describe_evaluation(evaluation)))
+        yield "valid", evaluation, _describe_evaluation(evaluation)
     if validation is not None:
-        candidates.append(("valid", validation, f"validation during training, step {validation['step']:,}"))
+        yield "valid", validation, f"validation during training, step {validation['step']:,}"
     if test is not None:
         selected = f", best of {trials} test scores" if trials > 1 else ""
-        candidates.append(("test", test, _describe_evaluation(test) + selected))
-    return candidates
+        yield "test", test, _describe_evaluation(test) + selected
 
 
 def _describe_evaluation(row: Report) -> str:
