@@ -12,14 +12,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import (
-    DATA_DIR,
-    RUNS_DIR,
-    DataDir,
-    Force,
-    Json,
-    with_options,
-)
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, with_options
 from txlcli.config import recipe, schema
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
