@@ -53,7 +53,6 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("chosen", "used"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
-    ids=["nothing", "a count", "a policy"],
 )
 def test_threads_spin_shortly_unless_the_user_has_chosen_how_they_wait(monkeypatch, chosen, used):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):

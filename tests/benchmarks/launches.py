@@ -98,7 +98,6 @@ def _reading(recipe, n_layers):
             )
             decoder = Decoder(model, Reading(settings=evaluation, batch_size=lanes, precision="bf16"), graphs)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
-            # A graph of single tokens reads the whole buffer from the first one on.
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
                 decoder.read(tokens)
             with Kernels() as kernels:

@@ -1,7 +1,6 @@
 """The text in a checkpoint's header: plain state, and checksums of the state and of every tensor.
 
-The checksums (XXH3, 128 bits) find damage, not intent: who can change a file can change its checksums, too. What they
-cost is measured by `python -m tests.benchmarks.loading`.
+The checksums (XXH3, 128 bits) find damage, not intent: who can change a file can change its checksums, too.
 """
 
 import json
