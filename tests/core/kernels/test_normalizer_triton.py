@@ -104,7 +104,7 @@ def test_a_second_backward_pass_through_the_same_logits_is_rejected():
     cast = [tensor.detach().float().requires_grad_() for tensor in tensors]
     total = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows())[0].sum()
     total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="overwritten the logits|modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"overwritten the logits|modified by an inplace operation"):
         total.backward()
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from txlcli.core.kernels.private import constant_for_compiler
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.system import launcher
 
@@ -118,6 +119,7 @@ def setting(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 _row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None)
 
 
+@constant_for_compiler
 def row_multiple(device: torch.device) -> int:
     """Return the number that row lengths of a matrix should be a multiple of; 1 on a CPU, where any length is fast.
 
