@@ -211,6 +211,16 @@ def test_a_segment_read_token_by_token_has_equal_positions(position):
     torch.testing.assert_close(by_token, by_segment, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("position", EVERY)
+def test_a_segment_read_without_a_prediction_is_remembered(position):
+    model, tokens = small_model(**EVERY[position]), draw_tokens(B, 2 * L)
+    predicting, silent = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
+    first, second = tokens.split(L, dim=1)
+    predicting.read(first)
+    assert silent.read_last(first, count=0).shape[1] == 0
+    torch.testing.assert_close(silent.read(second), predicting.read(second), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "alibi", "none"])
 @pytest.mark.parametrize("mem_len", [0, M])
 def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
