@@ -209,8 +209,7 @@ qrnn | model.n_layers=1 model.d_hidden=11 | d_hidden must be left out with one l
 lstm | model.window=2 | window must be left out with arch = "lstm", not 2
 qrnn | model.dropout=1.0 | dropout must be at least 0 and less than 1, not 1.0
 qrnn | model.arch=gru | arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'
-lstm | train.recompute=true | recompute must be left out with arch = "lstm", which has no layers with attention, not \
-True
+transformer | train.recompute=layer | [train] recompute must be true, false, layers, not 'layer'
 transformer | train.attention=sdpa | [train] attention must be one of auto, reference, not 'sdpa'; did you mean "auto"?
 qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
 qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn": its state is its memory, not 3
@@ -222,10 +221,10 @@ transformer | eval.compressed_len=3 | compressed_len must be left out unless mod
 transformer | model.word_dropout=0.1 train.seg_len=1 | word_dropout must be left out with train.seg_len = 1, not 0.1
 transformer | train.roll_lanes=true corpus.shuffle_sentences=true | roll_lanes must be left out with \
 corpus.shuffle_sentences, not True
-transformer | train.attention=reference train.recompute=true | recompute must be left out unless attention = "auto", \
-not True
+transformer | train.attention=reference train.recompute=true | recompute must be false or "layers" unless \
+attention = "auto", not True
 transformer | train.cuda_graph=true train.accumulate=2 | accumulate must be left out with cuda_graph, not 2
-transformer | train.cuda_graph=true train.recompute=true | recompute must be left out with cuda_graph, not True
+transformer | train.cuda_graph=true train.recompute=true | recompute must be false or "layers" with cuda_graph, not True
 transformer | train.cuda_graph=true train.precision=fp16 | precision must be fp32, tf32 or bf16 with cuda_graph, not \
 'fp16'
 transformer | train.parallel=fsdp train.precision=fp16 | precision must be fp32, tf32 or bf16 with parallel = "fsdp", \

@@ -63,7 +63,10 @@ class FieldType:
     """int, float, bool or str: type of the value, or of each item of a list."""
     is_list: bool = False
     words: tuple[str, ...] = ()
-    """Words to choose from: of a Literal, or the names of the table in Annotated[str, table]; empty if it has none."""
+    """Words to choose from: of a Literal, or the names of the table in Annotated[str, table]; empty if it has none.
+
+    A boolean may also be one of these words.
+    """
     can_be_off: bool = False
     """True if the value may be None; a recipe says "none"."""
     range: Range | None = None
@@ -73,7 +76,8 @@ class FieldType:
         """Read an annotation."""
         kind, parts = get_origin(annotation), get_args(annotation)
         if kind in (Union, types.UnionType):
-            return dataclasses.replace(cls.of(parts[0]), can_be_off=True)
+            words = get_args(parts[1])  # of a Literal; none of None
+            return dataclasses.replace(cls.of(parts[0]), words=words, can_be_off=not words)
         if kind is tuple:
             return dataclasses.replace(cls.of(parts[0]), is_list=True)
         if kind is Literal:
@@ -87,6 +91,8 @@ class FieldType:
     def name(self) -> str:
         """Name of the type: "whole number", "list of words"."""
         names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+        if self.item is bool and self.words:
+            return ", ".join(("true", "false", *self.words))
         name = "word" if self.words else names[self.item]
         return name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
 
@@ -98,18 +104,18 @@ class FieldType:
             parts = [value] if self.words and isinstance(value, str) else value
             if isinstance(parts, list | tuple) and all(type(part) is self.item for part in parts):
                 return tuple(dict.fromkeys(parts) if self.words else parts)
-        elif type(value) is self.item:
+        elif type(value) is self.item or value in self.words:
             return value
         elif self.item is float and type(value) is int:
             return float(value)
-        expected = self.name if self.name == "true or false" else f"a {self.name}"
+        expected = self.name if self.item is bool and not self.is_list else f"a {self.name}"
         raise RecipeError(f"[{section}] {key} must be {expected}, not {value!r}")
 
     def check(self, section: str, key: str, value: Any) -> None:
         """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
         if value is None:
             return
-        for word in (value if self.is_list else [value]) if self.words else ():
+        for word in (value if self.is_list else [value]) if self.words and self.item is str else ():
             if word not in self.words:
                 suggestion = did_you_mean(str(word), self.words)
                 expected = f"one of {', '.join(self.words)}"

@@ -44,7 +44,7 @@ class Key:
     @property
     def values(self) -> str:
         """Values that are accepted, as a phrase."""
-        values = ", ".join(self.type.words) or self.type.name
+        values = ", ".join(self.type.words) if self.type.words and self.type.item is str else self.type.name
         if self.type.words and self.type.is_list:
             values = f"{self.type.name} out of {values}"
         if self.type.range is not None:
@@ -65,7 +65,9 @@ class Key:
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the value."""
         type_, limits = self.type, self.type.range
-        value: dict[str, Any] = {"enum": list(type_.words)} if type_.words else {"type": JSON_TYPES[type_.item]}
+        value: dict[str, Any] = {"type": JSON_TYPES[type_.item]}
+        if type_.words:
+            value = {"enum": [*([True, False] if type_.item is bool else []), *type_.words]}
         if limits is not None:
             keywords = dict(zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True))
             value |= {keyword: limit for keyword, limit in keywords.items() if math.isfinite(limit)}

@@ -59,6 +59,7 @@ class CorpusSettings(Section):
 
 LossPart = Literal["full", "half"]
 Parallel = Literal["ddp", "zero", "fsdp"]
+Recompute = bool | Literal["layers"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AttentionBackend = Literal["auto", "reference"]
 SameLength = Literal["m", "m_plus_one", "off"]
@@ -86,9 +87,10 @@ class TrainSettings(Section):
     all."""
     accumulate: PositiveInt = 1
     """Number of parts of a batch that are computed one after another to save memory; each part has its own memory M."""
-    recompute: bool = False
+    recompute: Recompute = False
     """Recompute attention probabilities and logits in the backward pass instead of storing them: the same gradients
-    with less memory, for a few percent more operations."""
+    with less memory, for a few percent more operations. "layers" recomputes whole layers from their inputs, for a third
+    more operations."""
     attention: AttentionBackend = "auto"
     """Implementation of attention; the result is the same. auto: the fast one of the device; reference: written out
     as in the paper."""
@@ -177,15 +179,15 @@ class TrainSettings(Section):
 
     def _check_implementation(self) -> None:
         """Reject combinations of recompute, attention and cuda_graph that are not implemented."""
-        if self.attention != "auto":
-            self.require_default("recompute", 'unless attention = "auto"')
+        is_possible = self.recompute is not True or self.attention == "auto"
+        self.require(is_possible, "recompute", 'false or "layers" unless attention = "auto"')
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
             self.require_default("compile", 'with parallel = "fsdp"')
         if self.cuda_graph:
             self.require_default("accumulate", "with cuda_graph")
-            self.require_default("recompute", "with cuda_graph")
+            self.require(self.recompute is not True, "recompute", 'false or "layers" with cuda_graph')
             self.require(self.precision != "fp16", "precision", "fp32, tf32 or bf16 with cuda_graph")
 
     def _check_unused(self) -> None:
@@ -369,7 +371,7 @@ class Settings:
     def _check_without_attention(self) -> None:
         """Reject settings of attention for a model that has none."""
         why = f'with arch = "{self.model.arch}", which has no layers with attention'
-        for key in ("recompute", "compile", "cuda_graph", "attention"):
+        for key in ("compile", "cuda_graph", "attention"):
             self.train.require_default(key, why)
         for key in ("max_distance", "same_length"):
             self.eval.require_default(key, why)

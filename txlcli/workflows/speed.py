@@ -179,7 +179,9 @@ def _with_attention(settings: Settings, model: LanguageModel, options: SpeedOpti
         options.exclude("attention", because=f'arch = "{settings.model.arch}" has no attention')
         return settings
     if attention is not None:
-        recompute = train.recompute and attention == "auto"  # the definition cannot recompute
+        recompute = train.recompute
+        if attention != "auto" and recompute is True:  # the definition cannot recompute probabilities alone
+            recompute = False
         train = dataclasses.replace(train, attention=attention, recompute=recompute)
     model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)

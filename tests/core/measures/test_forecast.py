@@ -1,6 +1,7 @@
 """Memory of a training step, compared with calculations by hand and with real steps."""
 
 import contextlib
+import dataclasses
 import gc
 import time
 
@@ -310,6 +311,7 @@ def peak_of_real_steps(settings, vocab_size, train):
             (model_settings(**LARGE), {"batch_size": 64, "seg_len": 16, "mem_len": 16}),
             (model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"optimizer": "sgd"}),
             (model_settings(**LARGE), {"recompute": True}),
+            (model_settings(**LARGE, dropout=0.1, attention_dropout=0.1), {"recompute": "layers"}),
             (model_settings(**LARGE), {"accumulate": 3}),
             (model_settings(**LARGE, norm="pre"), {"precision": "bf16"}),
             (rnn_settings("qrnn", n_layers=4), {"mem_len": 0}),
@@ -320,6 +322,18 @@ def test_the_forecast_is_within_a_tenth_of_a_real_step(model_and_changes):
     model, changed = model_and_changes
     train = train_settings(**{"seg_len": 37, "mem_len": 41, "batch_size": 12, **changed})
     assert step_bytes(model, 307, train).total == pytest.approx(peak_of_real_steps(model, 307, train), rel=0.1)
+
+
+def test_recomputing_layers_keeps_their_inputs_and_on_cuda_all_of_one_layer():
+    layers = (deep(), dataclasses.replace(deep(), n_layers=6))
+    kept, again = (
+        [activations(settings, device="cuda", recompute=recompute) for settings in layers]
+        for recompute in (True, "layers")
+    )
+    inputs = 4 * (B * (L + M) * 14 + 3 * (L + M) * 11)  # segment, memory; position keys
+    assert again[1] - again[0] == inputs
+    assert kept[1] - kept[0] > 5 * inputs
+    assert again[0] == pytest.approx(kept[0] - 5 * (kept[1] - kept[0] - inputs) + (kept[1] - kept[0]), rel=0.1)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

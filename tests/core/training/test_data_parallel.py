@@ -195,7 +195,7 @@ FSDP = {
 RELATIVE_OF_FSDP = {"muon": 1e-3, "lamb": 1e-5, "asgd": 1e-4, "adaptive": 1e-5, "bf16": 2e-3}
 """Largest relative difference of their losses from those of one that is not divided."""
 FSDP_MODELS = [
-    *("recomputed", "shaw", "vanilla", "modern", "gated", "memory of outputs"),
+    *("recomputed", "recomputed layers", "shaw", "vanilla", "modern", "gated", "memory of outputs"),
     *("compressive", "memory tokens", "lstm", "qrnn"),
 ]
 

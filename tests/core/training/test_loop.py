@@ -145,7 +145,12 @@ def test_an_adaptive_softmax_starts_uniform_within_its_bands_and_fits_a_repetiti
 
 @pytest.mark.parametrize(
     ("dropout", "changed", "rel"),
-    [(0.0, {"recompute": True}, 1e-6), (0.3, {"recompute": True}, 1e-6), (0.0, {"attention": "reference"}, 1e-5)],
+    [
+        (0.0, {"recompute": True}, 1e-6),
+        (0.3, {"recompute": True}, 1e-6),
+        (0.3, {"recompute": "layers"}, 0),
+        (0.0, {"attention": "reference"}, 1e-5),
+    ],
 )
 def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, dropout, changed, rel):
     expected = run(new_training(tmp_path / "auto", dropout=dropout, valid=False))

@@ -48,7 +48,7 @@ def test_the_first_settings_that_fit_are_suggested():
 
 
 def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the_batch_fits():
-    train = dataclasses.replace(TRAIN, seg_len=1, mem_len=1, recompute=True)  # one lane for each of 12 processes
+    train = dataclasses.replace(TRAIN, seg_len=1, mem_len=1, recompute="layers")  # one lane for each of 12 processes
     of_one = of_one_process(dataclasses.replace(train, parallel="zero"), 12)
     deep = dataclasses.replace(MODEL, n_layers=13)
     needed = step_bytes(deep, V, of_one, device=CPU, processes=12).total
@@ -93,5 +93,6 @@ def test_processes_divide_the_batch_and_recomputing_is_advised_only_where_it_is_
     numbers = re.findall(r"accumulate=(\d+)", advice(available=None, processes=3))
     assert set(numbers) <= {"2", "4"}  # 12 lanes over 3 processes
     assert "recompute" in advice(available=None)
-    for changes in ({"recompute": True}, {"attention": "reference"}):
-        assert "recompute" not in advice(available=None, train=dataclasses.replace(TRAIN, **changes))
+    for changes, recomputes in (({"recompute": True}, {"layers"}), ({"attention": "reference"}, {False, "layers"})):
+        smaller = smaller_steps(dataclasses.replace(TRAIN, **changes), 1)
+        assert {train.recompute for train in smaller} == {*recomputes, changes.get("recompute", False)}

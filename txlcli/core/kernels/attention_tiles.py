@@ -263,8 +263,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, mask = ctx.saved_tensors[:7]
-        saved, call = ctx.saved_tensors[7:], ctx.call
+        kept, call = ctx.saved_tensors, ctx.call  # read once: a layer that is computed again gives them once
+        tensors, mask, saved = kept[:6], kept[6], kept[7:]
         inputs = call.inputs(tensors)
         query, key = inputs.query, inputs.key
         tiling = Tiling.of(inputs, call.workspace)

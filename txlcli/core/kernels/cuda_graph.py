@@ -38,6 +38,11 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, po
         raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Return True if kernels are recorded now instead of run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def graphs_of_one_pool(*, instead: str) -> CaptureGraph:
     """Return a function that captures graphs which share memory for intermediate results, as `capture` does.
 

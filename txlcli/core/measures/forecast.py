@@ -247,6 +247,8 @@ class _Step:
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
         (saved, _), model, train = self.traced_bytes(), self.model, self.train
+        if self.on_gpu and train.recompute == "layers":
+            return saved + self._layer_bytes()
         if not isinstance(model, TransformerSettings) or model.recurrent_state or self.on_gpu:
             return saved
         if train.recompute or train.attention != "auto":
@@ -256,6 +258,12 @@ class _Step:
         )
         skipped = self.batch_size * self.n_layers * model.n_heads * (traced - computed)
         return saved - skipped * DTYPES[train.precision].itemsize
+
+    def _layer_bytes(self) -> int:
+        """Return the bytes of the tensors that the backward pass of one layer reads."""
+        kept = dataclasses.replace(self.train, recompute=True)
+        three, two = (dataclasses.replace(self, train=kept, n_layers=n).traced_bytes()[0] for n in (3, 2))
+        return three - two
 
     @property
     def workspace(self) -> Workspace:
@@ -317,7 +325,8 @@ def _traced(step: _Step) -> tuple[int, int]:
             loss, _, memory[:] = network.objective(
                 tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0
             )
-        activations = saved.now
+        # Inputs of layers that are computed again are not all tensors of the graph, but they live until then.
+        activations = live.now - held if train.recompute == "layers" else saved.now
         if not step.on_gpu:
             loss.backward()
     return activations, live.peak - held - activations
@@ -326,8 +335,8 @@ def _traced(step: _Step) -> tuple[int, int]:
 def _network(step: _Step) -> LanguageModel:
     """Return the model of a step in training, with few blocks in a long segment."""
     network = make_model(dataclasses.replace(step.model, n_layers=step.n_layers), step.columns).train()
-    if step.on_gpu:  # position scores are kept
-        LanguageModel.recompute(network, step.train.recompute)
+    if step.on_gpu and step.train.recompute is True:  # position scores are kept
+        network.softmax.recompute = True
     else:
         network.recompute(step.train.recompute)
     if isinstance(network, TransformerXL):

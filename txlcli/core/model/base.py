@@ -4,19 +4,24 @@ Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart, Recompute
+from txlcli.core.kernels.cuda_graph import is_capturing
+from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.linear import Linear
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
+Output = TypeVar("Output")
 Memory = list[Tensor]
 """Tensors that a model keeps of earlier segments, without gradient; the first axis of each is the batch."""
 
@@ -36,6 +41,7 @@ class LanguageModel(nn.Module, ABC):
         cut = bands(settings, vocab_size)
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
+        self._recompute: Recompute = False
 
     @property
     def device(self) -> torch.device:
@@ -117,9 +123,15 @@ class LanguageModel(nn.Module, ABC):
                 if isinstance(module, Linear):
                     module.pack(dtype)
 
-    def recompute(self, enabled: bool) -> None:
-        """Let backward passes compute logits and other large tensors again, instead of keeping them."""
-        self.softmax.recompute = enabled
+    def recompute(self, which: Recompute) -> None:
+        """Let backward passes compute logits and other large tensors again, or whole layers, without keeping them."""
+        self._recompute, self.softmax.recompute = which, bool(which)
+
+    def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
+        """Call a layer; with train.recompute = "layers", backward passes compute it again."""
+        if self._recompute == "layers" and torch.is_grad_enabled():
+            return recomputed(layer, *inputs, keeps_random_numbers=is_capturing(self.device))
+        return layer(*inputs)
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients."""

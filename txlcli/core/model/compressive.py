@@ -92,7 +92,7 @@ class CompressiveLayer(Layer):
         self.compression = Compression(settings)
 
     def forward(
-        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, count: int | None = None
+        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None = None
     ) -> LayerOutput:
         """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
         output = super().forward(hidden, past, terms, count=count)

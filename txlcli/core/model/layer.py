@@ -115,7 +115,7 @@ class Layer(nn.Module):
         return keys if memory.rotation is None else memory.rotation.apply(keys), values
 
     def forward(
-        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, count: int | None = None
+        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None = None
     ) -> LayerOutput:
         """Read one segment (B, L, d) after a past.
 

@@ -155,7 +155,7 @@ class RecurrentModel(LanguageModel):
         for number, layer in enumerate(self.layers):
             if number:
                 hidden = self.dropout(hidden)
-            hidden, state = layer(hidden, (memory[2 * number], memory[2 * number + 1]))
+            hidden, state = self.call_layer(layer, hidden, (memory[2 * number], memory[2 * number + 1]))
             # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
         return self.output_dropout(hidden), new_memory

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionBackend, LossPart
+from txlcli.config.settings import AttentionBackend, LossPart, Recompute
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import autocast_dtype
@@ -53,7 +53,7 @@ class TransformerXL(LanguageModel):
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
         """Score buffers that all layers share."""
-        self._recompute = self._compiles = False
+        self._compiles = False
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -120,9 +120,8 @@ class TransformerXL(LanguageModel):
         shape = (batch_size, length, self.settings.d_model)
         return [torch.zeros(shape, dtype=self.memory_dtype, device=self.device) for _ in self.layers]
 
-    def recompute(self, enabled: bool) -> None:
-        super().recompute(enabled)
-        self._recompute = enabled
+    def recompute(self, which: Recompute) -> None:
+        super().recompute(which)
         self.set_attention_backend(self.attention_backend)
 
     def pack(self, dtype: torch.dtype) -> None:
@@ -136,7 +135,7 @@ class TransformerXL(LanguageModel):
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self.attention_backend = name
-        backend = backends.make_backend(name, self.workspace, recompute=self._recompute)
+        backend = backends.make_backend(name, self.workspace, recompute=self._recompute is True)
         if self._compiles:
             backend = backends.for_compiler(backend, self.device)
         for layer in self.layers:
@@ -194,7 +193,7 @@ class TransformerXL(LanguageModel):
         last = len(self.layers) - 1
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            output: LayerOutput = layer(hidden, past, layer_terms, count=count if number == last else None)
+            output: LayerOutput = self.call_layer(layer, hidden, past, layer_terms, count if number == last else None)
             yield output
             hidden = output.hidden
 

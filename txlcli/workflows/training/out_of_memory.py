@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import Parallel, Settings, TrainSettings
+from txlcli.config.settings import Parallel, Recompute, Settings, TrainSettings
 from txlcli.core.kernels.device import available_bytes
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
@@ -92,12 +92,13 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
     Several processes may then divide more of the state.
     """
     modes = MODES[MODES.index(train.parallel) :] if processes > 1 else (train.parallel,)
-    can_recompute = train.attention == "auto" and not (train.recompute or train.cuda_graph)
+    steps: tuple[Recompute, ...] = (False, True, "layers")
+    recomputes = steps[steps.index(train.recompute) :]  # each one keeps less than the one before
     for parallel, accumulate in product(modes, range(train.accumulate, train.batch_size // processes + 1)):
         if train.batch_size % (accumulate * processes):
             continue
-        for recompute in (False, True) if can_recompute else (train.recompute,):
-            with suppress(RecipeError):  # such as fp16 with fsdp
+        for recompute in recomputes:
+            with suppress(RecipeError):  # such as fp16 with fsdp, or recompute = true with the reference
                 smaller = replace(train, parallel=parallel, accumulate=accumulate, recompute=recompute)
                 if smaller != train:
                     yield smaller
