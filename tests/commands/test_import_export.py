@@ -147,7 +147,7 @@ def test_the_store_is_found_by_its_vocabulary(here):
         **{"run": "runs/hf", "source": "hf", "system": "Hugging Face TransfoXL"},
         **{"parameters": card("runs/adaptive")["parameters"], "vocab_size": card("runs/adaptive")["vocab_size"]},
         **{"store": "data/renamed.h5", "prepare": None, "boundary": "<eos>", "unknown": "<unk>", "norm": "post"},
-        **{"cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"},
+        **{"notes": [], "cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"},
     }
     assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
@@ -263,6 +263,27 @@ def test_the_same_weights_become_the_same_run_from_every_system(foreign):
         assert Saved(f"runs/{name}/best.safetensors") == expected
     assert card("runs/tf-npz")["settings"]["train"] == card("runs/word")["settings"]["train"]
     assert card("runs/tf-npz")["settings"]["model"]["cutoffs"] == [5, 11]
+
+
+@pytest.mark.parametrize(("rows", "code"), [(24 - V, 0), (25 - V, 1), (24 + 128 - V, 1)])
+def test_only_rows_up_to_a_multiple_are_taken_for_padding(foreign, rows, code):
+    path, last_band = foreign / WEIGHTS, V - 11
+    done("import", "folder")
+    padded = {
+        name: torch.cat([tensor, torch.zeros(rows, *tensor.shape[1:])])
+        if name.startswith(("transformer.word_emb.emb_layers.2", "crit.out_layers.2"))
+        else tensor
+        for name, tensor in torch.load(path).items()
+    }
+    assert {len(t) for name, t in padded.items() if "out_layers.2" in name} == {last_band + rows}
+    torch.save(padded, path)
+    if code:
+        assert refused("folder", "--name", "padded").startswith(f"{WEIGHTS}: the weights have {V + rows} ids and the")
+        return
+    assert json_of("import", "folder", "--name", "padded")["notes"] == [
+        f"the last {rows} ids of the weights pad the vocabulary and were dropped"
+    ]
+    assert Saved("runs/padded/best.safetensors") == Saved("runs/folder/best.safetensors")
 
 
 # --- imports that are rejected ---------------------------------------------------------------------------------------

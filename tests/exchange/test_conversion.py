@@ -177,6 +177,24 @@ def test_weights_of_any_precision_become_float32(dtype):
     assert ours["encoding.content_bias"][0].equal(theirs["r_w_bias"].float())
 
 
+@pytest.mark.parametrize(("system", "kind"), [("pytorch", "plain"), ("hugging_face", "div_2"), ("tf", "cut")])
+def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
+    weights, settings = draw_weights(**WEIGHTS[kind]), settings_of(**WEIGHTS[kind])
+    theirs, layout = stored_weights(system, weights, **WEIGHTS[kind]), layout_of(system, settings, V)
+    expected = layout.read(theirs, "here")
+    last_band = V if kind != "div_2" else V - CUTOFFS[-1]
+    of_vocabulary = ("emb_layers", "out_layers", "lookup_table", "softmax/bias", "cutoff_2/b")
+    padded = {
+        name: torch.cat([tensor, torch.full((5, *tensor.shape[1:]), 9.0)])
+        if len(tensor) == last_band and any(part in name for part in of_vocabulary)
+        else tensor
+        for name, tensor in theirs.items()
+    }
+    assert vocab_size_of(padded) == V + 5
+    read = layout.read(layout.without_padding(padded, 5), "here")
+    assert all(read[name].equal(tensor) for name, tensor in expected.items())
+
+
 def test_converted_weights_are_copies():
     settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
     ours = layout_of("pytorch", settings, V).read(theirs, "here")
@@ -226,8 +244,16 @@ O_NET = "transformer.layers.1.dec_attn.o_net.weight"
             torch.full((d, H * D), 1e300, dtype=torch.float64),
             f"{O_NET} holds numbers that are not finite; download the weights again",
         ),
+        *(
+            (O_NET, tensor, f"{O_NET} is {kind}; save the weights as dense floating-point numbers")
+            for tensor, kind in (
+                (torch.ones(d, H * D).to_sparse(), "torch.float32, torch.sparse_coo, cpu"),
+                (torch.ones(d, H * D, dtype=torch.int8), "torch.int8, torch.strided, cpu"),
+                (torch.ones(d, H * D, device="meta"), "torch.float32, torch.strided, meta"),
+            )
+        ),
     ],
-    ids=["shape", "name", "infinite"],
+    ids=["shape", "name", "infinite", "sparse", "integers", "without data"],
 )
 def test_a_tensor_that_does_not_fit_is_reported(name, tensor, message):
     assert refusal(hugging_face_state_dict(draw_weights()) | {name: tensor}) == f"here: {message}"

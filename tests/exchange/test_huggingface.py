@@ -58,6 +58,11 @@ def test_missing_keys_have_the_values_of_the_released_large_model(tmp_path):
     assert evaluation == EvalSettings(seg_len=128, mem_len=1600, max_distance=1000, same_length="m")
 
 
+def test_keys_of_early_releases_are_read(tmp_path):
+    early = dict.fromkeys(("model_type", "vocab_size", "tie_word_embeddings")) | {"n_token": 19, "tie_weight": False}
+    assert read(tmp_path, **early) == read(tmp_path)
+
+
 def test_tied_projections_are_read_from_either_key(tmp_path):
     assert read(tmp_path, proj_share_all_but_first=True)[0].tie_projections == (False, True, True)
     named = read(tmp_path, proj_share_all_but_first=True, tie_projs=[True, False, True])

@@ -1,6 +1,7 @@
 """Reading a vocabulary from files of every format, and refusing other files."""
 
 import pickle
+import re
 from collections import Counter, OrderedDict
 
 import pytest
@@ -18,6 +19,8 @@ FIELDS = {
     **{"sym2idx": OrderedDict((word, number) for number, word in enumerate(WORDS)), "eos_idx": 0, "unk_idx": 4},
 }
 """Attributes that Hugging Face's tokenizer saves."""
+OF_OBJECTS = {**FIELDS, "pattern": re.compile("[^s][.,]"), "never_split": {"<eos>"}}
+"""With objects that are not plain containers, as transformers 4 writes them; these are not built."""
 AS_TEXT = "give the words as a text file, one per line"
 
 
@@ -27,12 +30,24 @@ def py2_pickle(words):
     return f"(dS'idx2sym'\n(l{items}s.".encode()
 
 
+class Tokenizer:
+    """An object of another package, or the released code's vocabulary itself."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def of_package(module, thing):
+    """Pickle a thing as if the module had its class."""
+    return pickle.dumps(thing, 2).replace(f"c{__name__}\nTokenizer".encode(), f"c{module}\nTokenizer".encode())
+
+
 def text_of(text):
     return lambda path: path.write_text(text, encoding="utf-8")
 
 
-def pickled(protocol):
-    return lambda path: path.write_bytes(pickle.dumps(FIELDS, protocol))
+def pickled(protocol, fields=FIELDS):
+    return lambda path: path.write_bytes(pickle.dumps(fields, protocol))
 
 
 WRITERS = {
@@ -46,6 +61,15 @@ WRITERS = {
     "vocab.pkl": pickled(4),
     "two.pkl": pickled(2),
     "vocab.pickle": pickled(0),
+    "objects.pkl": pickled(4, OF_OBJECTS),
+    "objects_of_protocol_2.pkl": pickled(2, OF_OBJECTS),
+    "objects.bin": lambda path: torch.save(OF_OBJECTS, path),
+    "objects_legacy.bin": lambda path: torch.save(OF_OBJECTS, path, _use_new_zipfile_serialization=False),
+    "sacremoses.pkl": lambda path: path.write_bytes(
+        of_package("sacremoses.tokenize", {**OF_OBJECTS, "moses_tokenizer": Tokenizer(language="en")})
+    ),
+    "released.pkl": lambda path: path.write_bytes(of_package("utils.vocabulary", Tokenizer(**FIELDS))),
+    "torch.pkl": lambda path: torch.save(FIELDS, path),
     "python2.pkl": lambda path: path.write_bytes(py2_pickle(WORDS)),
 }
 

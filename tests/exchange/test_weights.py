@@ -1,5 +1,6 @@
 """Reading named tensors from files of every format, and nothing but tensors."""
 
+import json
 import math
 from collections import OrderedDict
 
@@ -105,22 +106,55 @@ def test_more_or_less_than_a_state_dict_is_rejected(tmp_path, thing):
     assert refusal(tmp_path / "a.bin") == NOT_A_STATE_DICT
 
 
-def test_prefixes_and_suffixes_of_wrappers_are_removed(tmp_path):
-    named = {"module.word_emb.x": torch.ones(1), "transformer/r_w_bias:0": torch.ones(2), "r_r_bias": torch.ones(3)}
-    torch.save(named, tmp_path / "state.pt")
-    assert list(weights.read(tmp_path / "state.pt")) == ["word_emb.x", "transformer/r_w_bias", "r_r_bias"]
+POSITION, CRIT = "layers.0.dec_attn.r_net.weight", "crit.out_layers.0.bias"
+BARE = ["word_emb.emb_projs.0", POSITION, CRIT]
+HUGGING_FACE = ["transformer.word_emb.emb_projs.0", f"transformer.{POSITION}", CRIT]
+TF = ["transformer/adaptive_embed/lookup_table", "transformer/layer_0/rel_attn/r/kernel"]
 
 
 @pytest.mark.parametrize(
-    ("names", "system"),
+    ("names", "bare", "system"),
     [
-        (("transformer/adaptive_embed/lookup_table", "transformer/layer_0/rel_attn/r/kernel"), "tf"),
-        (("transformer.word_emb.emb_projs.0", "transformer.layers.0.dec_attn.r_net.weight"), "hugging_face"),
-        (("word_emb.emb_layers.0.weight", "layers.0.dec_attn.r_net.weight"), "pytorch"),
+        (BARE, BARE, "pytorch"),
+        ([f"module._orig_mod.{name}" for name in BARE], BARE, "pytorch"),
+        ([f"transformer.{name}" for name in BARE], BARE, "pytorch"),  # its softmax is inside, too
+        ([name.replace("layers.0.", "layers.0._orig_mod.") for name in BARE], BARE, "pytorch"),
+        (HUGGING_FACE, HUGGING_FACE, "hugging_face"),
+        ([f"_orig_mod.model.{name}" for name in HUGGING_FACE], HUGGING_FACE, "hugging_face"),
+        ([f"_fsdp_wrapped_module.{name}" for name in HUGGING_FACE], HUGGING_FACE, "hugging_face"),
+        ([f"{name}:0" for name in TF], TF, "tf"),
+        ([f"tower_0/{name}" for name in TF], TF, "tf"),
     ],
 )
-def test_the_system_is_recognized_by_names(tmp_path, names, system):
-    assert weights.system_of(dict.fromkeys(("global_step", *names), torch.ones(1)), tmp_path) == system
+def test_names_of_wrappers_and_of_surrounding_models_are_removed(tmp_path, names, bare, system):
+    torch.save({"pos_emb.inv_freq": torch.ones(2)} | {name: torch.ones(1) for name in names}, tmp_path / "state.pt")
+    read = weights.read(tmp_path / "state.pt")
+    assert list(read) == ["pos_emb.inv_freq", *bare]
+    assert weights.system_of(read, tmp_path) == system
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_shards_are_read_by_their_index(tmp_path, ending):
+    write = save_file if ending == "safetensors" else torch.save
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    files = {name: f"{stem}-0000{number}-of-00002.{ending}" for number, name in enumerate(TENSORS, start=1)}
+    for name, file in files.items():
+        write({name: TENSORS[name]}, tmp_path / file)
+    index = tmp_path / f"{stem}.{ending}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 7}, "weight_map": files}))
+    assert huggingface.file_of_weights(tmp_path) == index
+    read = weights.read(index)
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {n: t.tolist() for n, t in TENSORS.items()}
+    (tmp_path / files["r_w_bias"]).unlink()
+    with pytest.raises(RunError, match=f"lacks {files['r_w_bias']}, a shard that {index.name} lists; download it"):
+        weights.read(index)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": 7}', '{"weight_map": {"a": "../a.bin"}}'])
+def test_a_damaged_index_is_rejected(tmp_path, content):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(content)
+    assert refusal(path).startswith("damaged, or not a file of weights (")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def _show_import(result: "ImportedRun") -> None:
         ["token store", result.store or "none with this vocabulary yet"],
         ["next", result.next],
     ]
-    console.show_table(f"{result.run}: {result.parameters:,} parameters", ("", ""), rows)
+    console.show_table(f"{result.run}: {result.parameters:,} parameters", ("", ""), rows, result.notes)
 
 
 @with_options

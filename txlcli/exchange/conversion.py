@@ -75,6 +75,20 @@ class Layout:
             ours |= {name: part.view(self.shapes[name]).clone() for name, part in zip(link.ours, parts, strict=True)}
         return ours
 
+    def without_padding(self, theirs: Tensors, rows: int) -> dict[str, Tensor]:
+        """Return their tensors without the last rows of the vocabulary, which stand for no symbol."""
+        padded = {
+            name: link.shape[0]
+            for link in self.links
+            for name in link.theirs
+            if link.ours[0].startswith(("embedding.tables", "softmax.tables", "softmax.biases"))
+        }
+        padded |= {alias: padded[first] for alias, first in self.aliases.items() if first in padded}
+        return {
+            name: tensor[:size] if (size := padded.get(name)) and len(tensor) == size + rows else tensor
+            for name, tensor in theirs.items()
+        }
+
     def _check(self, theirs: Tensors, where: str) -> None:
         shapes = {name: link.shape for link in self.links for name in link.theirs}
         if missing := sorted(shapes.keys() - theirs.keys()):
@@ -84,6 +98,11 @@ class Layout:
         )
         if extra:
             raise RunError(f"{where}: has {_some(extra)}, unknown to the settings; {NEXT_STEP}")
+        for name in theirs.keys() & (shapes.keys() | self.aliases.keys()):
+            tensor = theirs[name]
+            if tensor.is_meta or tensor.layout is not torch.strided or not tensor.is_floating_point():
+                kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+                raise RunError(f"{where}: {name} is {kind}; save the weights as dense floating-point numbers")
         for name, shape in shapes.items():
             found = tuple(theirs[name].shape)
             if found != shape:

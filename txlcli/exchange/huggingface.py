@@ -11,6 +11,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
+from txlcli.exchange.weights import INDEX
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
 
@@ -20,15 +21,17 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MODEL_TYPE = "transfo-xl"
 DATA = tomllib.loads((files("txlcli.exchange") / "huggingface.toml").read_text(encoding="utf-8"))
 DEFAULTS: dict[str, Any] = DATA["defaults"]
+EARLIER_NAMES: dict[str, str] = DATA["earlier_names"]
 SAME_VALUES: dict[str, str] = DATA["same_values"]
 
 
 def file_of_weights(directory: Path) -> Path:
-    """Return the file of weights in a Hugging Face directory."""
+    """Return the file of weights in a Hugging Face directory, or the index of its shards."""
     for name in WEIGHTS:
-        if (directory / name).exists():
-            return directory / name
-    raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}; sharded weights must be merged first")
+        for path in (directory / name, directory / f"{name}{INDEX}"):
+            if path.exists():
+                return path
+    raise RunError(f"{directory} has neither {' nor '.join(WEIGHTS)}, nor the index ({INDEX}) of their shards")
 
 
 def read_settings(directory: Path) -> tuple[TransformerSettings, EvalSettings]:
@@ -36,14 +39,14 @@ def read_settings(directory: Path) -> tuple[TransformerSettings, EvalSettings]:
     path = directory / CONFIG
     try:
         stored = parse_json(read_text(path, MAX_SETTINGS))
-        model_type = stored.get("model_type")
+        model_type = stored.get("model_type", MODEL_TYPE if "n_token" in stored else None)
     except FileNotFoundError as error:
         raise RunError(f"{directory} has no {CONFIG}; give a Hugging Face folder, or a file of weights") from error
     except (OSError, ValueError, AttributeError) as error:
         raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
     if model_type != MODEL_TYPE:
         raise RunError(f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
-    config = DEFAULTS | stored
+    config = DEFAULTS | {EARLIER_NAMES.get(key, key): value for key, value in stored.items()}
     try:
         return model_settings(config), _eval_settings(config)
     except RecipeError as error:

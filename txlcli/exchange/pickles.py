@@ -4,15 +4,22 @@ import io
 import pickle
 import re
 import warnings
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from txlcli.system.input_files import MAX_VOCABULARY, read_bytes
+from txlcli.system.input_files import MAX_VOCABULARY, read_bytes, read_stream
 from txlcli.system.tensor_files import check_zip
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
 """Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
+OF_TOKENIZERS = re.compile(
+    r"(transformers|tokenizers|sacremoses|vocabulary|utils\.vocabulary)(\.|$)|re\._compile$|(builtins|__builtin__)\.set$"
+)
+"""Names of the other objects in the vocabularies of Hugging Face and of the released code; these are not built."""
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+"""First of the five pickles of a file that `torch.save` wrote before it wrote zip files; the fourth is the content."""
 
 
 class UnsafePickleError(Exception):
@@ -25,20 +32,45 @@ class _PlainUnpickler(pickle._Unpickler):  # in Python: the one in C takes as mu
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in CONTAINERS:
-            raise UnsafePickleError(f"{module}.{name}".encode("unicode_escape").decode()[:100])
-        return dict  # not the class itself, since a pickle could change its attributes
+        if (module, name) in CONTAINERS:
+            return dict  # not the class itself, since a pickle could change its attributes
+        if OF_TOKENIZERS.match(f"{module}.{name}"):
+            return _Attributes
+        raise UnsafePickleError(f"{module}.{name}".encode("unicode_escape").decode()[:100])
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes of an object of another program; its class is neither imported nor called."""
+
+    def __init__(self, *_arguments: object) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        self.update(state if isinstance(state, dict) else {})
 
 
 def load(path: Path) -> Any:
-    """Load a pickle of plain containers; every mapping becomes a dict. A damaged one can raise anything."""
-    data = io.BytesIO(read_bytes(path, MAX_VOCABULARY))
-    return _PlainUnpickler(data, encoding="utf-8").load()  # some were written by Python 2
+    """Load the plain containers of a pickle, or of a file of `torch.save`; every mapping becomes a dict.
+
+    Objects of tokenizers become dicts of their attributes. A damaged file can raise anything.
+    """
+    if zipfile.is_zipfile(path):
+        check_zip(path)
+        with zipfile.ZipFile(path) as archive:
+            content = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "data.pkl")
+            with archive.open(content) as member:
+                data = io.BytesIO(read_stream(member, MAX_VOCABULARY, str(path)))
+    else:
+        data = io.BytesIO(read_bytes(path, MAX_VOCABULARY))
+    loaded = _PlainUnpickler(data, encoding="utf-8").load()  # some were written by Python 2
+    for _ in range(3 if loaded == TORCH_MAGIC else 0):
+        loaded = _PlainUnpickler(data, encoding="utf-8").load()
+    return loaded
 
 
 def load_torch(path: Path) -> Any:
     """Load a file of `torch.save` with tensors and plain containers. A damaged one can raise anything."""
-    import torch  # noqa: PLC0415 - plain pickles do not need it
+    import torch  # noqa: PLC0415 - vocabularies do not need it
 
     check_zip(path)
     with warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):

@@ -14,7 +14,7 @@ BOUNDARIES = ("<eos>", "<S>")
 UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """Names of vocabulary files; the last three are Hugging Face's."""
-PLAIN_PICKLES, TORCH_PICKLES = (".pkl", ".pickle"), (".bin", ".pt", ".pth")
+PICKLES = (".pkl", ".pickle", ".bin", ".pt", ".pth")
 META_OF_NANOGPT = "meta.pkl"
 AS_TEXT = "give the words as a text file, one per line"
 
@@ -25,7 +25,7 @@ def find(directory: Path) -> Path | None:
 
 
 def read(path: Path) -> Vocab:
-    """Read a vocabulary: txl's JSON, a torch or plain pickle of a dict with idx2sym, or a list of words."""
+    """Read a vocabulary: txl's JSON, a torch or plain pickle with idx2sym, or a list of words."""
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
     if path.name == META_OF_NANOGPT:
@@ -38,14 +38,14 @@ def read(path: Path) -> Vocab:
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         except (VocabularyError, OSError, UnicodeDecodeError) as error:
             raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
-    if path.suffix in (*PLAIN_PICKLES, *TORCH_PICKLES):
+    if path.suffix in PICKLES:
         return _from_fields(path, _unpickled(path))
     return _from_words(path, read_lines(path), lower_case=False)
 
 
 def _unpickled(path: Path) -> Any:
     try:
-        return pickles.load(path) if path.suffix in PLAIN_PICKLES else pickles.load_torch(path)
+        return pickles.load(path)
     except UnsafePickleError as error:
         raise VocabularyError(
             f"{path}: the pickle refers to {error}, which a vocabulary does not need; rejected, nothing of it was run; "

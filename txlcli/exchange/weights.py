@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from txlcli.errors import RunError
+from txlcli.errors import RunError, shortened
 from txlcli.exchange import pickles
 from txlcli.exchange.conversion import System
 from txlcli.exchange.pickles import UnsafePickleError
-from txlcli.system.input_files import check_regular
+from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
+from txlcli.system.plain_json import parse_json
 from txlcli.system.tensor_files import check_unpacked, check_zip
 
 STATE_DICT_HINT = (
@@ -23,25 +24,36 @@ STATE_DICT_HINT = (
 )
 PREFIXES: dict[str, System] = {"transformer/": "tf", "transformer.word_emb.": "hugging_face", "word_emb.": "pytorch"}
 """Beginnings of names by which a system is recognized."""
+WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
+"""Parts of names that DDP, FSDP, DeepSpeed and torch.compile add to a model or to its layers."""
+INDEX = ".index.json"
+"""Ending of the file that lists the shards of weights."""
 POSITION_KEYS = ("dec_attn.r_net.weight", "rel_attn/r/kernel")
 """Ends of names that only models with the attention of the paper have (attn_type 0 of the released code)."""
+EMBEDDING = re.compile(r"(.*?)(?:(?<![^.])word_emb\.|(?<![^/])transformer/adaptive_embed)")
+"""A name of the embedding, after the names of what surrounds the model."""
 TABLE = re.compile(r"(?:emb|out)_layers\.(\d+)\.weight$|adaptive_embed/(.*)lookup_table$")
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a `.safetensors`, `.npz` or torch file, by name, without running code from it.
 
-    What wrappers add to names is removed: the prefix `module.` and the suffix `:0`.
+    An index of shards gives the tensors of all shards. The names are those of the bare model, without wrappers.
     """
+    return unwrapped(_load(path))
+
+
+def _load(path: Path) -> dict[str, Tensor]:
     if not check_regular(path).is_file():
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
+        if path.name.endswith(INDEX):
+            return {name: tensor for shard in _shards(path) for name, tensor in _load(shard).items()}
         if path.suffix == ".safetensors":
-            tensors = load_file(path)
-        elif path.suffix == ".npz":
-            tensors = _read_npz(path)
-        else:
-            tensors = _state_dict(pickles.load_torch(path), path)
+            return load_file(path)
+        if path.suffix == ".npz":
+            return _read_npz(path)
+        return _state_dict(pickles.load_torch(path), path)
     except UnsafePickleError as error:
         raise RunError(
             f"{path}: holds {error} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
@@ -51,7 +63,27 @@ def read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
-    return {name.removeprefix("module.").removesuffix(":0"): tensor for name, tensor in tensors.items()}
+
+
+def _shards(index: Path) -> list[Path]:
+    """Return the files that an index refers to; they are next to it."""
+    names = sorted(set(parse_json(read_text(index, MAX_VOCABULARY))["weight_map"].values()))
+    for name in names:
+        if Path(name).name != name or name.endswith(INDEX):
+            raise ValueError(f"{shortened(name)} is not the name of a shard")
+        if not (index.parent / name).is_file():
+            raise RunError(f"{index.parent} lacks {name}, a shard that {index.name} lists; download it as well")
+    return [index.parent / name for name in names]
+
+
+def unwrapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under the names of the bare model, without the names of wrappers and of models around it."""
+    bare = {WRAPPERS.sub("", name).removesuffix(":0"): tensor for name, tensor in tensors.items()}
+    outer = next((match[1] for name in bare if (match := EMBEDDING.match(name))), "")
+    # Hugging Face's model has the softmax next to `transformer`, any other has it inside.
+    if outer.endswith("transformer.") and not any(name.startswith(f"{outer}crit.") for name in bare):
+        outer = outer.removesuffix("transformer.")
+    return {name.removeprefix(outer): tensor for name, tensor in bare.items()}
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:

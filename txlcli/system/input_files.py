@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from txlcli.corpora.corpus import CorpusError
 from txlcli.corpora.special_files import reject_special
@@ -33,7 +33,7 @@ def read_bytes(path: Path, most: int) -> bytes:
         return read_stream(file, most, str(path))
 
 
-def read_stream(file: BinaryIO, most: int, name: str) -> bytes:
+def read_stream(file: IO[bytes], most: int, name: str) -> bytes:
     """Read a stream of at most `most` bytes; `name` begins the error."""
     data = file.read(most + 1)
     if len(data) > most:

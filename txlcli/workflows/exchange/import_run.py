@@ -25,6 +25,9 @@ from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import ImportOptions
 from txlcli.workflows.workspace import Workspace
 
+MULTIPLE, MAX_PADDING = 8, 128
+"""Vocabularies are padded to a multiple of 8 (NVIDIA), 64 (nanoGPT) or 128 (Megatron), by less than 128 rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
@@ -39,6 +42,8 @@ class ImportedRun:
     """Token store with the vocabulary; None if there is none yet."""
     prepare: str | None
     """The command that prepares that store; None if there is one."""
+    notes: list[str]
+    """How the run differs from the weights."""
     boundary: str | None
     """Symbol that ends a line."""
     unknown: str | None
@@ -62,15 +67,12 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     imported = weights.read(path)
     system = weights.system_of(imported, path)
     vocab, store = _vocabulary(source, options, settings, workspace)
-    if (size := weights.vocab_size_of(imported)) not in (0, vocab.size):
-        raise VocabularyError(
-            f"{path}: the weights have {size:,} ids and the vocabulary {vocab.size:,}; "
-            "give the vocabulary that they were trained with"
-        )
+    padding = _padding(weights.vocab_size_of(imported) or vocab.size, vocab.size, path)
     if (missing := conversion.missing_setting(settings.model, system)) is not None:
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
-    tensors = conversion.layout_of(system, settings.model, vocab.size).read(imported, str(path))
+    layout = conversion.layout_of(system, settings.model, vocab.size)
+    tensors = layout.read(layout.without_padding(imported, padding), str(path))
     store_name = store.path.stem if store else _free_store(directory.name, workspace.data_dir)
     made = Run(
         directory=directory,
@@ -92,6 +94,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
         prepare=prepare,
+        notes=[f"the last {padding} ids of the weights pad the vocabulary and were dropped"] if padding else [],
         boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
         unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
         norm=settings.model.norm,
@@ -99,6 +102,17 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
         next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
     )
+
+
+def _padding(size: int, vocab_size: int, path: Path) -> int:
+    """Return the number of rows with which weights of `size` ids were padded to a multiple."""
+    rows = size - vocab_size
+    if rows and not (0 < rows < MAX_PADDING and size % MULTIPLE == 0):
+        raise VocabularyError(
+            f"{path}: the weights have {size:,} ids and the vocabulary {vocab_size:,}; "
+            "give the vocabulary that they were trained with"
+        )
+    return rows
 
 
 def _name_of(source: Path) -> str:
