@@ -6,9 +6,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class DispatchMode(TorchDispatchMode):
+    """Calls its `__torch_dispatch__` in place of every operator inside its block."""
 
 
 def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
@@ -38,9 +43,8 @@ def tensors_without_data() -> AbstractContextManager[object]:
 
 def observed_results(observe: Callable[[Tensor], None]) -> AbstractContextManager[object]:
     """Call `observe` with every tensor that an operator returns inside this block."""
-    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
 
-    class Observer(TorchDispatchMode):
+    class Observer(DispatchMode):
         def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             results = operator(*args, **(kwargs or {}))
             for result in results if isinstance(results, tuple | list) else (results,):

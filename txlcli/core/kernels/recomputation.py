@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+
+from txlcli.core.kernels.private import DispatchMode
 
 Result = TypeVar("Result")
 
@@ -29,7 +30,7 @@ def _with_copies() -> tuple[AbstractContextManager[Any], AbstractContextManager[
     return _RandomNumbers(copies, is_repeated=False), _RandomNumbers(copies, is_repeated=True)
 
 
-class _RandomNumbers(TorchDispatchMode):
+class _RandomNumbers(DispatchMode):
     """Keeps the results of random operators, or returns them instead of calling the operators."""
 
     def __init__(self, copies: list[Tensor], *, is_repeated: bool) -> None:
