@@ -50,7 +50,7 @@ def _divide(two, three):
 def _settings(recipe, n_layers):
     from txlcli.config import recipe as recipes
 
-    return recipes.load(recipe, ["train.precision=bf16", f"model.n_layers={n_layers}"])
+    return recipes.load(recipe, ["train.precision=bf16", "train.compile=true", f"model.n_layers={n_layers}"])
 
 
 def _model(settings):

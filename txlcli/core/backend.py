@@ -145,3 +145,5 @@ class Backend:
     dropout: Drop
     activation: Drop
     """Dropout of relu(hidden); it may overwrite its input."""
+    joins_context: bool = False
+    """True if one product projects memory and segment to keys and values: it saves products, and costs copies."""

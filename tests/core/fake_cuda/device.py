@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.core.device_cases import COPIES, OneDevice
+from tests.core.fake_cuda import triton_device
 
 CUDA = torch.device("cuda:0")
 
@@ -88,8 +89,6 @@ def _deepcopy(tensor, memo):
 
 
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
-torch.cuda.get_device_capability = lambda *_: (9, 0)
-torch.cuda.is_bf16_supported = lambda *_, **__: True
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
 torch.cuda.manual_seed = GENERATOR.seed
 torch.cuda.synchronize = lambda *_: None
@@ -162,6 +161,20 @@ class Kernels(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names, self.bytes = Counter(), 0
+
+    def __enter__(self):
+        """Observe the kernels of compiled functions, too."""
+        triton_device.observers.append(self._note)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        """Stop observing."""
+        triton_device.observers.remove(self._note)
+        return super().__exit__(*exception)
+
+    def _note(self, name, size):
+        self.names[name] += 1
+        self.bytes += size
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Count an operation, and run it."""

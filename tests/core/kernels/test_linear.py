@@ -12,7 +12,7 @@ from tests.core.builders import draw_tokens, make_decoder, small_model, small_rn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.linear import OneDnnUse, cached_casts, linear, onednn_is_faster, use_onednn
 from txlcli.core.kernels.private import onednn_has_bf16
-from txlcli.core.model.backends import FAST, for_compiler
+from txlcli.core.model.backends import COMPILED
 from txlcli.core.model.linear import Linear
 from txlcli.core.reading.registry import make_reader
 
@@ -73,7 +73,7 @@ def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, 
 
 def test_the_compiler_traces_one_graph_of_products():
     module, rows = Linear(INPUTS, OUTPUTS), draw(L, INPUTS)
-    module.backend = for_compiler(FAST, rows.device)
+    module.backend = COMPILED
     given = torch.compile(lambda rows: module(rows).relu(), fullgraph=True, backend="eager")(rows)
     torch.testing.assert_close(given, module(rows).relu(), rtol=1e-5, atol=1e-5)
 

@@ -15,7 +15,7 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 TENSOR_CORES = r"wgmma\.mma_async|mma\.sync"
 
 
-class _Driver:
+class Driver:
     """A driver of Triton for a compute capability, 80 or 90, which launches nothing."""
 
     def __init__(self, capability):
@@ -40,7 +40,7 @@ class _Driver:
 @contextlib.contextmanager
 def compiling_for(capability):
     """Compile for this capability inside the block."""
-    driver.set_active(_Driver(capability))
+    driver.set_active(Driver(capability))
     try:
         yield
     finally:

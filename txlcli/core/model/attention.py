@@ -170,6 +170,12 @@ class Attention(nn.Module):
         key, value = self.w_k_content(context), self.w_v(context)
         return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
+    def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `project_keys_values` of the context (B, K, d), by one product."""
+        weight = torch.cat([self.w_k_content.weight, self.w_v.weight])
+        key, value = F.linear(context, weight).chunk(2, dim=-1)
+        return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
+
     def forward(
         self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
     ) -> Tensor:

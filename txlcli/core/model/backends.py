@@ -51,23 +51,29 @@ class FastAttention:
         return attend(query, key, value, terms, dropout=dropout)
 
 
-def for_compiler(backend: Backend, device: torch.device) -> Backend:
-    """Return a backend for layers that torch.compile traces: it chooses products itself.
+def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    """Return `core.kernels.dropout.drop` in operations that a compiler fuses; on a CPU the mask is another one."""
+    if rate == 0 or not variational:
+        return F.dropout(hidden, rate) if rate else hidden
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    scale = F.dropout(torch.ones_like(hidden[..., :1, :], dtype=exact), rate)
+    return (hidden * scale).to(hidden.dtype)
 
-    Attention in tiles, and the masks of dropout on a CPU, are not traced.
-    """
-    drop_apart = torch.compiler.disable(drop) if device.type == "cpu" else drop
 
-    def activation(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
-        dropped: Tensor = drop_apart(F.relu(hidden), rate, variational=variational)
-        return dropped
-
-    attend = backend.attend
-    if isinstance(attend, FastAttention):
-        attend = FastAttention(torch.compiler.disable(attend.tiles.__call__))
-    return dataclasses.replace(backend, attend=attend, linear=_plain_linear, dropout=drop_apart, activation=activation)
+def _plain_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    return _plain_dropout(F.relu(hidden), rate, variational=variational)
 
 
 def _plain_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
     """Return F.linear, which is never wider."""
     return F.linear(rows, weight, bias)
+
+
+COMPILED = Backend(
+    attend=FastAttention(attention.attend),
+    linear=_plain_linear,
+    dropout=_plain_dropout,
+    activation=_plain_activation,
+    joins_context=True,
+)
+"""Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition where they do not run."""

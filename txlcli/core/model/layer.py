@@ -99,6 +99,8 @@ class Layer(nn.Module):
         gated = settings.gating == "gru"
         self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
+        self.joins_context = False
+        """True if a backend projects memory and segment together."""
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -131,18 +133,28 @@ class Layer(nn.Module):
         layer_input = self.memory_input(hidden)
         first = 0 if count is None else hidden.shape[1] - count
         hidden = hidden[:, first:] if first else hidden
-        query, keys, values = self.attention.project(self.attention_input(layer_input), first=first)
-        if terms.rotation is not None:
-            query, keys = terms.rotation.apply(query), terms.rotation.apply(keys)
-        if isinstance(past, Past):
-            keys, values = past.extend(keys, values)
-        elif past.length:  # equals projecting [SG(m) o h], the extended context of section 3.2
-            old_keys, old_values = self.project_memory(past)
-            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+        query, keys, values = self._project(self.attention_input(layer_input), past, terms.rotation, first=first)
         if query.shape[2]:
             attend = past.attend if isinstance(past, Past) else None
             hidden = self._residual_block(hidden, self.attention(query, (keys, values), terms, attend))
         return LayerOutput(hidden, (self.memory_input(hidden) if self.remembers_output else layer_input).detach())
+
+    def _project(
+        self, segment: Tensor, past: HiddenMemory | Past, rotation: Rotation | None, *, first: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of the segment (B, L, d) from position `first` on, and keys and values of past and segment."""
+        if self.joins_context and isinstance(past, HiddenMemory) and rotation is None:
+            context = torch.cat([self.attention_input(past.states), segment], dim=1)  # [SG(m) o h] of section 3.2
+            return self.attention.project_queries(segment[:, first:]), *self.attention.project_context(context)
+        query, keys, values = self.attention.project(segment, first=first)
+        if rotation is not None:
+            query, keys = rotation.apply(query), rotation.apply(keys)
+        if isinstance(past, Past):
+            keys, values = past.extend(keys, values)
+        elif past.length:  # equals projecting the context
+            old_keys, old_values = self.project_memory(past)
+            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+        return query, keys, values
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
@@ -179,7 +191,9 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     Returns:
         (B, min(M + L, mem_len), d).
     """
-    if hidden.shape[1] <= mem_len:
+    if hidden.shape[1] == mem_len:
+        return hidden
+    if hidden.shape[1] < mem_len:
         forgotten = max(0, memory.shape[1] + hidden.shape[1] - mem_len)  # positions
         return torch.cat([memory[:, forgotten:], hidden], dim=1)
     return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep the whole segment alive

@@ -137,9 +137,10 @@ class TransformerXL(LanguageModel):
         self.attention_backend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute is True)
         if self._compiles:
-            backend = backends.for_compiler(backend, self.device)
+            attend = backend.attend if name == "reference" else backends.COMPILED.attend
+            backend = dataclasses.replace(backends.COMPILED, attend=attend)
         for layer in self.layers:
-            layer.attention.attend = backend.attend
+            layer.attention.attend, layer.joins_context = backend.attend, backend.joins_context
             for module in layer.modules():
                 if isinstance(module, Linear | Dropout):
                     module.backend = backend
@@ -154,7 +155,7 @@ class TransformerXL(LanguageModel):
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
         for layer in self.layers:
-            layer.compile(dynamic=False)
+            layer.compile(fullgraph=True, dynamic=False, options={"shape_padding": False})
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
