@@ -59,7 +59,8 @@ def evaluate(
 
 def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bool) -> None:
     """Show the result, and write the files."""
-    from txlcli.commands import eval_table
+    from txlcli.commands import eval_table, text_page
+    from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.evaluate import write_losses
 
     try:
@@ -68,6 +69,8 @@ def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bo
             write_losses(options.losses, result)
         if options.plot is not None:
             eval_table.plot_curve(options.plot, result)
+        if options.html is not None and result.ended_by is None:
+            text_page.write(options.html, annotate(result))
     except (OSError, TxlError) as error:
         if result.ended_by is None:
             raise

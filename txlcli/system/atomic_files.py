@@ -40,6 +40,12 @@ def errors_of_writing(path: Path) -> Iterator[None]:
         raise TxlError(f"{path}: cannot be written ({error.strerror}); check the folder and the free space") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, or replace it."""
+    with errors_of_writing(path), replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
 def sync_file(path: Path) -> None:
     """Flush a file to disk, so that it is not empty after a power failure once it has been renamed."""
     with path.open("rb+") as file:

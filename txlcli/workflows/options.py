@@ -139,6 +139,14 @@ def parse_figure(text: str, asked: str) -> Path:
     return path
 
 
+def parse_page(text: str, asked: str) -> Path:
+    """Return the path of an HTML page that can be written."""
+    if Path(text).suffix.lower() != ".html":
+        raise UsageError(f"{asked}: a page needs the extension .html")
+    check_output(Path(text), asked)
+    return Path(text)
+
+
 PREFIXES = {
     "": 1.0,
     **{prefix: 1000.0**power for power, prefix in enumerate("kMGTP", start=1)},
@@ -305,6 +313,11 @@ class EvalOptions(Options):
     losses: Path | None = option(
         "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path
     )
+    html: Path | None = option(
+        "Write a page with the text coloured by loss, and by what memory gained.",
+        metavar="FILE.html",
+        parse=parse_page,
+    )
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
     timed: bool = True
@@ -317,6 +330,8 @@ class EvalOptions(Options):
             self.exclude("split", because="`text` is scored instead of a split")
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
+        if self.html is not None:
+            self.exclude("attn_len", "cache", "dynamic", "protocols", because="`html` shows the model and its memory")
         if self.adapts:
             self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
         if self.adapts and (self.searched or len(self.mem_lens) > 1):
@@ -371,7 +386,7 @@ class EvalOptions(Options):
     def check_processes(self, processes: int) -> None:
         """Reject an evaluation that several processes cannot divide."""
         if processes > 1:
-            self.exclude("cache", "dynamic", because="several processes evaluate the model alone")
+            self.exclude("cache", "dynamic", "html", because="several processes evaluate the model alone")
             if self.text is not None and self.text.name == "stdin":
                 raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
 

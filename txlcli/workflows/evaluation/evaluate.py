@@ -35,6 +35,8 @@ from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
+MAX_PAGE_TOKENS = 4_000_000
+"""Tokens of the longest text that a browser can show as one page, some 50 MB."""
 NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
 """Keys of the result that evals.jsonl does not repeat in every row."""
 
@@ -135,7 +137,8 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
 
 def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
     """Yield a row for each setting: here the memory length M, or the window length N, is swept."""
-    mem_lens = options.mem_lens or (scoring.settings.mem_len,)
+    default = scoring.settings.mem_len
+    mem_lens = options.mem_lens or ((0, default) if options.html and default else (default,))
     if options.protocols:
         yield from over_protocols(scoring, options)
     elif options.adapts:
@@ -164,6 +167,11 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
             longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
             lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest)))
             settings = dataclasses.replace(settings, batch_size=lanes)
+    if options.html is not None and len(text.targets) > MAX_PAGE_TOKENS:
+        raise UsageError(
+            f"`html` {options.html}: {text.title} has {len(text.targets):,} tokens, too many for a page; give "
+            f"`positions` {MAX_PAGE_TOKENS} or fewer"
+        )
     return Scoring(opened, text, settings, reporter, world)
 
 
@@ -194,7 +202,7 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
     """Return what must be the same in all processes of an evaluation, by name."""
     opened, user_text = scoring.opened, options.text
     digest = scoring.text.digest if user_text is None else hashlib.sha256(user_text.data).hexdigest()
-    compared = {key: value for key, value in vars(options).items() if key not in ("text", "losses", "plot")}
+    compared = {key: value for key, value in vars(options).items() if key not in ("text", "losses", "html", "plot")}
     return {
         **settings_facts(opened.run.settings),
         **{f"`{name}`": str(value) for name, value in compared.items()},

@@ -12,7 +12,7 @@ import txlcli
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import RunError
 from txlcli.runs.run_directory import Run
-from txlcli.system.atomic_files import errors_of_writing, replacing
+from txlcli.system.atomic_files import write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
@@ -69,12 +69,6 @@ def read_stored(path: Path, restore: Callable[[Any], Restored]) -> Restored | No
 def write(directory: Path, evaluations: Mapping[str, Evaluation]) -> None:
     """Replace the evaluations of the report in a directory."""
     write_text(directory / FILE, json.dumps({key: asdict(evaluation) for key, evaluation in evaluations.items()}))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file of a report."""
-    with errors_of_writing(path), replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def key_of(run: Run, store: TokenStore, options: EvalOptions, *, machine: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.system import locks
-from txlcli.system.atomic_files import errors_of_writing
+from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import evaluations, figures, frontier, scales, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
@@ -117,7 +117,7 @@ def _write(by_name: Mapping[str, Section], options: ReproduceOptions, report: Re
     """Write the sections and the files of the report; return the paths of the latter."""
     texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, options.directory)
     tables = {name: asdict(section) for name, section in by_name.items()}
-    evaluations.write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
+    write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
     for name, text in texts.items():
-        evaluations.write_text(options.directory / name, text)
+        write_text(options.directory / name, text)
     return [str(options.directory / name) for name in texts]

@@ -1,0 +1,181 @@
+"""txl eval --html: the page has the losses of --losses and the model's likeliest tokens; a browser shows them."""
+
+import base64
+import itertools
+import json
+import math
+import re
+import types
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import txlcli
+from tests.browser import PROGRAM, browser
+from tests.commands.novel import done, json_of, refusal
+from tests.commands.test_recurrent import recipe_of
+from txlcli.commands.text_page import render
+from txlcli.workflows.evaluation.annotated import AnnotatedText
+
+TEXT = "the owl jumps\n" * 3 + "été, naïve 語 🦊 </script>\n" + "the cat flies over\n" * 4
+
+
+def facts_of(page):
+    """Return the numbers and texts of a page, with its arrays unpacked."""
+    (data,) = re.findall('<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    facts = json.loads(data)
+    for name, packed in facts.items():
+        if isinstance(packed, dict):
+            facts[name] = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), dtype=packed["dtype"])
+    return facts
+
+
+def page_of(run, *options):
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    done("eval", run, "--text", "text.txt", "--html", "out.html", "--losses", "losses.h5", "--batch-size", 1, *options)
+    with h5py.File("losses.h5") as file:
+        losses = {name: array[:] for name, array in file.items()}
+    return Path("out.html").read_text(encoding="utf-8"), losses
+
+
+@pytest.mark.parametrize("run", ["byte", "sentencepiece", "word"])
+def test_the_page_has_the_text_the_losses_and_the_likeliest_tokens(here, run):
+    page, losses = page_of(run, "--mem-len", "7,0")
+    facts = facts_of(page)
+    assert not re.search(r"""(src|href)=|url\(|https?://(?!www\.w3\.org/2000/svg")""", page)  # nothing from elsewhere
+    assert [row["mem_len"] for row in facts["rows"]] == [0, 7]
+    model = txlcli.load(run)
+    if run != "word":
+        assert facts["before"] + facts["text"] == TEXT
+    count, ends = len(facts["lengths"]), np.cumsum(facts["tokens"], dtype=np.int64)
+    pieces = np.split(np.frombuffer(facts["text"].encode("utf-16-le"), dtype="<u2"), np.cumsum(facts["lengths"])[:-1])
+    assert len(pieces) == count
+    assert (facts["tokens"].max() > 1) == (run == "byte")  # characters of several bytes are one piece
+    for row, name in enumerate(("mem_len_0", "mem_len_7")):
+        bits = np.add.reduceat(losses[name] / math.log(2), np.append(0, ends[:-1]))
+        shown = facts["scale"] * facts["bits"].reshape(2, count)[row]
+        np.testing.assert_allclose(shown, bits, atol=facts["scale"])
+        size = math.ceil(count / 100)  # of a bin
+        expected = bits[:size].sum() / facts["tokens"][:size].sum()
+        assert facts["by_position"][row][0] == pytest.approx(expected, abs=1e-4)
+    log_probs = model.log_probs(TEXT, mem_len=7)[: len(losses["tokens"])][ends - 1]
+    best = np.argsort(-log_probs, axis=1, kind="stable")[:, :4]
+    names = np.array(facts["names"])
+    expected = np.vectorize(model.vocab.symbol)(best.T)
+    agree = names[facts["likeliest"]].reshape(4, count) == expected
+    assert agree.mean() > 0.99  # equal probabilities may come in another order
+    probabilities = np.exp(np.take_along_axis(log_probs, best, axis=1)).T
+    np.testing.assert_allclose(facts["probabilities"].reshape(4, count) / 255, probabilities, atol=0.5 / 255 + 1e-5)
+    assert names[facts["targets"]].tolist() == [model.vocab.symbol(token) for token in losses["tokens"][ends - 1]]
+
+
+def test_without_lengths_the_page_compares_the_memory_of_the_recipe_with_none(here):
+    page, losses = page_of("byte")
+    assert sorted(losses) == ["mem_len_0", "mem_len_5", "tokens"]
+    assert "runs/byte" not in page
+    assert len(json_of("eval", "byte", "--html", "split.html", "--positions", 30)["rows"]) == 2
+    assert facts_of(Path("split.html").read_text(encoding="utf-8"))["title"] == "byte on novel test"
+
+
+def test_a_state_has_one_row(here):
+    Path("lstm.toml").write_text(recipe_of("lstm"))
+    done("train", "lstm.toml")
+    page, _ = page_of("lstm")
+    assert [row["mem_len"] for row in facts_of(page)["rows"]] == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--html", "out.txt"], "--html out.txt: a page needs the extension .html"),
+        (["--html", "no/out.html"], "--html no/out.html: there is no folder no; make it first"),
+        (["--html", "a.html", "--attn-len", 3], "--html shows the model and its memory; leave out --attn-len"),
+        (["--html", "a.html", "--dynamic"], "--html shows the model and its memory; leave out --dynamic"),
+        (["--html", "a.html", "--processes", 2], "several processes evaluate the model alone; leave out --html"),
+    ],
+)
+def test_what_a_page_cannot_show_is_rejected(here, options, message):
+    assert refusal("eval", "byte", *options) == message
+
+
+def test_a_text_too_long_for_a_page_is_rejected(here):
+    Path("long.txt").write_bytes(b"the owl " * 500_001)
+    assert refusal("eval", "byte", "--text", "long.txt", "--html", "a.html") == (
+        "--html a.html: long.txt has 4,000,007 tokens, too many for a page; give --positions 4000000 or fewer"
+    )
+
+
+def annotated(pieces):
+    """Return a page's text with memory lengths 0 and 5, whose losses in bits count 0 1 2 3 0 1 2 3 and half of that."""
+    count = len(pieces)
+    bits = np.arange(count) % 4
+    rows = [types.SimpleNamespace(mem_len=mem_len, loss_nats=1.0, measures={"bpc": 1.0}) for mem_len in (0, 5)]
+    return AnnotatedText(
+        title="a run on a text",
+        settings="settings",
+        metric="bpc",
+        rows=rows,
+        before="",
+        pieces=pieces,
+        tokens=np.ones(count, dtype=np.int64),
+        loss_nats=np.stack([bits, bits / 2]) * math.log(2),
+        targets=np.arange(count) % 3,
+        likeliest=np.stack([np.zeros(count, dtype=np.int64), np.arange(count) % 3]),
+        probabilities=np.full((2, count), 0.5, dtype=np.float32),
+        symbol=lambda number: "abc"[number],
+    )
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
+def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(tmp_path):
+    small, large = tmp_path / "small.html", tmp_path / "large.html"
+    small.write_text(render(annotated(list("to be or not to be\n" * 20))), encoding="utf-8")
+    large.write_text(render(annotated(list("to be or not to be\n" * 55_000))), encoding="utf-8")
+    with browser() as page:
+        for width, dark in itertools.product((1280, 360), (False, True)):
+            page.open(small, width=width, dark=dark)
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")  # nothing is cut at the right
+            assert page.run("getComputedStyle(document.body).backgroundColor") == (
+                "rgb(22, 24, 28)" if dark else "rgb(255, 255, 255)"
+            )
+            assert page.text("#piece") == "t 1 of 380"
+        page.open(small)
+        page.run("document.querySelector('.block').scrollIntoView()")
+        page.mouse("mouseMoved", *page.point(".block span", 3))
+        assert page.text("#piece") == "b 4 of 380"
+        shown = " ".join(page.text("#losses").split())
+        assert shown == "bits probability M = 0 3.00 13 % M = 5 1.50 35 % gain 1.50"
+        assert " ".join(page.text("#likeliest").split()) == "likeliest ✓ a 50 % ✓ a 50 %"
+        page.mouse("mouseMoved", 5, 5)
+        assert page.text("#piece") == "t 1 of 380"  # the selected token again
+        page.click(".block span", 3)
+        for name, code, number in (("ArrowRight", 39, 5), ("ArrowLeft", 37, 4), ("End", 35, 380), ("Home", 36, 1)):
+            page.key(name, code)
+            assert page.text("#piece").endswith(f" {number} of 380")
+            assert page.run("document.querySelector('.current').number") == number - 1
+        page.key("ArrowRight", 39)
+        spoken = page.run("document.getElementById('cursor').getAttribute('aria-valuetext')")
+        assert spoken == "o: 0.50 bits with M = 5, gain 0.50 bits; likeliest: a 50 %, b 50 %"
+        page.click("#next")
+        assert page.text("#piece").endswith(" 4 of 380")  # the next gain of 1.5 bits
+        assert page.run("document.querySelectorAll('#numbers tbody tr').length") == 2 + 95
+        page.open(large)
+        assert page.run("document.querySelectorAll('*').length") < 10_000
+        assert page.run("document.querySelector('#text').textContent.length") == 19 * 55_000  # found by the search
+        page.run("document.getElementById('cursor').focus()")
+        page.key("End", 35)
+        assert page.text("#piece") == "⏎ 1,045,000 of 1,045,000"
+        assert page.run(
+            "(({top, bottom}) => top > 0 && bottom <= innerHeight)"
+            "(document.querySelector('.current').getBoundingClientRect())"
+        )
+        frames = page.run(
+            """new Promise(done => { const times = []; const step = now => { times.push(now); scrollBy(0, -400);
+            times.length < 60 ? requestAnimationFrame(step) : done(times); }; requestAnimationFrame(step); })"""
+        )
+        assert np.median(np.diff(frames)) < 100  # ms; 17 on an idle machine
+        assert page.problems == []
