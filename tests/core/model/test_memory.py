@@ -13,7 +13,7 @@ B, L, M, WIDTH = 2, 5, 7, 3
 
 def numbered(first, count):
     """(B, count, d) whose position p holds p everywhere."""
-    return torch.arange(first, first + count, dtype=torch.float64)[None, :, None].expand(B, count, WIDTH)
+    return torch.arange(first, first + count, dtype=torch.float64)[None, :, None].repeat(B, 1, WIDTH)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), mem_len=st.integers(0, 20))

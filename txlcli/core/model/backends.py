@@ -76,4 +76,4 @@ COMPILED = Backend(
     activation=_plain_activation,
     joins_context=True,
 )
-"""Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition where they do not run."""
+"""Plain PyTorch, which torch.compile fuses, around the kernels of attention; where they do not run, its definition."""
