@@ -43,7 +43,7 @@ def test_divided_state_and_weights_are_counted_with_what_is_gathered_and_exchang
 
 def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(here):
     alone, three, slow = devices(1, *GPU), devices(3, *GPU), devices(3, *SLOW)
-    flops = 5 * alone["training_flops_per_token"] / 0.5
+    flops = 5 * alone["training_flops_per_token"] / 0.022  # like the smallest model that was measured
     assert alone["step_s"] == pytest.approx(3 * flops / 1e14)
     assert slow["step_s"] < flops / 1e9 + slow["exchanged_bytes"] / 1e3
     assert slow["step_s"] > slow["exchanged_bytes"] / 1e3

@@ -13,11 +13,11 @@ from markdown_it import MarkdownIt
 from txlcli import __version__, console
 from txlcli.commands import attention_plots, plots, recl
 from txlcli.commands.training_tables import duration
+from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.workflows.reproduction.costs import MAX_S, CostsResult
 from txlcli.workflows.reproduction.reproduce import ReproduceResult
 from txlcli.workflows.reproduction.runner import Report
 from txlcli.workflows.reproduction.section import Section
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 
 COLUMNS = 88
 """Largest width of a line of a script, which the manual shows without scrolling."""
@@ -72,7 +72,7 @@ def show_costs(result: CostsResult) -> None:
     notes = [
         result.scale.description,
         "Time: of the missing training runs on an idle machine, without evaluation, from timed steps, or if these take "
-        f"too long from {SHARE_OF_PEAK:.0%} of the {result.peak_flops_per_s / 1e9:,.0f} GFLOP/s of a matrix product. "
+        f"too long from {CPU_SHARE:.0%} of the {result.peak_flops_per_s / 1e9:,.0f} GFLOP/s of a matrix product. "
         f"Models whose turn comes after {MAX_S:g} seconds of timing have the median rate of those before. Models that "
         "several items need count for each.",
     ]

@@ -93,6 +93,8 @@ def train(
 
 def _check_forecast(options: TrainOptions, forecast_options: ForecastOptions, *, processes: int, device: str) -> None:
     """Reject options of a forecast that contradict those of the training run."""
+    if forecast_options.dry_run:
+        options.exclude("profile", because="`dry_run` takes no steps")
     if forecast_options.dry_run and options.max_minutes is not None:
         raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
     if forecast_options.devices is not None and processes > 1:

@@ -1,8 +1,10 @@
 """Tables of the result of a training run, and of its forecast, on this machine or on other GPUs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from txlcli import console
+from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.execution import TrainingResult
@@ -11,6 +13,8 @@ from txlcli.workflows.training.scaling import DeviceCost, DevicesForecast
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
+MAX_KERNELS, MAX_NAME = 20, 60
+"""Kernels of a profile to list, and characters of their names."""
 PURPOSES = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -76,12 +80,17 @@ def format_rate(tokens_per_s: float) -> str:
 
 def _notes(forecast: TrainingForecast) -> list[str]:
     peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
-    timed = ", as in training steps timed just now" if forecast.step_was_timed else " measured just now"
+    source = f", as for {forecast.share_source}" if forecast.share_source else " measured just now"
+    timed = ", as in training steps timed just now" if forecast.step_was_timed else source
     return [
-        f"Expected on an idle machine: {forecast.share_of_peak:.0%} of the {peak} of a matrix product{timed}. "
+        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{timed}. "
         "Memory: without the libraries and, on a GPU, the workspace of single operations.",
         *([f"Share of tokens in each tail band: from {forecast.tails_by}."] if forecast.tails else []),
     ]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
 def duration(seconds: float) -> str:
@@ -126,7 +135,9 @@ def _notes_on_gpus(forecast: DevicesForecast) -> list[str]:
     if forecast.device_memory_bytes is not None:
         notes[0] += f" It fits up to {forecast.usable_share:.0%} of {format_size(forecast.device_memory_bytes)}."
     if forecast.device_flops_per_s is not None:
-        speed = f"{forecast.share_of_peak:.0%} of {forecast.device_flops_per_s / 1e12:,.4g} TFLOP/s"
+        sources = {row.share_source: _percent(row.share_of_peak) for row in forecast.by_devices}
+        shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
+        speed = f"{shares} of {forecast.device_flops_per_s / 1e12:,.4g} TFLOP/s"
         exchange = (
             "exchange during the backward pass, but for the embedding's gradients"
             if forecast.bandwidth_bytes_per_s
@@ -145,6 +156,21 @@ def show_result(result: TrainingResult) -> None:
         ["steps", f"{result.step:,} of {run.settings.train.max_steps:,}"],
         ["epochs", f"{result.epoch:.2f}"],
         [f"best valid {run.metric}", best if result.best_nats < float("inf") else "-"],
+        *([["of the GPU's peak", _percent(result.mfu)]] if result.mfu is not None else []),
         ["next", result.next_command],
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
+    if result.profile is not None:
+        _show_profile(result.profile, result.trace)
+
+
+def _show_profile(profile: StepProfile, trace: Path | None) -> None:
+    """Print the kernels that take the most time in a step as a table."""
+    rows = [
+        [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
+        for kernel in profile.kernels[:MAX_KERNELS]
+    ]
+    steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
+    all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
+    notes = [f"All: {all_kernels}. Trace: {trace}; open it at https://ui.perfetto.dev."]
+    console.show_table(f"kernels of {steps}", ("kernel", "calls a step", "ms a step", "share"), rows, notes)

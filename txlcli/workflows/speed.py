@@ -13,6 +13,7 @@ from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSetti
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import (
     MIN_STEPS,
     Timing,
@@ -35,7 +36,6 @@ from txlcli.runs import run_directory
 from txlcli.system.memory import is_out_of_memory
 from txlcli.workflows.options import SpeedOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 DEFAULT_RECIPE = "enwik8"
@@ -226,7 +226,7 @@ class Bench:
 
     def _min_steps(self, flops: float = math.inf) -> int:
         """Return the least number of steps of `flops` operations in a repetition; on a CPU, only short ones repeat."""
-        is_short = flops <= SHORT_STEP_S * SHARE_OF_PEAK * self.peak
+        is_short = flops <= SHORT_STEP_S * CPU_SHARE * self.peak
         return MIN_STEPS if self.device.type == "cuda" or is_short else 1
 
     def slowdown(self, attn_len: int) -> SlowdownRow:

@@ -65,6 +65,7 @@ class Training(TrainingState):
         should_stop: Callable[[], bool],
         until_step: int | None = None,
         on_valid_tokens: Callable[[int], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
     ) -> Iterator[Report]:
         """Train up to max_steps. Save before every validation, every `train.save_minutes`, and at the end.
 
@@ -89,6 +90,8 @@ class Training(TrainingState):
                     break
                 if (taken := self.update()) is not None:
                     self._interval.add(*taken)
+                if on_step is not None:
+                    on_step(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports

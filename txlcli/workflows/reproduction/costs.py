@@ -10,13 +10,14 @@ from typing import Any
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import training_flops_per_token
+from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.runs import history, run_directory
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction.reproduce import ITEMS, scale_of
 from txlcli.workflows.reproduction.runner import seeds_of
 from txlcli.workflows.reproduction.scales import Scale
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK, timed_share_of_peak
+from txlcli.workflows.training.forecast import timed_share_of_peak
 from txlcli.workflows.workspace import Workspace
 
 BYTES = 256
@@ -74,8 +75,8 @@ def run(
         flops = train.max_steps * batch_size * seg_len * flops_per_token
         shape = (model, vocab_size, batch_size, seg_len, mem_len)
         if shape not in shares and clock() < timed_until:
-            shares[shape] = timed_share_of_peak(model, vocab_size, train, device=device, peak=peak) or SHARE_OF_PEAK
-        share = shares.get(shape) or statistics.median(shares.values() or [SHARE_OF_PEAK])
+            shares[shape] = timed_share_of_peak(model, vocab_size, train, device=device, peak=peak) or CPU_SHARE
+        share = shares.get(shape) or statistics.median(shares.values() or [CPU_SHARE])
         return flops, flops / (share * peak)
 
     items = []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,11 +14,16 @@ import torch
 
 from txlcli import __version__
 from txlcli.config import recipe
+from txlcli.config.bands import bands
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
+from txlcli.core.kernels.device import describe
+from txlcli.core.measures.cost import counted_shares
+from txlcli.core.measures.gpus import data_sheet_flops_per_s
+from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import Report
-from txlcli.errors import Interrupted, TxlError
+from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
@@ -25,11 +31,13 @@ from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter, Step
-from txlcli.workflows.training import out_of_memory, trackers
+from txlcli.workflows.training import out_of_memory, plan, trackers
 from txlcli.workflows.workspace import Workspace
 
 Line = dict[str, Any]
 OnReport = Callable[[Line], None]
+TRACE = "trace.json"
+"""File of a run folder with the kernels of profiled steps, for Chrome or Perfetto."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,11 @@ class TrainingResult:
     """Lowest validation loss; infinite before the first validation."""
     next_command: str
     """Command that evaluates a finished run, or resumes an unfinished one."""
+    mfu: float | None = None
+    """Share of the GPU's peak rate, by its data sheet, in the steps of the last report; None if it is not known."""
+    profile: StepProfile | None = None
+    trace: Path | None = None
+    """File of the trace of a profile."""
 
 
 def settings_facts(settings: Settings) -> dict[str, str]:
@@ -69,7 +82,7 @@ def execute(
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
-        _take_steps(run, training, options, caught, reporter, on_report)
+        log = _take_steps(run, training, options, caught, reporter, on_report)
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
@@ -84,7 +97,8 @@ def execute(
         next_command = command_line("eval", str(run.directory), data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
-    return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
+    result = TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
+    return dataclasses.replace(result, mfu=log.mfu, profile=log.profile, trace=log.trace) if log else result
 
 
 def replaced_without_progress(run: Run, training: Training) -> bool:
@@ -99,7 +113,8 @@ def _take_steps(
     caught: list[int],
     reporter: Reporter,
     on_report: OnReport | None,
-) -> None:
+) -> "TrainingLog | None":
+    """Take the steps; return the log of rank 0."""
     deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes is not None else None
     failures: list[Exception] = []
 
@@ -109,13 +124,17 @@ def _take_steps(
         return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
 
     with ExitStack() as stack:
-        log = TrainingLog(run, training.step, reporter, on_report, stack) if training.world.is_rank_zero else None
+        log, peak = None, peak_tokens_per_s(run, training)
+        if training.world.is_rank_zero:
+            log = TrainingLog(run, training.step, reporter, on_report, stack, peak)
+        profiler = _profiler(run, training, options, stack) if log and options.profile else None
         try:
             for report in training.run(
                 report_every=run.settings.log.every,
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
+                on_step=profiler.on_step if profiler else None,
             ):
                 try:
                     if log and not failures:
@@ -127,6 +146,29 @@ def _take_steps(
                 raise
         if failures:
             raise failures[0]  # all processes have saved, if they could
+        if log and profiler:
+            log.record_profile(profiler)
+    return log
+
+
+def _profiler(run: Run, training: Training, options: TrainOptions, stack: ExitStack) -> StepProfiler:
+    """Return a profiler of steps after the warm-up between two validations; it is stopped with `stack`."""
+    train, steps = run.settings.train, options.profile or 0
+    last = min(options.max_steps or train.max_steps, train.max_steps)
+    after = training.step + -(-train.mem_len // train.seg_len) + WARM_UP
+    validation = -(-(after + 1) // train.valid_every) * train.valid_every
+    if validation < after + steps:
+        after = validation
+    most = min(train.valid_every, last - after)
+    if steps > most:
+        raise UsageError(
+            f"`profile` {steps}: the warm-up ends with step {after:,}, the training run with step {last:,}, and a "
+            f"validation follows every {train.valid_every:,} steps; "
+            + (f"give at most {most:,}" if most > 0 else "take more steps, or leave it out")
+        )
+    profiler = StepProfiler(training.device, after=after, steps=steps, trace=run.directory / TRACE)
+    stack.callback(profiler.stop)
+    return profiler
 
 
 @contextmanager
@@ -152,10 +194,24 @@ def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -
 class TrainingLog:
     """Writes the reports of a training run to metrics.jsonl and to experiment trackers, and shows its progress."""
 
-    def __init__(self, run: Run, step: int, reporter: Reporter, on_report: OnReport | None, stack: ExitStack) -> None:
-        self._run, self._reporter, self._step = run, reporter, step
+    mfu: float | None = None
+    """See `TrainingResult`, as the following ones."""
+    profile: StepProfile | None = None
+    trace: Path | None = None
+
+    def __init__(
+        self,
+        run: Run,
+        step: int,
+        reporter: Reporter,
+        on_report: OnReport | None,
+        stack: ExitStack,
+        peak_tokens_per_s: float | None = None,
+    ) -> None:
+        self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, step, peak_tokens_per_s
         self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.say))]
         self._receivers += [on_report] if on_report else []
+        self._on_report = on_report
         steps = run.settings.train.max_steps
         self._progress: Step = stack.enter_context(reporter.progress("training", steps, "steps", start=step))
         self._detail = self._valid = ""
@@ -163,11 +219,22 @@ class TrainingLog:
     def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
         line = as_line(report, self._run.metric)
+        if report.kind == "train" and self._peak_tokens_per_s is not None:
+            line["mfu"] = self.mfu = line["tokens_per_s"] / self._peak_tokens_per_s
         self._run.append_metrics(line)
         for receive in self._receivers:
             receive(line)
         self._step = report.step
         self._show(report, line)
+
+    def record_profile(self, profiler: StepProfiler) -> None:
+        """Pass on the profile to the caller, if all its steps were taken."""
+        if profiler.result is None:
+            self._reporter.say("no profile: the training run stopped before all its steps were taken")
+            return
+        self.profile, self.trace = profiler.result, self._run.directory / TRACE
+        if self._on_report is not None:
+            self._on_report({"kind": "profile", **dataclasses.asdict(self.profile), "trace": str(self.trace)})
 
     def show_validation(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
@@ -190,6 +257,18 @@ class TrainingLog:
                 f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}"
             )
         self._progress.reach(report.step, self._detail)
+
+
+def peak_tokens_per_s(run: Run, training: Training, card: str | None = None) -> float | None:
+    """Return the tokens per second at which all GPUs of a training run would reach their peak rate.
+
+    None on a CPU, and for a card without a known data sheet; `card` is the name of the device by default.
+    """
+    peak = data_sheet_flops_per_s(card or describe(training.device), run.settings.train.precision)
+    if peak is None:
+        return None
+    shares = counted_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
+    return training.world.size * peak / plan.flops_per_token(run, shares)
 
 
 def as_line(report: Report, metric: str) -> Line:

@@ -24,6 +24,7 @@ from txlcli.core.measures.cost import (
     training_flops_per_token,
 )
 from txlcli.core.measures.forecast import StepBytes, computed_scores, parameters_by_part, snapshot_bytes, step_bytes
+from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
@@ -36,8 +37,6 @@ from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
-SHARE_OF_PEAK = 0.5
-"""Share of the rate of a large matrix product that a training step is expected to reach if it is too large to time."""
 MAX_TIMED_S = 4.0
 """Longest time that the timing of training steps may be expected to take."""
 MAX_TIMED_BYTES = 2**30
@@ -63,15 +62,12 @@ class PlannedRun:
     @cached_property
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step."""
-        settings, train = self.run.settings, self.run.settings.train
-        return training_flops_per_token(
-            settings.model,
-            self.run.vocab_size,
-            seg_len=train.seg_len,
-            mem_len=train.mem_len,
-            batch_size=train.batch_size,
-            shares=self.shares,
-        )
+        return plans.flops_per_token(self.run, self.shares)
+
+    def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
+        """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
+        step_flops = train.batch_size * train.seg_len * self.flops_per_token
+        return expected_share(self.run.settings.model, step_flops, device.type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +101,8 @@ class TrainingForecast:
     training_flops: float
     peak_flops_per_s: float
     share_of_peak: float
+    share_source: str
+    """The measurement of another machine that the share is from, if a step was not timed; empty on a CPU."""
     step_was_timed: bool
     tokens_per_s: float
     seconds: float
@@ -131,9 +129,11 @@ def run(
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
     flops = planned.flops_per_token
     peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-    share = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
+    timed = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
+    expected = planned.expected_share(of_one, device)
+    share = timed or expected.share
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
-    rate = devices * (share or SHARE_OF_PEAK) * peak / flops
+    rate = devices * share * peak / flops
     tokens = planned.plan.steps * train.batch_size * train.seg_len
     return TrainingForecast(
         plan=planned.plan,
@@ -145,8 +145,9 @@ def run(
         tails_by="the store's text" if planned.store else "Zipf's law",
         training_flops=tokens * flops,
         peak_flops_per_s=peak,
-        share_of_peak=share or SHARE_OF_PEAK,
-        step_was_timed=share is not None,
+        share_of_peak=share,
+        share_source="" if timed else expected.source,
+        step_was_timed=timed is not None,
         tokens_per_s=rate,
         seconds=tokens / rate,
         published=recipe.to_keys(settings.published),
@@ -253,7 +254,7 @@ def timed_share_of_peak(
     )
     step_flops = train.batch_size * train.seg_len * flops
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
-    expected_s = n_steps * step_flops / (SHARE_OF_PEAK * peak)
+    expected_s = n_steps * step_flops / (CPU_SHARE * peak)
     if expected_s > MAX_TIMED_S:
         return None
     if (needed_bytes or step_bytes(model, vocab_size, train, device=device).total) > MAX_TIMED_BYTES:

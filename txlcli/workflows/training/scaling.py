@@ -14,7 +14,7 @@ from txlcli.core.measures.forecast import FLOAT, logit_bytes, parameter_shapes, 
 from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import UsageError
 from txlcli.workflows.options import HardwareOptions, TrainOptions
-from txlcli.workflows.training.forecast import SHARE_OF_PEAK, PlannedRun, plan_run
+from txlcli.workflows.training.forecast import PlannedRun, plan_run
 from txlcli.workflows.training.out_of_memory import USABLE, fitting
 from txlcli.workflows.workspace import Workspace
 
@@ -38,6 +38,9 @@ class DeviceCost:
 
     devices: int
     batch_size_per_device: int
+    share_of_peak: float
+    share_source: str
+    """The measurement that the share is from."""
     device_bytes: dict[str, int]
     """Bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
     exchanged_bytes: int
@@ -59,7 +62,6 @@ class DevicesForecast:
     usable_share: float = USABLE
     bandwidth_bytes_per_s: float | None
     device_flops_per_s: float | None
-    share_of_peak: float = SHARE_OF_PEAK
     training_flops_per_token: float
     parallel: str
     buckets: int
@@ -191,7 +193,8 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     model, vocab_size, train = planned.run.settings.model, planned.run.vocab_size, planned.run.settings.train
     needed = device_bytes(model, vocab_size, train, devices)
     exchanged = exchanged_bytes(gradient_bytes, devices, parallel=train.parallel)
-    step_s = _step_s(planned, hardware, devices, exchanged)
+    expected = planned.expected_share(of_one_process(train, devices), GPU)
+    step_s = _step_s(planned, hardware, devices, exchanged, share=expected.share)
     usable = USABLE * (hardware.device_memory or 0)
     fits = None if hardware.device_memory is None else needed["total"] <= usable
     would_fit: tuple[str | None, int | None] = (None, None)
@@ -204,6 +207,8 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     return DeviceCost(
         devices=devices,
         batch_size_per_device=of_one_process(train, devices).batch_size,
+        share_of_peak=expected.share,
+        share_source=expected.source,
         device_bytes=needed,
         exchanged_bytes=exchanged,
         step_s=step_s,
@@ -215,7 +220,9 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     )
 
 
-def _step_s(planned: PlannedRun, hardware: HardwareOptions, devices: int, exchanged: int) -> float | None:
+def _step_s(
+    planned: PlannedRun, hardware: HardwareOptions, devices: int, exchanged: int, *, share: float
+) -> float | None:
     """Return the time of a step in seconds; None if the speed of the GPUs is unknown.
 
     The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
@@ -225,7 +232,7 @@ def _step_s(planned: PlannedRun, hardware: HardwareOptions, devices: int, exchan
     if hardware.device_flops is None:
         return None
     tokens = of_one_process(train, devices).batch_size * train.seg_len
-    compute_s = tokens * planned.flops_per_token / (SHARE_OF_PEAK * hardware.device_flops)
+    compute_s = tokens * planned.flops_per_token / (share * hardware.device_flops)
     if hardware.bandwidth is None:
         return compute_s
     exchange_s = exchanged / hardware.bandwidth
