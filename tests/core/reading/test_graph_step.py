@@ -91,6 +91,18 @@ def test_a_capture_that_fails_ends_the_command_and_names_the_next_step():
         capture(run, CUDA, instead="leave it out")
 
 
+def test_memory_that_runs_out_in_a_capture_is_reported_as_such(monkeypatch):
+    """The end of the capture raises an error of its own."""
+    recording = mock.MagicMock(__exit__=mock.Mock(side_effect=RuntimeError("a previous error during capture")))
+    for name in ("CUDAGraph", "Stream", "stream", "current_stream", "graph"):
+        monkeypatch.setattr(
+            torch.cuda, name, mock.MagicMock(return_value=recording if name == "graph" else mock.MagicMock())
+        )
+    run = mock.Mock(side_effect=[torch.ones(1)] * WARM_UP + [torch.OutOfMemoryError("CUDA out of memory.")])
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        capture(run, CUDA, instead="leave it out")
+
+
 @pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
 def test_an_environment_variable_turns_graphs_off(monkeypatch, value, enabled):
     monkeypatch.delenv("TXL_CUDA_GRAPHS", raising=False)

@@ -74,16 +74,22 @@ def test_advice_without_a_known_amount_of_memory_and_without_settings_that_fit()
 CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which ..."
 
 
-def test_on_cuda_the_error_says_what_would_fit_by_the_forecast_for_cuda():
+@pytest.mark.parametrize(
+    ("others", "reported"),
+    [(300 << 20, ""), (77 << 30, "other processes use 77.00 GiB of the GPU (nvidia-smi lists them); ")],
+)
+def test_on_cuda_the_error_says_what_would_fit_and_what_other_processes_use(others, reported):
     cuda = torch.device("cuda:0")
     half = step_bytes(MODEL, V, dataclasses.replace(TRAIN, accumulate=2), device=cuda).total
     available = {cuda: round(half / 0.8) + 1}
-    with pytest.raises(TrainingError) as caught, explained(SETTINGS, V, cuda, 1, available=available.__getitem__):
+    memory = {"available": available.__getitem__, "others": {cuda: others}.__getitem__}
+    with pytest.raises(TrainingError) as caught, explained(SETTINGS, V, cuda, 1, **memory):
         raise torch.OutOfMemoryError(CUDA_ERROR)
     needed = format_size(step_bytes(MODEL, V, TRAIN, device=cuda).total)
     message = str(caught.value)
     of_which = format_size(half / 0.8 + 1)
-    assert message.startswith(f"out of memory (tried to allocate 2.00 GiB); a step needs about {needed} of {of_which};")
+    begin = f"out of memory (tried to allocate 2.00 GiB); {reported}a step needs about {needed} of {of_which};"
+    assert message.startswith(begin)
     assert f"--set train.accumulate=2 (about {format_size(half)})" in message
     assert "\n" not in message
 

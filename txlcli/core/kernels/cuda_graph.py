@@ -34,6 +34,8 @@ def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, po
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if isinstance(error.__context__, torch.OutOfMemoryError):  # the end of the capture raised another error
+            raise error.__context__ from None
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
 

@@ -106,6 +106,13 @@ def available_bytes(device: torch.device, *, meminfo: Path = MEMINFO) -> int | N
     return free + held if limit == resource.RLIM_INFINITY else min(free + held, limit)
 
 
+def used_by_others(device: torch.device) -> int:
+    """Return the bytes of a GPU that other processes, or libraries, use; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[1]) - (available_bytes(device) or 0)
+
+
 @contextlib.contextmanager
 def setting(variable: ContextVar[Value], value: Value) -> Iterator[None]:
     """Give a context variable this value inside the block."""

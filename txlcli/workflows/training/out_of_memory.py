@@ -10,7 +10,7 @@ import torch
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Parallel, Recompute, Settings, TrainSettings
-from txlcli.core.kernels.device import available_bytes
+from txlcli.core.kernels.device import available_bytes, used_by_others
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import Training
@@ -19,6 +19,8 @@ from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
+MIN_OTHERS = 1 << 30
+"""Bytes that other processes use on a GPU before an error reports them; libraries need some hundred MiB."""
 MAX_SHOWN = 2
 """Largest number of suggestions."""
 MODES = get_args(Parallel)
@@ -34,6 +36,7 @@ def explained(
     *,
     training: Training | None = None,
     available: Callable[[torch.device], int | None] = available_bytes,
+    others: Callable[[torch.device], int] = used_by_others,
 ) -> Iterator[None]:
     """Raise a TrainingError with settings that would fit if memory runs out in the block."""
     try:
@@ -49,6 +52,8 @@ def explained(
                 f"train.valid_batch_size={batch_size // 2}"
             ) from error
         advised = advise(settings.model, vocab_size, settings.train, device, processes, available(device))
+        if (size := others(device)) > MIN_OTHERS:
+            what += f"; other processes use {format_size(size)} of the GPU (nvidia-smi lists them)"
         raise TrainingError(f"{what}; {advised}") from error
 
 
