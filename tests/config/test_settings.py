@@ -28,7 +28,10 @@ PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
 POSITIVE, NOT_NEGATIVE, RATE = "greater than 0", "0 or more", "at least 0 and less than 1"
 SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
 RATES = ("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout")
-COUNTS = ("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len")
+COUNTS = (
+    *("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len"),
+    *("stop_after", "keep_every", "average_from", "average_lr_factor"),
+)
 NATURAL = ("mem_len", "weight_decay", "warmup_steps", "plateau_patience", "average_patience")
 NAN, INF, TIED = float("nan"), float("inf"), (True, False)
 LIMITS = [  # section, keys, values, what each must be
@@ -49,10 +52,16 @@ LIMITS = [  # section, keys, values, what each must be
     ("train", ("lr",), (NAN, INF), POSITIVE),
     ("train", ("seed",), (-1,), f"from 0 to {2**63 - 1}"),
     ("train", ("seed",), (2**63,), f"at most {2**63 - 1}"),
-    ("train", ("schedule",), ("xyz",), "one of cosine, inverse_sqrt, constant, plateau"),
+    ("train", ("schedule",), ("xyz",), "one of cosine, inverse_sqrt, constant, plateau, wsd"),
     ("train", ("min_lr_ratio",), (-0.1,), "from 0 to 1"),
     ("train", ("min_lr_ratio",), (1.1,), "at most 1"),
-    ("train", ("plateau_factor",), (0.0, 1.0), "between 0 and 1"),
+    ("train", ("plateau_factor", "decay_share"), (0.0, 1.0), "between 0 and 1"),
+    (
+        "train",
+        ("betas",),
+        ((0.9,), (0.9, 1.0), (NAN, 0.9), (0.9, 0.9, 0.9)),
+        "two numbers of at least 0 and less than 1",
+    ),
     ("train", ("accumulate",), (4,), "a divisor of batch_size (6)"),
     ("train", ("momentum",), (0.9,), 'left out unless optimizer = "muon" or "sgd"'),
     ("train", ("valid_seg_len",), (13,), "at most seg_len + mem_len (12)"),
@@ -68,10 +77,14 @@ SUGGESTED = [  # section, key, a wrong word, all words, the one that was meant
     ("train", "optimizer", "adma", "adam, adamw, lamb, muon, sgd", "adam"),
     ("train", "precision", "float16", "fp32, tf32, bf16, fp16", "fp16"),
     ("train", "cosine_from", "warm_up", "start, warmup", "warmup"),
-    ("train", "average", "ema", "none, asgd, exponential", "exponential"),
+    ("train", "average", "ema", "none, asgd, exponential, mean", "exponential"),
 ]
 UNUSED = [  # a choice of [train], and a key with a value that it would ignore, the default, choices that use the key
-    ("schedule", "constant", "min_lr_ratio", 0.1, '"cosine" or "inverse_sqrt" or "plateau"'),
+    ("schedule", "constant", "min_lr_ratio", 0.1, '"cosine" or "inverse_sqrt" or "plateau" or "wsd"'),
+    ("schedule", "cosine", "decay_share", 0.1, '"wsd"'),
+    ("average", "asgd", "average_from", 0.1, '"mean"'),
+    ("average", "none", "average_lr_factor", 0.5, '"mean"'),
+    ("optimizer", "sgd", "betas", (0.9, 0.99), '"adam" or "adamw" or "lamb" or "muon"'),
     ("schedule", "constant", "cosine_from", "warmup", '"cosine"'),
     ("schedule", "cosine", "plateau_factor", 0.2, '"plateau"'),
     ("schedule", "inverse_sqrt", "plateau_patience", 2, '"plateau"'),
@@ -94,7 +107,11 @@ OUT_OF_RANGE = [
         for section, key, word, words, meant in SUGGESTED
     ],
     *[
-        ("train", {choice: word, key: value}, f"{key} must be left out unless {choice} = {users}, not {value!r}")
+        (
+            "train",
+            {choice: word, key: value},
+            f"{key} must be left out unless {choice} = {users}, not {list(value) if key == 'betas' else value!r}",
+        )
         for choice, word, key, value, users in UNUSED
     ],
     *[
@@ -104,6 +121,22 @@ OUT_OF_RANGE = [
             f"average_decay must be between 0 and 1, not {value}",
         )
         for value in (0.0, 1.0, NAN)
+    ],
+    *[
+        (
+            "train",
+            {"average": "mean", "schedule": "constant", "average_from": value},
+            f"average_from must be a share below 1, or a step before max_steps (11), not {value!r}",
+        )
+        for value in (1.5, 11.0, 12.0)
+    ],
+    *[
+        (
+            "train",
+            {"average": "mean", "schedule": schedule},
+            'min_lr_ratio must be greater than 0 with average = "mean", which begins there, not 0.0',
+        )
+        for schedule in ("cosine", "wsd")
     ],
     ("model", {"gating": "gru", "norm": "pre", "gate_bias": -1.0}, "gate_bias must be 0 or more, not -1.0"),
     (

@@ -90,8 +90,8 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
 
     settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
     same = list(history.same_runs(settings, digest, workspace.runs_dir))
-    for run, step in same:
-        if step >= settings.train.max_steps:
+    for run, _, is_finished in same:
+        if is_finished:
             console.say(f"using {run.directory}, which is finished; txl train {CORPUS} --force trains it again")
             return str(run.directory)
     resumed = str(same[0][0].directory) if same else None

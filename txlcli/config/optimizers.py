@@ -12,10 +12,10 @@ class OptimizerTraits:
 
 
 OPTIMIZERS: dict[str, OptimizerTraits] = {
-    "adam": OptimizerTraits(settings=frozenset({"weight_decay"})),
-    "adamw": OptimizerTraits(settings=frozenset({"weight_decay"})),
-    "lamb": OptimizerTraits(settings=frozenset({"weight_decay"})),
-    "muon": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
+    "adam": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
+    "adamw": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
+    "lamb": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
+    "muon": OptimizerTraits(settings=frozenset({"betas", "momentum", "weight_decay"})),
     "sgd": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
 }
 """Traits for each value of `train.optimizer`."""

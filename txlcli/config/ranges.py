@@ -102,8 +102,9 @@ class FieldType:
             return None
         if self.is_list:
             parts = [value] if self.words and isinstance(value, str) else value
-            if isinstance(parts, list | tuple) and all(type(part) is self.item for part in parts):
-                return tuple(dict.fromkeys(parts) if self.words else parts)
+            accepted = (int, float) if self.item is float else (self.item,)
+            if isinstance(parts, list | tuple) and all(type(part) in accepted for part in parts):
+                return tuple(dict.fromkeys(parts) if self.words else map(self.item, parts))
         elif type(value) is self.item or value in self.words:
             return value
         elif self.item is float and type(value) is int:

@@ -101,7 +101,7 @@ class TrainSettings(Section):
     """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
     kernels takes longer than running them. One process only; not with adaptive softmax or auxiliary losses."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
-    """adam or adamw (betas 0.9, 0.999); sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
+    """adam or adamw; sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
     and adamw for all other parameters; lamb: LAMB for large batches, as in NVIDIA's recipes."""
     lr: PositiveFloat = 2.5e-4
     """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
@@ -110,9 +110,12 @@ class TrainSettings(Section):
     weight_decay: NotNegativeFloat = 0.0
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
     this at each step, and lamb adds it to the update before scaling it."""
-    schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau"] = "cosine"
-    """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; or reduced when the
-    validation loss stops falling."""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """Decays of the means of the gradient and of its square, per step, in adam, adamw and lamb, and in muon for the
+    parameters that adamw trains."""
+    schedule: Literal["cosine", "inverse_sqrt", "constant", "plateau", "wsd"] = "cosine"
+    """Learning rate after warm-up: cosine over all steps; falling with 1/sqrt(step); constant; reduced when the
+    validation loss stops falling; or constant with a linear decay at the end ("wsd")."""
     warmup_steps: NaturalInt = 0
     """Steps over which the learning rate rises linearly from 0."""
     cosine_from: Literal["start", "warmup"] = "start"
@@ -120,19 +123,27 @@ class TrainSettings(Section):
     at the end of warm-up (released TF code)."""
     min_lr_ratio: Share = 0.0
     """Lowest learning rate, as a share of lr."""
+    decay_share: OpenShare = 0.2
+    """schedule = "wsd": share of the schedule, at its end, in which the learning rate falls linearly."""
     plateau_factor: OpenShare = 0.5
     """schedule = "plateau": factor by which the learning rate is reduced."""
     plateau_patience: NaturalInt = 0
     """schedule = "plateau": validations without improvement that are tolerated before a reduction."""
-    average: Literal["none", "asgd", "exponential"] = "none"
+    average: Literal["none", "asgd", "exponential", "mean"] = "none"
     """Weights used for validation, best.safetensors and evaluation: those of the last step (none); the mean over all
     steps since validation stopped improving (asgd, the non-monotonically triggered averaging of AWD-LSTM, with any
-    optimizer); or an exponential moving average. Training itself continues from the last step."""
+    optimizer); an exponential moving average; or the mean over all steps after average_from. Training itself continues
+    from the last step."""
     average_patience: NaturalInt = 5
     """average = "asgd": averaging starts when a validation loss exceeds the lowest one of more than this many
     validations before."""
     average_decay: OpenShare = 0.999
     """average = "exponential": decay per step; at most (1 + n) / (10 + n) at step n, which is smaller at first."""
+    average_from: PositiveFloat = 0.75
+    """average = "mean": step after which the mean begins, or its share of max_steps if below 1. The schedule ends at
+    this step; its last learning rate, times average_lr_factor, is that of all later steps."""
+    average_lr_factor: PositiveFloat = 1.0
+    """average = "mean": factor of the learning rate from average_from on."""
     clip: PositiveFloat | None = 0.25
     """Largest norm of the gradient of all weights together; "none" turns clipping off."""
     skip_nonfinite: NaturalInt = 0
@@ -163,12 +174,28 @@ class TrainSettings(Section):
     """Batch size in validation."""
     valid_tokens: PositiveInt | None = None
     """Number of tokens, from the beginning of the split, on which to validate; by default all."""
+    stop_after: PositiveInt | None = None
+    """End training after this many validations in a row without a new lowest loss; by default only at max_steps."""
+    keep_every: PositiveInt | None = None
+    """Keep the weights of every step that is a multiple of this, as step-N.safetensors in the run folder."""
+
+    @property
+    def schedule_steps(self) -> int:
+        """Step at which the learning-rate schedule ends: where the mean of the weights begins, or max_steps."""
+        if self.average != "mean":
+            return self.max_steps
+        return int(self.average_from * (self.max_steps if self.average_from < 1 else 1))
+
+    def ends_after(self, step: int, stale: int) -> bool:
+        """Return True if a step is the last: max_steps, or `stale` validations in a row brought no improvement."""
+        return step >= self.max_steps or (self.stop_after is not None and stale >= self.stop_after)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_lengths()
         self._check_implementation()
         self._check_unused()
+        self._check_optimization()
 
     def _check_lengths(self) -> None:
         self.require(self.loss_part == "full" or self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
@@ -194,17 +221,30 @@ class TrainSettings(Section):
         """Reject values that the chosen optimizer, schedule and average would ignore."""
         users = {
             "cosine_from": ("schedule", ["cosine"]),
-            "min_lr_ratio": ("schedule", ["cosine", "inverse_sqrt", "plateau"]),
+            "min_lr_ratio": ("schedule", ["cosine", "inverse_sqrt", "plateau", "wsd"]),
+            "decay_share": ("schedule", ["wsd"]),
             "plateau_factor": ("schedule", ["plateau"]),
             "plateau_patience": ("schedule", ["plateau"]),
             "average_patience": ("average", ["asgd"]),
             "average_decay": ("average", ["exponential"]),
+            "average_from": ("average", ["mean"]),
+            "average_lr_factor": ("average", ["mean"]),
         }
         for key in sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values()))):
             users[key] = ("optimizer", [name for name, traits in OPTIMIZERS.items() if key in traits.settings])
         for key, (choice, words) in users.items():
             if getattr(self, choice) not in words:
                 self.require_default(key, f"unless {choice} = " + " or ".join(f'"{word}"' for word in words))
+
+    def _check_optimization(self) -> None:
+        """Reject betas out of range, and a mean of weights that would begin too late or not move any more."""
+        in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self.require(in_range, "betas", "two numbers of at least 0 and less than 1")
+        if self.average == "mean":
+            is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
+            self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
+            falls_to_zero = self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0
+            self.require(not falls_to_zero, "min_lr_ratio", 'greater than 0 with average = "mean", which begins there')
 
 
 @dataclass(frozen=True, kw_only=True)

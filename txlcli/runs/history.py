@@ -55,7 +55,7 @@ class History:
             return "imported"
         if not self.saved or self.last_step > self.step:
             return "interrupted"
-        ended = self.step >= self.run.settings.train.max_steps
+        ended = has_ended(self.run, self.saved)
         # Training can be stopped between the last step and its validation, which resuming makes up for.
         return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
 
@@ -175,10 +175,16 @@ def check_finished(run: Run) -> None:
         )
 
 
-def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int]]:
+def has_ended(run: Run, saved: Report) -> bool:
+    """Return True if the last checkpoint of a run, given its metadata, is of the last step of the training."""
+    return run.settings.train.ends_after(int(saved.get("step", 0)), int(saved.get("stale", 0)))
+
+
+def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int, bool]]:
     """Yield runs with the same settings, except [log], and the same training text, the most recent first.
 
-    Each comes with the step of its last checkpoint. `train_sha256` is the digest of the train split.
+    Each comes with the step of its last checkpoint, and True if that is the last step. `train_sha256` is the digest of
+    the train split.
     """
     for directory in run_directory.newest_first(runs_dir):
         with contextlib.suppress(RunError, OSError):
@@ -186,7 +192,7 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
             saved = _metadata(run, run_directory.LAST)
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
             if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
-                yield run, int(saved.get("step", 0))
+                yield run, int(saved.get("step", 0)), has_ended(run, saved)
 
 
 def _metadata(run: Run, name: str) -> Report:

@@ -7,10 +7,12 @@ runs/RUN/evals.jsonl         one line per result of `txl eval`
 runs/RUN/trackers.json        ids under which experiment trackers know the run
 runs/RUN/last.safetensors    the checkpoint that --resume continues from
 runs/RUN/best.safetensors    the weights with the lowest validation loss
+runs/RUN/step-N.safetensors  the weights of step N (train.keep_every)
 runs/.locks/RUN              lock of the process that writes the run
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -69,6 +71,8 @@ class Run:
     """Changes of settings, ordered by step."""
     has_checksum: bool = True
     """False if the user changed run.json."""
+    weights: Path | None = None
+    """File of the weights to read, if the user named one of the run."""
 
     @property
     def name(self) -> str:
@@ -77,9 +81,9 @@ class Run:
 
     @property
     def best_or_last(self) -> Path:
-        """Checkpoint to evaluate: the best one if the run was validated, otherwise the last."""
+        """Checkpoint to evaluate: the one named, else the best one if the run was validated, otherwise the last."""
         best = self.directory / BEST
-        return best if os.path.lexists(best) else self.directory / LAST  # a broken link is an error
+        return self.weights or (best if os.path.lexists(best) else self.directory / LAST)  # a broken link is an error
 
     def vocab_text(self) -> str:
         """Return the vocabulary as JSON text."""
@@ -253,8 +257,12 @@ def _write_text(path: Path, text: str) -> None:
 def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
     """Find a run by its directory or its name under `runs_dir`; None means the most recent one.
 
-    With the directory of the token stores, `data_dir`, the error says if the name belongs to a store.
+    A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights. With the
+    directory of the token stores, `data_dir`, the error says if the name belongs to a store.
     """
+    for path in (Path(run_name or ""), runs_dir / (run_name or "")):
+        if path.suffix == ".safetensors" and path.is_file():
+            return dataclasses.replace(open_run(path.parent), weights=path)
     is_known = run_name is None or is_run(run_name, runs_dir)
     if not is_known and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
         # Checked first, since a directory of texts often has the name of its store.

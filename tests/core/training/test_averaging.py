@@ -47,7 +47,7 @@ def line(value):
 def walk(average, module, values):
     for value in values:
         nn.init.constant_(module.weight, value)
-        average.update()
+        average.update(1)
 
 
 def value_of(average, module):
@@ -163,6 +163,14 @@ def test_the_exponential_average_of_a_training_is_that_of_all_its_steps(tmp_path
         decay = min(0.4, (1 + number) / (10 + number))
         mean = {name: decay * mean[name] + (1 - decay) * weight.double() for name, weight in after.items()}
     assert all(report.averaged for report in valids_of(reports))
+    assert_close(training.average.weights, mean)
+
+
+def test_a_mean_is_that_of_all_steps_after_the_one_from_which_it_is_taken(tmp_path):
+    training = new_training(tmp_path, **RISING, average="mean", average_from=0.7)
+    iterates, reports = train(training)
+    assert [report.averaged for report in valids_of(reports)] == [step > 8 for step in range(1, 13)]
+    mean = {name: torch.stack([weight[name] for weight in iterates[9:]]).double().mean(0) for name in iterates[0]}
     assert_close(training.average.weights, mean)
 
 

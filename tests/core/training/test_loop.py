@@ -623,3 +623,35 @@ def test_the_speed_of_steps_excludes_validations_and_saves(tmp_path, valid_every
     speeds = [report.tokens_per_s for report in steps_of(reports)]
     assert speeds == [LANES * L, LANES * L, LANES * 1] * 2
     assert training.now > 100
+
+
+def test_training_ends_after_validations_without_improvement_and_a_resumed_one_stays_ended(tmp_path):
+    rising = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "valid_every": 1, "max_steps": 12}
+    losses = losses_of(valids_of(run(new_training(tmp_path / "whole", **rising))))
+    best = [min(losses[: n + 1]) == loss for n, loss in enumerate(losses)]
+    last = next(n + 1 for n in range(1, 12) if not best[n] and not best[n - 1])  # the second in a row
+    training = new_training(tmp_path / "ended", **rising, stop_after=2)
+    assert losses_of(valids_of(run(training))) == losses[:last]
+    assert training.has_ended
+    assert 2 < last < 12
+    saved = checkpoint.load(tmp_path / "ended/last.safetensors")
+    model = checkpoint.build_model(training.model.settings, V, saved, tmp_path)
+    again = new_training(tmp_path / "ended", **rising, stop_after=2, model=model)
+    again.restore(saved)
+    assert again.has_ended
+    assert run(again) == []
+
+
+@pytest.mark.parametrize("changed", [{}, {"average": "exponential", "average_decay": 0.5}], ids=["weights", "average"])
+def test_the_weights_of_every_nth_step_are_kept(tmp_path, changed):
+    training = new_training(tmp_path, max_steps=7, keep_every=3, valid_every=2, **changed)
+    expected = {}
+    for report in reports_of(training):
+        if isinstance(report, StepReport):
+            now = training.average.weights or weights(training)
+            expected[report.step] = {name: tensor.clone() for name, tensor in now.items()}
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-3.safetensors", "step-6.safetensors"]
+    for step in (3, 6):
+        saved = checkpoint.load(tmp_path / f"step-{step}.safetensors")
+        assert saved.state["step"] == step
+        assert_equal(saved.group("model"), expected[step])

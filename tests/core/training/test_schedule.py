@@ -43,12 +43,30 @@ RATES = {
         {"schedule": "inverse_sqrt", "min_lr_ratio": 0.25},
         [0.4, 0.2, 0.2],
     ),
+    # The last fifth of 100 steps: 1 up to step 81, then 19/20 ... 1/20 at steps 82 ... 100.
+    "wsd is constant, then falls linearly": (
+        [4, 81, 82, 91, 100],
+        {"schedule": "wsd", "warmup_steps": 8},
+        [0.4, 0.8, 0.8 * 19 / 20, 0.4, 0.04],
+    ),
+    "wsd falls to its floor": ([91], {"schedule": "wsd", "min_lr_ratio": 0.5}, [0.6]),
+    # The cosine has 60 steps: step 31 is the half. Step 60 is 59/60 of the half turn.
+    "the schedule ends where the mean of the weights begins": (
+        [31, 60, 61, 100],
+        {"average": "mean", "average_from": 0.6, "average_lr_factor": 0.5, "min_lr_ratio": 0.25},
+        [0.5, LAST := 0.8 * (0.25 + 0.75 * (1 + math.cos(math.pi * 59 / 60)) / 2), LAST / 2, LAST / 2],
+    ),
+    "the mean begins after a number of steps": (
+        [10, 11],
+        {"average": "mean", "average_from": 10, "average_lr_factor": 2.0, "schedule": "constant"},
+        [0.8, 1.6],
+    ),
     "constant does not change": ([1, 50, 10_000], {"schedule": "constant"}, [0.8] * 3),
     "plateau does not change by itself": ([1, 50, 10_000], {"schedule": "plateau"}, [0.8] * 3),
 }
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau"])
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant", "plateau", "wsd"])
 def test_warm_up_rises_linearly_from_zero_and_without_it_the_first_step_has_the_full_rate(schedule):
     assert rates([1, 2, 5, 10], schedule=schedule, warmup_steps=10) == pytest.approx([0.08, 0.16, 0.4, 0.8])
     assert rates([1], schedule=schedule) == [0.8]

@@ -34,8 +34,8 @@ class Average:
         """The average by parameter name; empty before it begins."""
         return self._values if self.active else {}
 
-    def update(self) -> None:
-        """Include the weights after an optimizer step."""
+    def update(self, step: int) -> None:
+        """Include the weights after optimizer step number `step`."""
 
     def on_validation(self, loss_nats: float) -> None:
         """Take the loss of a validation into account."""
@@ -75,37 +75,49 @@ class Average:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 
 
-class AveragedSgd(Average):
+class Mean(Average):
+    """Mean of the weights after every step later than step number `first`."""
+
+    def __init__(self, weights: Mapping[str, Tensor], first: int | None) -> None:
+        super().__init__(weights)
+        self._first = first
+
+    @property
+    def triggered(self) -> bool:
+        """True if it is known which step is the first to be included."""
+        return self._first is not None
+
+    def update(self, step: int) -> None:
+        """Include the weights after a step; all steps have equal weight."""
+        if self.active or (self._first is not None and step > self._first):
+            if not self.active:
+                self._begin()
+            self._apply(get_swa_multi_avg_fn())
+
+
+class AveragedSgd(Mean):
     """Mean of the weights after every step since the trigger (NT-ASGD of Merity et al. 2017, t0 = 0, lambda = 0).
 
     The trigger is the first validation whose loss is above the lowest loss more than `patience` validations before it.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], patience: int) -> None:
-        super().__init__(weights)
+        super().__init__(weights, None)
         self._patience = patience
         self._losses: list[float] = []
-        self.triggered = False
 
     def on_validation(self, loss_nats: float) -> None:
         if not self.triggered:
             earlier = self._losses[: max(0, len(self._losses) - self._patience)]
-            self.triggered = bool(earlier) and loss_nats > min(earlier)
+            self._first = 0 if earlier and loss_nats > min(earlier) else None  # all steps from now on
             self._losses.append(loss_nats)
-
-    def update(self) -> None:
-        """Include the weights after a step; all steps have equal weight."""
-        if self.triggered:
-            if not self.active:
-                self._begin()
-            self._apply(get_swa_multi_avg_fn())
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "losses": self._losses, "triggered": self.triggered}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         super().restore(state, weights)
-        self._losses, self.triggered = state["losses"], state["triggered"]
+        self._losses, self._first = state["losses"], 0 if state["triggered"] else None
 
 
 class ExponentialAverage(Average):
@@ -119,7 +131,7 @@ class ExponentialAverage(Average):
         self._decay = decay
         self._begin()
 
-    def update(self) -> None:
+    def update(self, step: int) -> None:
         """Include the weights after a step; later steps have more weight."""
         number = self.steps + 1
         self._apply(get_ema_multi_avg_fn(min(self._decay, (1 + number) / (10 + number))))
@@ -129,6 +141,8 @@ def make_average(weights: Mapping[str, Tensor], settings: TrainSettings) -> Aver
     """Return the average of weights that train.average names."""
     if settings.average == "asgd":
         return AveragedSgd(weights, settings.average_patience)
+    if settings.average == "mean":
+        return Mean(weights, settings.schedule_steps)
     if settings.average == "exponential":
         return ExponentialAverage(weights, settings.average_decay)
     return Average(weights)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ class Training(TrainingState):
                     yield from self._validate(should_stop, on_valid_tokens)
                     self._interval = Interval(self.device, self._clock)  # speeds do not include a validation
                     stop = self.world.any_of(should_stop())
-                if self.step >= last_step or stop:
+                if self.step >= last_step or stop or self.has_ended:
                     break
                 if (taken := self.update()) is not None:
                     self._interval.add(*taken)
@@ -94,6 +95,8 @@ class Training(TrainingState):
                     on_step(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
+                if self.settings.keep_every and self.step % self.settings.keep_every == 0:
+                    self._write_weights(self.saver.step_path(self.step))
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports
             self.save_last()
 
@@ -104,8 +107,8 @@ class Training(TrainingState):
 
     @property
     def has_ended(self) -> bool:
-        """True if all steps are taken and the last one is validated."""
-        return self.step == self.settings.max_steps and not self.validation_is_due()
+        """True if the last step is taken and validated."""
+        return self.settings.ends_after(self.step, self.stale) and not self.validation_is_due()
 
     def update(self) -> tuple[Tensor, Tensor, int] | None:
         """Take one optimizer step; return mean loss (0-d), gradient norm before clipping (0-d), number of tokens.
@@ -130,7 +133,7 @@ class Training(TrainingState):
         if self.checks_every_step:
             self._check_gradients(grad_norm)
         self.train_step.step(self.lr(self.step))
-        self.average.update()
+        self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
 
@@ -221,14 +224,19 @@ class Training(TrainingState):
         is_best = loss_nats < self.best_nats
         self.plateau.on_validation(improved=is_best)
         averaged = self.average.active
+        self.stale = 0 if is_best else self.stale + 1
         if is_best:
             self.best_nats = loss_nats
-            if self.saver.step != self.step:  # nothing was saved before the validation
-                self._take_snapshot(self.gather_weights())
-            if self.world.is_rank_zero:
-                self.saver.write_best(self.state())
+            self._write_weights(self.saver.best_path)
         self.average.on_validation(loss_nats)
         return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
+
+    def _write_weights(self, path: Path) -> None:
+        """Write the weights to evaluate; all processes must call this."""
+        if self.saver.step != self.step:  # this step was not saved yet
+            self._take_snapshot(self.gather_weights())
+        if self.world.is_rank_zero:
+            self.saver.write_weights(path, self.state())
 
     def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()

@@ -23,7 +23,7 @@ from txlcli.errors import RecipeError, shortened
 
 MUON_MOMENTUM = 0.95
 """Momentum of Muon where train.momentum is 0."""
-LAMB_BETAS, LAMB_EPS = (0.9, 0.999), 1e-6
+LAMB_EPS = 1e-6
 LAMB_MOST_WEIGHT_NORM = 10.0
 """Largest norm of a weight that scales its update."""
 
@@ -118,8 +118,9 @@ class Lamb(Optimizer):
     at each step to decide whether to skip it.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(self, groups: list[dict[str, Any]], settings: TrainSettings) -> None:
+        super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
+        self._betas = settings.betas
         _allocate(self, "exp_avg", "exp_avg_sq")
 
     @torch.no_grad()
@@ -132,8 +133,9 @@ class Lamb(Optimizer):
 
     def _update(self, weight: Tensor, gradient: Tensor, *, lr: float, weight_decay: float) -> None:
         mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
-        mean.mul_(LAMB_BETAS[0]).add_(gradient, alpha=1 - LAMB_BETAS[0])
-        mean_square.mul_(LAMB_BETAS[1]).addcmul_(gradient, gradient, value=1 - LAMB_BETAS[1])
+        beta_1, beta_2 = self._betas
+        mean.mul_(beta_1).add_(gradient, alpha=1 - beta_1)
+        mean_square.mul_(beta_2).addcmul_(gradient, gradient, value=1 - beta_2)
         update = torch.sqrt(mean_square, out=gradient).add_(LAMB_EPS)
         torch.div(mean, update, out=update)
         if weight_decay:
@@ -145,8 +147,8 @@ class Lamb(Optimizer):
 
 
 def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """LAMB with betas 0.9 and 0.999; each parameter tensor is scaled alone."""
-    return Lamb([parameter_group("all", model.parameters())], lr=settings.lr, weight_decay=settings.weight_decay)
+    """LAMB; each parameter tensor is scaled alone."""
+    return Lamb([parameter_group("all", model.parameters())], settings)
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
@@ -163,17 +165,18 @@ def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """Adam with betas 0.9 and 0.999; weight decay is an L2 penalty in the gradient."""
+    """Adam; weight decay is an L2 penalty in the gradient."""
     return _adam(torch.optim.Adam, parameter_group("all", model.parameters()), settings)
 
 
 def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """AdamW with betas 0.9 and 0.999; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
+    """AdamW; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
     return _adam(torch.optim.AdamW, parameter_group("all", model.parameters()), settings)
 
 
 def _adam(cls: type[torch.optim.Adam], group: dict[str, Any], settings: TrainSettings) -> Optimizer:
-    adam = cls([group], lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    beta_1, beta_2 = settings.betas
+    adam = cls([group], lr=settings.lr, betas=(beta_1, beta_2), weight_decay=settings.weight_decay, fused=True)
     _allocate(adam, "exp_avg", "exp_avg_sq")
     for parameter, state in adam.state.items():
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

@@ -94,11 +94,15 @@ class Saver:
         """Write all tensors of the snapshot, and the present state."""
         self._start(self.last_path, self._snapshot, state)
 
-    def write_best(self, state: dict[str, Any]) -> None:
+    def step_path(self, step: int) -> Path:
+        """Return the path of the weights of a step that train.keep_every keeps."""
+        return self.last_path.with_name(f"step-{step}.safetensors")
+
+    def write_weights(self, path: Path, state: dict[str, Any]) -> None:
         """Write the weights to evaluate, the average if there is one, and the present state."""
         snapshot = Checkpoint(self._snapshot)
         weights = snapshot.group(snapshot.weights_to_evaluate)
-        self._start(self.best_path, checkpoint.grouped("model", weights), state)
+        self._start(path, checkpoint.grouped("model", weights), state)
 
     def _start(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         saved = Checkpoint(dict(tensors), {**self._identity, **copy.deepcopy(state)})

@@ -29,14 +29,18 @@ def scheduled_lr(settings: TrainSettings, step: int) -> float:
     Step n of the warm-up has the fraction n / warmup_steps. The released PyTorch code is one step behind during the
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
     """
-    floor = settings.min_lr_ratio
+    floor, end = settings.min_lr_ratio, max(1, settings.schedule_steps)
+    if settings.average == "mean" and step > end:
+        return settings.average_lr_factor * scheduled_lr(settings, end)
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
     ratio = 1.0
     if settings.schedule == "cosine":
         start = settings.warmup_steps if settings.cosine_from == "warmup" else 0
-        done = (step - 1 - start) / max(1, settings.max_steps - start)  # a short run may end within its warm-up
+        done = (step - 1 - start) / max(1, end - start)  # a short run may end within its warm-up
         ratio = floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+    elif settings.schedule == "wsd":
+        ratio = floor + (1 - floor) * min(1.0, (end + 1 - step) / (settings.decay_share * end))
     elif settings.schedule == "inverse_sqrt":
         ratio = math.sqrt(max(settings.warmup_steps, 1) / step)
     return settings.lr * max(ratio, floor)
@@ -101,6 +105,8 @@ class TrainingState:
         self.validated = 0
         """The step of the last validation."""
         self.best_nats = math.inf
+        self.stale = 0
+        """Validations since the last improvement."""
         self.memories = self.empty_memories()
 
     def _prepare_model(self) -> None:
@@ -146,6 +152,7 @@ class TrainingState:
             "place": asdict(self.position),
             "validated": self.validated,
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "stale": self.stale,
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
             "scaler": self.train_step.scaler.state_dict(),
@@ -163,6 +170,7 @@ class TrainingState:
             )
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
+        self.stale = state.get("stale", 0)
         self.plateau.restore(state["plateau"])
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])

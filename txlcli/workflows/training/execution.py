@@ -90,10 +90,14 @@ def execute(
         code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
     if stopped_by and (options.caller_continues or not training.has_ended):
-        finished = f"{run.directory} has finished its {last:,} steps"
+        finished = f"{run.directory} has finished its {training.step:,} steps"
         message = f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}"
         raise Interrupted(message, 128 + stopped_by)
     if training.has_ended:
+        if training.step < last:
+            reporter.say(
+                f"{training.stale} validations in a row brought no improvement; ended at step {training.step:,}"
+            )
         next_command = command_line("eval", str(run.directory), data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")

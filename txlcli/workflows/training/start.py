@@ -86,6 +86,9 @@ def resume(
 ) -> TrainingResult:
     """Train a run that was stopped from exactly where it stopped, until its end or a limit."""
     before = run_directory.find(run_name, workspace.runs_dir)
+    if before.weights is not None:
+        instead = f"resume {before.directory}, or begin another run with `begin_from` {before.weights}"
+        raise UsageError(f"`resume` {before.weights}: only the last checkpoint of a run can be resumed; {instead}")
     with run_directory.locked(before.directory) if launcher.is_main() else nullcontext():
         run = _change_settings(before, options.changes)
         _check_options(run.settings, options)
@@ -325,6 +328,10 @@ def _check_resumed(run: Run, before: Run, training: Training, until_step: int | 
     last, due, step = run.settings.train.max_steps, training.validation_is_due(), training.step
     if step > last:
         raise RecipeError(f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last:,}")
+    if training.has_ended and step < last:
+        stale = f"{training.stale} validations in a row brought no improvement"
+        further = "to train it further add `overrides` train.stop_after=none"
+        raise RunError(f"{run.directory} has finished at step {step:,}, since {stale}; {further}")
     if step == last and not due:
         raise RunError(
             f"{run.directory} has finished its {last:,} steps; to train it longer add `overrides` train.max_steps=N"
