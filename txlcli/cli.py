@@ -28,11 +28,11 @@ from txlcli.commands import (
     recipes,
     recl,
     reproduce,
+    run_report,
     speed,
     train,
 )
 from txlcli.commands import eval as eval_
-from txlcli.commands import runs as runs_
 from txlcli.config import recipe
 from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError, shortened
 from txlcli.runs import recovery
@@ -222,7 +222,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "eval": eval_.evaluate,
         "speed": speed.speed,
         "generate": generate.generate,
-        "runs": runs_.app,
+        "runs": run_report.app,
         "info": info.info,
     },
     "Analysis and the paper": {

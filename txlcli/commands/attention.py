@@ -17,6 +17,8 @@ from txlcli.workflows.options import AttentionOptions
 if TYPE_CHECKING:
     from txlcli.workflows.attention import AttentionResult, HeadMeasures
 
+COLUMNS = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
+
 
 @with_options
 def attention(
@@ -62,10 +64,13 @@ def attention(
 
 def show(result: "AttentionResult", *, verbose: bool = False) -> None:
     """Write the table to stdout, a row per layer."""
-    rows = [_row(list(heads)) for _, heads in groupby(result.heads, key=lambda head: head.layer)]
-    columns = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
     title = f"Attention of {result.opened.run.directory} on {result.text.title}, {result.maps.queries:,} tokens"
-    console.show_table(title, columns, rows, _notes(result), verbose=verbose)
+    console.show_table(title, COLUMNS, rows(result), notes(result), verbose=verbose)
+
+
+def rows(result: "AttentionResult") -> list[list[str]]:
+    """Return the cells of each layer."""
+    return [_row(list(heads)) for _, heads in groupby(result.heads, key=lambda head: head.layer)]
 
 
 def _row(heads: "list[HeadMeasures]") -> list[str]:
@@ -80,20 +85,21 @@ def _row(heads: "list[HeadMeasures]") -> list[str]:
     ]
 
 
-def _notes(result: "AttentionResult") -> list[str]:
+def notes(result: "AttentionResult") -> list[str]:
+    """Return the settings, and what the columns and the figures show."""
     settings, terms = result.settings, ENCODINGS[result.position].score_terms
     limit = f"max_distance = {settings.max_distance}, " if limits_distance(result.position) else ""
-    notes = [
+    lines = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
         "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory.",
     ]
     if 6 in result.figures:
         heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
-        notes.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
+        lines.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
     if 7 in result.figures and terms == ("a", "b"):
-        notes.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
+        lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
     if not terms:
-        notes.append(f'Figure 7: none; the score of position = "{result.position}" is term (a) alone.')
-    notes.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
-    return notes
+        lines.append(f'Figure 7: none; the score of position = "{result.position}" is term (a) alone.')
+    lines.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
+    return lines

@@ -20,7 +20,9 @@ FAINTEST = 30  # the palest colour is uniform attention / 30
 FAINT_RED = 0.15  # a marked token stays visible even without attention
 FULL = 8  # the strongest grey or red is 8 times uniform attention
 LONGEST_LABEL = 14
-LEGEND = "red: the fifth of the context with the most attention; darker: more attention; blue: not visible to the query"
+LEGEND = (
+    "red: the fifth of the context with the most attention; stronger: more attention; blue: not visible to the query"
+)
 TERM_TITLES = {
     "a": "(a) content addressing",
     "b": "(b) content-dependent position bias",

@@ -1,7 +1,7 @@
 """`txl runs`: list, show, verify and compare runs, and a run among the systems of the paper."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from txlcli.runs.run_directory import Change
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
 from txlcli.workflows.options import CompareOptions
-from txlcli.workflows.overview import ComparedRun, Comparison, RunEntry
+from txlcli.workflows.overview import ComparedRun, Comparison, Curve, RunEntry
 from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
@@ -93,14 +93,15 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
         settings = metrics.without_infinities(recipe.to_table(run.settings))
         console.show_json({**entry.to_json(), "settings": settings})
         return
-    rows = [["folder", entry.folder], ["saved", entry.saved], *_rows(entry)]
-    rows += [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
-    console.show_table(f"run {entry.name}", ("", ""), rows)
+    settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
+    console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings])
 
 
-def _rows(entry: RunEntry) -> list[list[str]]:
+def describe(entry: RunEntry) -> list[list[str]]:
+    """Return the state and the results of a run in words, each with its name."""
+    rows = [["folder", entry.folder], ["saved", entry.saved]]
     if entry.state == "damaged":
-        return [["state", entry.state]]
+        return [*rows, ["state", entry.state]]
     steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
     valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
     if entry.best_valid_step is not None:
@@ -111,7 +112,7 @@ def _rows(entry: RunEntry) -> list[list[str]]:
         test += f" with M = {entry.test_mem_len}"
     if (entry.test_readings or 1) > 1:
         test += f", the best of {entry.test_readings} (valid was not evaluated)"
-    rows = [
+    rows += [
         ["state", entry.state + steps],
         ["recipe", str(entry.recipe)],
         ["store", str(entry.store)],
@@ -165,7 +166,8 @@ def compare(
     result = overview.compare(run_names or [], options, runs_dir)
     console.show_result(result, _show_comparison, json=json)
     if options.plot is not None:
-        _plot_curves(options.plot, result, x_label=options.x)
+        metric, title = str(result.runs[0].metric), ", ".join(result.stores)
+        plot_curves(options.plot, result.curves, metric=metric, title=title, x_label=options.x)
 
 
 def _show_comparison(result: Comparison) -> None:
@@ -215,23 +217,23 @@ def _describe_changes(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def _plot_curves(path: Path, result: Comparison, *, x_label: str) -> None:
-    """Plot the curves: training as thin lines, validation with markers."""
+def plot_curves(
+    path: Path, curves: Mapping[tuple[str, str], Curve], *, metric: str, title: str, x_label: str = "steps"
+) -> None:
+    """Plot curves by run and split: training as thin lines, validation with markers."""
     from txlcli.commands import plots
 
-    colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in result.curves))}
+    colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in curves))}
     thin, marked = {"marker": "", "linewidth": 1.0, "alpha": 0.45}, {"markersize": 4.0}
     styles = {
-        f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)}
-        for run, split in result.curves
+        f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)} for run, split in curves
     }
-    metric = str(result.runs[0].metric)
     plots.plot_curves(
         path,
-        {f"{run}, {split}": curve for (run, split), curve in result.curves.items()},
+        {f"{run}, {split}": curve for (run, split), curve in curves.items()},
         x_label=x_label,
         y_label=metrics.METRIC_TITLES[metric],
-        title=", ".join(result.stores),
+        title=title,
         log_y=metric == "ppl",
         styles=styles,
     )
@@ -267,11 +269,12 @@ def published_(
 def _show_rank(result: PublishedTable, *, verbose: bool) -> None:
     table = result.table
     title = f"Table {table.number} of the paper: {table.title}, {table.metric}, the best first"
-    rows = [_rank_row(row) for row in result.rows]
-    console.show_table(title, ("system", "#param", "valid", "test"), rows, _rank_notes(result), verbose=verbose)
+    rows = [rank_row(row) for row in result.rows]
+    console.show_table(title, ("system", "#param", "valid", "test"), rows, rank_notes(result), verbose=verbose)
 
 
-def _rank_row(row: RankedRow) -> list[str]:
+def rank_row(row: RankedRow) -> list[str]:
+    """Return the cells of a system: name, parameters, results on valid and test."""
     marks = row.mark + ("" if row.same_symbols else OTHER_SYMBOLS)
     label = f"> {row.label}" if row.run else f"  {row.label}{' ' + marks if marks else ''}"
     digits = ".2f" if row.run else ""
@@ -279,7 +282,8 @@ def _rank_row(row: RankedRow) -> list[str]:
     return [label, row.parameters or "-", *numbers]
 
 
-def _rank_notes(result: PublishedTable) -> list[str]:
+def rank_notes(result: PublishedTable) -> list[str]:
+    """Return the notes on the marks of a table, and on the results of the run."""
     rows = result.rows
     notes = [] if result.ours is None else _notes_about_run(result.ours)
     if not all(row.same_symbols for row in rows):

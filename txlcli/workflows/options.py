@@ -622,6 +622,16 @@ class CompareOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options):
+    """Options of `txl runs report`."""
+
+    out: Path | None = option("Folder of the report [default: RUN/report].", metavar="FOLDER")
+    samples: int = option("Number of texts to generate.", default=2, minimum=0)
+    seed: int = seed_option()
+    force: bool = force_option()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
 

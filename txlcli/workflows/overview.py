@@ -147,17 +147,18 @@ def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
         same_text=len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
         stores=tuple(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        curves=_curves(histories, options.x) if options.plot is not None else {},
+        curves=curves(histories, options.x) if options.plot is not None else {},
     )
 
 
-def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve]:
+def curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve]:
+    """Return the losses of runs of one metric, by run and split."""
     by_metric = {past.run.metric: past.run.name for past in histories}
     if len(by_metric) > 1:
         runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
         raise UsageError(f"`plot` needs one metric, but these runs have two ({runs}); compare runs of one metric")
     names = run_directory.short_names([past.run.directory for past in histories])
-    curves = {}
+    by_split = {}
     for name, past in zip(names, histories, strict=True):
         if not past.reports:
             raise RunError(
@@ -167,8 +168,8 @@ def _curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curv
         for split in ("train", "valid"):
             of_split = [(at, report) for at, report in points if report["kind"] == split]
             losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for _, report in of_split]
-            curves[name, split] = ([at for at, _ in of_split], losses)
-    return curves
+            by_split[name, split] = ([at for at, _ in of_split], losses)
+    return by_split
 
 
 def x_coordinates(past: History, x: Axis) -> list[float]:

@@ -170,7 +170,7 @@ class TrainingState:
             )
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
-        self.stale = state.get("stale", 0)
+        self.stale = state["stale"]
         self.plateau.restore(state["plateau"])
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])

@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.paper.metrics import format_ratio
 from txlcli.workflows import attention, generate, recl, speed
+from txlcli.workflows.generate import GenerateResult
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReclOptions, SpeedOptions
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
@@ -141,17 +142,25 @@ def attention_figure(runner: Runner, number: int) -> Section:
 
 def appendix_e(runner: Runner) -> Section:
     """Generate samples, each next to the actual continuation."""
-    directory, texts = str(runner.run(STANDARD).directory), []
+    directory, samples = str(runner.run(STANDARD).directory), []
     for number, tokens in enumerate(runner.scale.sample_tokens, 1):
         options = GenerateOptions(
             context=runner.scale.context, tokens=tokens, reference=True, seed=FIRST_SEED + number - 1
         )
         runner.record_command("generate", directory, options=options)
-        result = generate.run(directory, options, runner.workspace)
+        samples.append(generate.run(directory, options, runner.workspace))
+    note = "The first samples generated, without selection; contexts are random passages of the test split."
+    return Section(notes=[runner.scale.description, note], texts=sample_texts(samples))
+
+
+def sample_texts(samples: Iterable[GenerateResult]) -> list[list[str]]:
+    """Return title and text of each context, of the text generated after it, and of its actual continuation."""
+    texts = []
+    for number, result in enumerate(samples, 1):
+        (sample,) = result.samples
         texts += [
             [f"Context {number}", result.context],
-            [f"Generated text {number}, {tokens:,} tokens", result.samples[0].text],
+            [f"Generated text {number}, {len(sample.tokens):,} tokens", sample.text],
             [f"Actual continuation {number}", result.reference or ""],
         ]
-    note = "The first samples generated, without selection; contexts are random passages of the test split."
-    return Section(notes=[runner.scale.description, note], texts=texts)
+    return texts

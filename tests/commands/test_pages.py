@@ -5,7 +5,7 @@ import json
 import shlex
 import subprocess
 
-from txlcli.commands.reproduction_report import to_html, to_markdown, to_script
+from txlcli.commands.pages import to_html, to_markdown, to_script
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 SECTION = Section(

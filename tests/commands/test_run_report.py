@@ -1,0 +1,70 @@
+"""txl runs report: one page with the results of the other commands, and reasons for what a run lacks."""
+
+import re
+from pathlib import Path
+
+from tests.cards import read_log
+from tests.commands.novel import done, json_of, refusal
+from tests.commands.test_recurrent import recipe_of
+from tests.commands.test_runs import as_benchmark
+from txlcli.paper.metrics import format_measure
+
+
+def report_of(run, *options):
+    output = json_of("runs", "report", run, *options)
+    assert output["report"] == [f"runs/{run}/report/report.md", f"runs/{run}/report/report.html"]
+    return (Path(path).read_text(encoding="utf-8") for path in output["report"])
+
+
+def test_the_report_has_the_numbers_of_the_other_commands(here):
+    done("eval", "byte", "--mem-len", "0,5")
+    done("eval", "byte", "--mem-len", "5")
+    markdown, page = report_of("byte", "--samples", 1, "--seed", 5)
+    lines = markdown.splitlines()
+    evals = read_log("runs/byte/evals.jsonl")[1:]  # the newest of M = 5, and that of M = 0
+    for row in (evals[-1], read_log("runs/byte/evals.jsonl")[0]):
+        start = f"| novel test | M = {row['mem_len']} | {row['tokens']:,} | {format_measure(row['bpc'])} | "
+        assert len([line for line in lines if line.startswith(start)]) == 1
+    show = json_of("runs", "show", "byte")
+    assert f"| parameters | {show['parameters']:,} |" in lines
+    assert "| train.lr | 0.03 |" in lines
+    sample = json_of("generate", "byte", "--reference", "--seed", 5, "--tokens", 300)
+    for text in (sample["context"], sample["samples"][0]["text"], sample["reference"]):
+        assert f"\n{text}\n" in markdown
+    heads = json_of("attention", "byte", "--out", "figures")["heads"]
+    widest = max((head for head in heads if head["layer"] == 2), key=lambda head: head["width_tokens"])
+    row = next(line.strip("| ").split(" | ") for line in lines if line.startswith("| 2 | "))
+    assert row[-2:] == [f"2.{widest['head']}", f"{widest['width_tokens']:,.1f}"]
+    assert "not a corpus of the paper" in markdown
+    assert len(re.findall('<img src="data:image/png;base64,', page)) == 4  # curves and Figures 5 to 7
+    assert re.findall('<a href="#([a-z]+)">', page) == re.findall('<h2 id="([a-z]+)">', page)
+    for name in ("curves", "figure5", "figure6", "figure7"):
+        assert Path(f"runs/byte/report/{name}.png").is_file()
+
+
+def test_a_report_says_what_a_run_lacks(here):
+    Path("lstm.toml").write_text(recipe_of("lstm"))
+    done("train", "lstm.toml")
+    done("runs", "report", "lstm", "--data-dir", "none")
+    markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
+    assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
+    assert "no token store at none/novel.h5" in markdown
+    assert "None yet: run txl eval." in markdown
+    assert "![Losses of training and validation by step.](curves.png)" in markdown
+
+
+def test_a_report_places_a_run_among_published_results(here):
+    as_benchmark("word", "ptb", 10_000)
+    markdown, _ = report_of("word")
+    assert "| > runs/word | 24M | 54.60 | - |\n" in markdown
+    assert "Table 5 of the paper, ppl, the best first." in markdown
+
+
+def test_a_report_is_replaced_only_by_force(here):
+    Path("runs/byte/report").mkdir()
+    assert refusal("runs", "report", "byte", code=1) == (
+        "runs/byte/report exists; give another --out, or overwrite it with --force"
+    )
+    done("runs", "report", "byte", "--samples", 0, "--force")
+    done("runs", "report", "byte", "--samples", 0, "--out", "elsewhere")
+    assert Path("elsewhere/report.html").is_file()
