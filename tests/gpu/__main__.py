@@ -4,8 +4,9 @@ python -m tests.gpu [PART ...] [--minutes 9] [--json FILE] [--only NAME] [--devi
 
 Parts, in this order and all of them by default: `tests` (rates of copies and matrix products, and every test of
 `test_cuda_*.py` in parallel processes), `throughput` (training, evaluation and single tokens as users run them, with
-the kernels that take the most time), `peer` (Hugging Face's TransfoXL in the same precision), `ptb` (Penn Treebank in
-the time that is left). The results are in the file after every row; a table of them ends the output.
+the kernels that take the most time), `bf16` (losses of 300 steps against autocast's and those of float64), `peer`
+(Hugging Face's TransfoXL in the same precision), `ptb` (Penn Treebank in the time that is left). The results are in the
+file after every row; a table of them ends the output.
 """
 
 import functools
@@ -35,7 +36,7 @@ MEMORIES = (1600, 3800)
 ROWS_OF_PEER = ("training-b22", "eval10", "eval1", "token1600", "wt103-training-b60")
 TOY_ROWS_OF_PEER = ("training", "eval1")
 
-PARTS = ("tests", "throughput", "peer", "ptb")
+PARTS = ("tests", "throughput", "bf16", "peer", "ptb")
 
 
 def check(stage, device, *, toy):
@@ -58,6 +59,11 @@ def time_recipes(stage, device, *, toy):
     for mem_len in MEMORIES:
         used = mem_len // 100 if toy else mem_len
         run(f"single tokens enwik8, M {mem_len}", rows.single_tokens, name="enwik8", mem_len=used)
+
+
+def compare_precisions(stage, device, *, toy):
+    """Losses of bf16 by the default path."""
+    stage.run("losses in bf16", rows.bf16_steps, at_most_s=ROW_S, device=device, toy=toy)
 
 
 def compare_with_peer(stage, device, *, toy):
@@ -92,7 +98,8 @@ def main(
     if stage.run("machine", describe_machine, device=device) is None:
         raise typer.Exit(stage.end() or 1)
     chosen = parts or PARTS
-    for part, compute in (("tests", check), ("throughput", time_recipes), ("peer", compare_with_peer)):
+    computed = (check, time_recipes, compare_precisions, compare_with_peer)
+    for part, compute in zip(PARTS, computed, strict=False):
         if part in chosen:
             compute(stage, device, toy=toy)
     if "ptb" in chosen:

@@ -16,8 +16,10 @@ import torch
 
 from tests.benchmarks.peer import compare
 from tests.gpu.stage import Skip
+from tests.gpu.test_cuda_steps import losses, start
 from txlcli.config import recipe
 from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.measures.profiling import StepProfiler
 from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.core.training.loop import new_model
 from txlcli.workflows.reporter import CallbackReporter
@@ -28,6 +30,9 @@ REPEAT = 3
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
 NOT_FOR_TESTS = 3
 """Cores that the processes of the tests leave to others."""
+STEPS_OF_BF16 = 300
+LARGEST_RATIO = 1.5
+"""Of the error of a gradient in bf16 to autocast's: rounding differs by chance."""
 MAX_KERNELS = 12
 """Kernels of a training step to list, those that take the most time."""
 TOY_V = 509
@@ -113,19 +118,52 @@ def training(name, changes, device, toy):
     yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
     yield asdict(timed.training())
     once = Bench(timed.model, timed.settings, CallbackReporter(), precision=timed.precision, repeat=1, peak=timed.peak)
-    # Kernels alone on a GPU: the events of the host are many times as many, and take a minute to add up.
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as profiler:
-        once.training()
-    us, calls = collections.Counter(), collections.Counter()
-    for event in profiler.events():
-        us[event.name] += event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
-        calls[event.name] += 1
-    total = us.total()
-    longest = [
-        {"name": kernel, "calls": calls[kernel], "share": time / total} for kernel, time in us.most_common(MAX_KERNELS)
-    ]
-    yield {"profiled_us": total, "profiled_kernels": calls.total(), "kernels": longest}
+    profiler = StepProfiler(timed.device, after=0, steps=1)
+    profiler.on_step(0)
+    once.training()
+    profiler.on_step(1)
+    profile = asdict(profiler.result)
+    yield {"profiled_ms": profile["ms_per_step"], "profiled_kernels": profile["calls_per_step"]}
+    yield {"kernels": profile["kernels"][:MAX_KERNELS]}
+
+
+def first_gradient(device, *changes, dtype):
+    """Return the gradient of the first step: what plain descent at a rate of 1 takes from the weights."""
+    training = start(device, "train.optimizer=sgd", "train.lr=1.0", "train.clip=none", *changes, dtype=dtype)
+    before, _, after = weights(training), training.update(), weights(training)
+    return before - after
+
+
+def weights(training):
+    """Return all weights in float64."""
+    return torch.cat([weight.detach().flatten() for weight in training.model.parameters()]).double().cpu()
+
+
+def bf16_steps(device, toy):
+    """Compare losses of bf16 by the default path with autocast's and with those of float64.
+
+    The seeds of the weights show how much of a difference is chance. The first step's gradient is compared with the one
+    of float64, too.
+    """
+    steps, seeds = (12, (5, 6)) if toy else (STEPS_OF_BF16, (5, 6, 7))
+    options = [f"train.max_steps={steps}", "train.lr=1e-3"]
+    paths = {
+        "default": (device, ["train.precision=bf16"], torch.float32),
+        "autocast": (device, ["train.precision=bf16", "train.attention=reference"], torch.float32),
+        "float64": ("cpu", [], torch.float64),
+    }
+    last, gradient = {}, {}
+    for path, (place, changes, dtype) in paths.items():
+        of_seeds = [losses(place, *options, *changes, dtype=dtype, seed=seed, steps=steps) for seed in seeds]
+        last[path] = torch.stack(of_seeds)[:, -steps // 3 :].mean(1)
+        gradient[path] = first_gradient(place, *changes, dtype=dtype)
+        yield {f"losses_{path}": last[path].tolist()}
+    exact, spread = gradient["float64"], float(last["float64"].std())
+    errors = {path: float((found - exact).norm() / exact.norm()) for path, found in gradient.items()}
+    difference = float((last["default"] - last["autocast"]).abs().mean())
+    yield {"steps": steps, "difference_nats": difference, "spread_of_seeds_nats": spread, "gradient_errors": errors}
+    if difference > spread or errors["default"] > LARGEST_RATIO * errors["autocast"]:
+        raise AssertionError("bf16 is farther from float64 than by autocast, or than seeds are from each other")
 
 
 def evaluation(name, batch_size, device, toy):

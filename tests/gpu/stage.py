@@ -23,6 +23,7 @@ NUMBERS = {
     "tokens_per_s": "{:,.0f} tokens/s",
     "bytes_per_s": "{:.3g} bytes/s",
     "flops_per_s": "{:.3g} FLOP/s",
+    "difference_nats": "{:.1e} nats from autocast",
     "ratio": "{:.2f} times as fast as TransfoXL",
     "passed": "{} tests passed",
     "steps": "{:,} steps",

@@ -58,6 +58,15 @@ def test_rows_of_throughput_have_the_lengths_and_kernels_of_their_recipe(tmp_pat
     assert (tokens["work"], tokens["tokens_per_step"]) == ("one token at a time, L 1, M 16", 1)
 
 
+def test_bf16_is_as_far_from_float64_as_autocast(tmp_path):
+    code, found = run(tmp_path, "bf16")
+    steps = found["rows"][1]
+    assert (code, steps["steps"]) == (0, 12)
+    assert 0 < steps["difference_nats"] < steps["spread_of_seeds_nats"]
+    assert 1e-3 < steps["gradient_errors"]["default"] < 1e-2  # three digits
+    assert steps["gradient_errors"]["float64"] == 0
+
+
 @pytest.mark.slow
 def test_ptb_trains_and_evaluates_the_run_it_keeps(tmp_path):
     code, found = run(tmp_path, "ptb", "--keep", str(tmp_path / "kept"))

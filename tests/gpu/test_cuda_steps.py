@@ -28,18 +28,18 @@ ERRORS = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
 """Largest relative error of a loss after up to 20 steps."""
 
 
-def start(device, *changes, dtype=torch.float32):
+def start(device, *changes, dtype=torch.float32, seed=5):
     """Return a training run of a small model on tokens whose frequencies it can learn."""
     settings = recipe.load("stdlib", [*SIZES, *changes])
     ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
-    model = new_model(settings.model, V, seed=5, device=pick_device(device)).to(dtype)
+    model = new_model(settings.model, V, seed=seed, device=pick_device(device)).to(dtype)
     return Training(model, settings.train, segments)
 
 
-def losses(device, *changes, dtype=torch.float32):
-    training = start(device, *changes, dtype=dtype)
-    return torch.stack([training.update()[0] for _ in range(STEPS)]).double().cpu()
+def losses(device, *changes, dtype=torch.float32, seed=5, steps=STEPS):
+    training = start(device, *changes, dtype=dtype, seed=seed)
+    return torch.stack([training.update()[0] for _ in range(steps)]).double().cpu()
 
 
 def assert_close(found, expected, largest):
@@ -77,14 +77,17 @@ def test_twenty_steps_are_those_of_float64_on_the_cpu(backend, precision, of_flo
 
 
 @ON_CUDA
-def test_captured_steps_have_the_dropout_and_the_losses_of_eager_ones():
-    assert_close(losses("cuda", *DROPOUT, "train.cuda_graph=true"), losses("cuda", *DROPOUT), 1e-4)
+@pytest.mark.parametrize("recompute", ["false", "layers"])
+def test_captured_steps_have_the_dropout_and_the_losses_of_eager_ones(recompute):
+    captured = losses("cuda", *DROPOUT, "train.cuda_graph=true", f"train.recompute={recompute}")
+    assert_close(captured, losses("cuda", *DROPOUT), 1e-4)
 
 
+@pytest.mark.parametrize("recompute", ["true", "layers"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_recomputed_steps_have_the_dropout_and_the_losses_of_saved_ones(device):
+def test_recomputed_steps_have_the_dropout_and_the_losses_of_saved_ones(device, recompute):
     saved = losses(device, *DROPOUT)
-    assert_close(losses(device, *DROPOUT, "train.recompute=true"), saved, 1e-4)
+    assert_close(losses(device, *DROPOUT, f"train.recompute={recompute}"), saved, 1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
