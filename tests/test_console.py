@@ -80,10 +80,27 @@ def test_a_huge_measure_is_shown_by_its_order(value, shown):
 
 
 def test_json_escapes_them_and_keeps_the_value(capsys):
-    console.show_json({"name": HOSTILE, "word": "naïve"})
+    console.show_json({"name": HOSTILE, "word": "naïve 語", "half": "\ud83d"})
     out = capsys.readouterr().out
     assert not set(CONTROLS) & set(out)
-    assert json.loads(out) == {"name": HOSTILE, "word": "naïve"}
+    assert '"word": "naïve 語", "half": "\\ud83d"' in out
+    assert json.loads(out) == {"name": HOSTILE, "word": "naïve 語", "half": "\ud83d"}
+
+
+def test_json_is_ascii_if_stdout_is_not_utf_8(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    console.show_json({"word": "naïve 語"})
+    assert json.loads(out.buffer.getvalue().decode("ascii")) == {"word": "naïve 語"}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_warning_is_shown_with_quiet_too(capsys, quiet):
+    console.set_quiet(quiet)
+    console.TerminalReporter().say("reads `mem_len`")
+    console.TerminalReporter().warn("`plot` failed")
+    console.set_quiet(False)
+    assert capsys.readouterr().err == ("" if quiet else "reads --mem-len\n") + "--plot failed\n"
 
 
 @pytest.mark.parametrize(

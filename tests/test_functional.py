@@ -67,11 +67,20 @@ def test_finite_differences_confirm_the_gradients():
         ({"position_key": draw(H, 0, D)}, r"position_key is .*, not \(3, 0, 11\)"),
         ({"content_bias": draw(D)}, r"content_bias is \(H, D\) with H = 3, D = 11, not \(11,\)"),
         ({"distance_bias": draw(H, K), "window": 7}, "distance_bias needs 7 columns, one for each distance, not 12"),
+        ({"key": draw(B, H, K, D).int()}, "key is torch.int32, torch.strided, cpu; give dense floating-point tensors"),
+        ({"query": draw(B, H, L, D).half()}, "key is torch.float64, torch.strided, cpu; give .* with its dtype"),
+        ({"value": draw(B, H, K, D).to_sparse()}, "value is torch.float64, torch.sparse_coo, cpu"),
+        ({"position_bias": draw(H, D).to("meta")}, "position_bias is torch.float64, torch.strided, meta"),
+        ({"position_key": [[0.5]]}, "position_key is not a tensor; query, key and value must be"),
+        ({"query": None}, "query is not a tensor"),
+        ({"value": None}, "value is not a tensor"),
+        ({"window": 2.5}, "window 2.5, dropout 0.0: give a window of at least 1"),
+        ({"dropout": "a"}, "window None, dropout a: give a window"),
         ({"window": 0}, "window 0, dropout 0.0: give a window of at least 1"),
         ({"dropout": 1.0}, "window None, dropout 1.0: give a window of at least 1, a dropout from 0 to below 1"),
     ],
 )
-def test_shapes_that_do_not_fit_are_rejected(changed, message):
+def test_arguments_that_do_not_fit_are_rejected(changed, message):
     names = ("query", "key", "value", "position_key", "content_bias", "position_bias")
     with pytest.raises(UsageError, match=message):
         txlcli.relative_attention(**dict(zip(names, tensors(), strict=True)) | changed)

@@ -7,6 +7,7 @@ Axes: T tokens, V vocabulary.
 """
 
 import itertools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from txlcli.config import recipe as recipes
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Settings
 from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
@@ -26,10 +28,11 @@ from txlcli.core.reading import sampling, scoring
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.data.token_store import SUFFIX, TokenStore
-from txlcli.data.vocabulary import Vocab
+from txlcli.data.vocabulary import Vocab, to_bytes
 from txlcli.errors import RecipeError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
+from txlcli.system.arguments import checked
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import sweep, texts
 from txlcli.workflows.generate import encode_prompt, sampling_settings
@@ -152,6 +155,7 @@ class LoadedRun:
         """Vocabulary, with `encode`, `decode` and `size`."""
         return self._opened.vocab
 
+    @checked
     def reader(self, *, batch_size: int = 1, mem_len: int | None = None) -> Reader:
         """Return a reader: it reads tokens in order, remembers, and predicts.
 
@@ -162,8 +166,10 @@ class LoadedRun:
         Raises:
             UsageError: the model cannot use a memory.
         """
-        return make_reader(self.model, self._settings(mem_len), batch_size=batch_size, precision=self._opened.precision)
+        settings = self._settings(mem_len, batch_size=batch_size)
+        return make_reader(self.model, settings, batch_size=batch_size, precision=self._opened.precision)
 
+    @checked
     def score(self, text: str | bytes, *, mem_len: int | None = None) -> TextScore:
         """Score a text in one pass, token by token, as `txl eval --text` with one batch lane.
 
@@ -178,7 +184,7 @@ class LoadedRun:
             VocabularyError: the text has no token to predict, or a symbol without an id.
             UsageError: the model cannot use a memory.
         """
-        data = text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
+        data = to_bytes(text) if isinstance(text, str) else text
         encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
         settings = self._settings(mem_len, batch_size=1)
         stream = scoring.Stream(self.model, encoded.inputs, encoded.targets, settings, self._opened.precision)
@@ -190,6 +196,7 @@ class LoadedRun:
             bits_per_byte=measures.get("bits_per_byte"),
         )
 
+    @checked
     def log_probs(self, text: str | bytes, *, mem_len: int | None = None) -> NDArray[np.float32]:
         """Return the log-probabilities in nats, (T, V), of the token that follows each of the T tokens of a text.
 
@@ -203,10 +210,9 @@ class LoadedRun:
             VocabularyError: the text is empty, or has a symbol without an id.
             UsageError: the model cannot use a memory.
         """
-        vocab = self.vocab
-        ids = vocab.encode(text) if isinstance(text, str) else vocab.encode_bytes(text)
-        if vocab.boundary is not None:
-            ids = np.concatenate([[vocab.boundary], ids])
+        ids = self.vocab.encode(text)
+        if self.vocab.boundary is not None:
+            ids = np.concatenate([[self.vocab.boundary], ids])
         if not len(ids):
             raise UsageError("the text is empty; give at least one character")
         reader = self.reader(mem_len=mem_len)
@@ -218,6 +224,7 @@ class LoadedRun:
         """Return a text that continues the prompt; see `stream`."""
         return "".join(self.stream(prompt, **options))
 
+    @checked
     def stream(self, prompt: str, **options: Unpack[Sampling]) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces, while it is sampled.
 
@@ -237,6 +244,7 @@ class LoadedRun:
         sampled = sampling.generate(reader, torch.tensor(context.tokens), sampling_settings(given), seed=given.seed)
         return self.vocab.spell(itertools.islice(sampled, given.tokens), after=context.tokens[-1])
 
+    @checked
     def evaluate(
         self,
         *,
@@ -266,8 +274,8 @@ class LoadedRun:
         options = EvalOptions(
             split=split,
             positions=positions,
-            mem_len=_lengths(mem_len),
-            attn_len=_lengths(attn_len),
+            mem_len=_lengths("mem_len", mem_len),
+            attn_len=_lengths("attn_len", attn_len),
             batch_size=batch_size,
             seg_len=seg_len,
             timed=timed,
@@ -283,6 +291,7 @@ class LoadedRun:
         return self.settings.evaluation_settings(**changes)
 
 
+@checked
 def prepare(
     source: PathLike,
     options: PrepareOptions | None = None,
@@ -307,6 +316,7 @@ def prepare(
     ).store
 
 
+@checked
 def train(
     recipe: PathLike | None = None,
     options: TrainOptions | None = None,
@@ -344,6 +354,7 @@ def train(
     return start.run(source, given, workspace, on_report=on_report)
 
 
+@checked
 def load(
     run: PathLike | None = None,
     *,
@@ -377,6 +388,7 @@ def load(
     return LoadedRun(workspace.open_run(None if run is None else os.fspath(run)), workspace)
 
 
+@checked
 def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
     """Open a token store that `txl prepare` wrote.
 
@@ -391,6 +403,7 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
     return TokenStore.open(path if path.suffix == SUFFIX else Path(data_dir) / f"{store}{SUFFIX}")
 
 
+@checked
 def make_model(
     recipe: PathLike, *, vocab_size: int | None = None, changes: Mapping[str, object] = MappingProxyType({})
 ) -> LanguageModel:
@@ -403,7 +416,10 @@ def make_model(
 
     Raises:
         RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
+        UsageError: the vocabulary size is out of range.
     """
+    if vocab_size is not None and not 0 < vocab_size <= MAX_COUNT:
+        raise UsageError(f"`vocab_size` {vocab_size}: must be from 1 to {MAX_COUNT}")
     overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size
@@ -412,10 +428,13 @@ def make_model(
     return registry.make_model(settings.model, size)
 
 
-def _lengths(lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
+def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] | None:
     if lengths is None or isinstance(lengths, str):
         return lengths
-    return (lengths,) if isinstance(lengths, int) else tuple(lengths)
+    try:
+        return tuple(map(operator.index, [lengths] if isinstance(lengths, int) else lengths))
+    except TypeError as error:
+        raise UsageError(f"`{name}`: give whole numbers ({error})") from error
 
 
 def _row(row: sweep.EvalRow) -> EvalRow:

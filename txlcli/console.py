@@ -4,6 +4,8 @@ Names, notes and texts come from files of others. Characters that control a term
 Lines are written without Rich, so that --help and errors do not wait for it, and an error needs no memory for it.
 """
 
+import codecs
+import errno
 import json
 import os
 import re
@@ -28,6 +30,7 @@ MAX_NOTES = 2
 """Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also halves of characters, which have no UTF-8
 _LONG_WORD = re.compile(r"\S{1000,}")
 PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
@@ -71,7 +74,13 @@ def set_quiet(quiet: bool) -> None:
 
 def say(message: str) -> None:
     """Write one line to stderr unless --quiet is set; of several processes, only rank 0 writes it."""
-    if launcher.is_main() and not _quiet:
+    if not _quiet:
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Write one line to stderr, also with --quiet: something the user asked for has failed, and the command goes on."""
+    if launcher.is_main():
         _write_message(on_one_line(with_flags(message)))
 
 
@@ -123,13 +132,15 @@ def _write(text: str) -> None:
         raise
     except OSError as error:
         give_up(sys.stdout)
-        message = f"stdout: cannot be written ({error.strerror}); free some space, or redirect it elsewhere"
-        raise TxlError(message) from error
+        remedy = "redirect it elsewhere" if error.errno == errno.EBADF else "free some space, or redirect it elsewhere"
+        raise TxlError(f"stdout: cannot be written ({error.strerror}); {remedy}") from error
 
 
 def show_json(result: Any) -> None:
-    """Write one JSON object, in ASCII and on one line, to stdout."""
-    _write(json.dumps(result, allow_nan=False) + "\n")
+    """Write one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
+    is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+    text = json.dumps(result, allow_nan=False, ensure_ascii=not is_utf8)
+    _write(_NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
@@ -236,6 +247,10 @@ class TerminalReporter:
     def say(self, message: str) -> None:
         """Write one line to stderr."""
         say(message)
+
+    def warn(self, message: str) -> None:
+        """Write one line to stderr, also with --quiet."""
+        warn(message)
 
     @contextmanager
     def progress(

@@ -6,6 +6,7 @@ key of their own.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms
@@ -59,16 +60,19 @@ def relative_attention(
     Returns:
         (B, H, L, D).
     Raises:
-        UsageError: if the shapes do not fit, or the window or the dropout is out of range.
+        UsageError: if the shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
     tensors = (query, key, value, position_key, content_bias, position_bias, distance_bias)
-    sizes = _sizes(dict(zip(AXES, tensors, strict=True)))
+    given = {name: tensor for name, tensor in zip(AXES, tensors, strict=True) if tensor is not None}
+    _check_kinds(given)
+    sizes = _sizes(given)
     seg_len, key_len = sizes["L"], sizes["K"]
     if seg_len > key_len:
         raise UsageError(
             f"query has {seg_len} positions, key {key_len}; the last L of the K keys belong to the queries"
         )
-    if not (0 <= dropout < 1 and (window is None or window >= 1)):
+    is_number = isinstance(window, int | None) and isinstance(dropout, int | float)
+    if not (is_number and 0 <= dropout < 1 and (window is None or window >= 1)):
         raise UsageError(
             f"window {window}, dropout {dropout}: give a window of at least 1, a dropout from 0 to below 1"
         )
@@ -83,12 +87,25 @@ def relative_attention(
     return attend(query, key, value, terms, dropout=dropout)
 
 
-def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
+def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
+    """Reject what is not a tensor, and tensors of another dtype, layout or device than attention computes with."""
+    for name in ("query", "key", "value", *tensors):
+        if not isinstance(tensors.get(name), Tensor):
+            raise UsageError(f"{name} is not a tensor; query, key and value must be, the others may be None")
+    query = tensors["query"]
+    for name, tensor in tensors.items():
+        is_dense = tensor.is_floating_point() and tensor.layout is torch.strided and tensor.device == query.device
+        if not is_dense or (name in ("key", "value") and tensor.dtype != query.dtype):
+            raise UsageError(
+                f"{name} is {tensor.dtype}, {tensor.layout}, {tensor.device}; give dense floating-point tensors on the "
+                "device of query, key and value with its dtype"
+            )
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the size of each axis; all tensors that have it must agree."""
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
         axes, shape = AXES[name], tuple(tensor.shape)
         expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False))
         if len(shape) != len(axes) or shape != expected or 0 in shape:

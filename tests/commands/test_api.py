@@ -1,5 +1,6 @@
 """The Python interface: what it returns equals what the commands print."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 
 import txlcli
 from tests.commands.novel import json_of
-from txlcli.errors import RecipeError, StoreError, UnknownNameError, UsageError, VocabularyError
+from txlcli.errors import RecipeError, StoreError, TxlError, UnknownNameError, UsageError, VocabularyError
 
 TEXT = "the zebra and the horse\nwent on\n"
 
@@ -121,6 +122,100 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
 def test_wrong_calls_are_rejected(run, call, error, message):
     with pytest.raises(error, match=message):
         call(run)
+
+
+HALF = "ze \ud83d"
+
+
+@pytest.mark.parametrize("name", ["byte", "char", "word", "sentencepiece"])
+def test_half_a_character_and_bytes_that_are_not_text_are_rejected(here, name):
+    run = txlcli.load(name)
+    for call in (run.score, run.log_probs, run.generate):
+        with pytest.raises(VocabularyError, match=r"^the text has half a character, '\\ud83d', at 3; leave it out$"):
+            call(HALF)
+    if name != "byte":
+        for call in (run.score, run.log_probs):
+            with pytest.raises(VocabularyError, match=r"not UTF-8 at byte 2; convert it first$"):
+                call(b"ze\xff")
+    np.testing.assert_array_equal(run.log_probs(TEXT.encode()), run.log_probs(TEXT))
+
+
+LONG = "~" * 300
+WRONG = {
+    "int": (True, -1, 0, 2.5, 10**30, "7", np.float32(3), [3]),
+    "lengths": (True, -1, 10**30, "all", [], [7, "a"], [0.5], torch.tensor(3)),
+    "text": (None, 7, ["ze"]),
+    "path": (7, b"x", HALF, "a\0b", LONG),
+    "bool": ("yes", 1, np.True_),
+    "share": (-0.5, 0, 2, math.nan, "a"),
+    "word": ("x", "", 3, HALF),
+    "options": (7, {}, "name"),
+    "callable": (7, "print"),
+}
+"""Values that an argument of a kind does not take, zero aside where it means "off"."""
+ARGUMENTS = [
+    ("text", lambda run, value: run.score(value)),
+    ("text", lambda run, value: run.log_probs(value)),
+    ("text", lambda run, value: run.generate(value)),
+    ("int", lambda run, value: run.reader(batch_size=value)),
+    ("int", lambda run, value: run.score(TEXT, mem_len=value or -1)),
+    ("int", lambda run, value: run.log_probs(TEXT, mem_len=value or -1)),
+    ("int", lambda run, value: run.generate("ze", tokens=value)),
+    ("int", lambda run, value: run.generate("ze", top_k=value or -1)),
+    ("int", lambda run, value: run.generate("ze", seed=value or -1)),
+    ("share", lambda run, value: run.generate("ze", top_p=value)),
+    ("bool", lambda run, value: run.generate("ze", greedy=value)),
+    ("lengths", lambda run, value: run.evaluate(mem_len=value)),
+    ("lengths", lambda run, value: run.evaluate(attn_len=value)),
+    ("word", lambda run, value: run.evaluate(split=value)),
+    ("int", lambda run, value: run.evaluate(positions=value)),
+    ("int", lambda run, value: run.evaluate(batch_size=value)),
+    ("int", lambda run, value: run.evaluate(seg_len=value)),
+    ("bool", lambda run, value: run.evaluate(timed=value)),
+    ("path", lambda run, value: txlcli.load(value)),
+    ("path", lambda run, value: txlcli.load("byte", runs_dir=value)),
+    ("word", lambda run, value: txlcli.load("byte", device=value)),
+    ("word", lambda run, value: txlcli.load("byte", precision=value)),
+    ("callable", lambda run, value: txlcli.load("byte", on_progress=value)),
+    ("path", lambda run, value: txlcli.open_store(value)),
+    ("path", lambda run, value: txlcli.open_store("byte", data_dir=value)),
+    ("path", lambda run, value: txlcli.make_model(value, vocab_size=7)),
+    ("int", lambda run, value: txlcli.make_model("stdlib", vocab_size=value)),
+    ("share", lambda run, value: txlcli.make_model("stdlib", vocab_size=7, changes={"model.dropout": value or -1})),
+    ("path", lambda run, value: txlcli.train(value)),
+    ("options", lambda run, value: txlcli.train("stdlib", value)),
+    ("path", lambda run, value: txlcli.train("stdlib", data_dir=value)),
+    ("callable", lambda run, value: txlcli.train("stdlib", on_report=value)),
+    ("path", lambda run, value: txlcli.prepare(value)),
+    ("options", lambda run, value: txlcli.prepare("stdlib", value)),
+    ("word", lambda run, value: txlcli.PrepareOptions(tokenizer=value)),
+    ("int", lambda run, value: txlcli.PrepareOptions(vocab_size=value)),
+    ("path", lambda run, value: txlcli.PrepareOptions(source=value)),
+    ("int", lambda run, value: txlcli.TrainOptions(max_steps=value)),
+    ("bool", lambda run, value: txlcli.TrainOptions(force=value)),
+]
+
+
+@pytest.fixture(scope="module")
+def own_run(trained_novel):
+    return txlcli.load("byte", runs_dir=trained_novel / "runs", data_dir=trained_novel / "data")
+
+
+@pytest.mark.parametrize("number", range(len(ARGUMENTS)))
+def test_a_wrong_argument_is_one_line_of_an_error_of_txl(own_run, tmp_path, monkeypatch, number):
+    monkeypatch.chdir(tmp_path)
+    kind, call = ARGUMENTS[number]
+    for value in WRONG[kind]:
+        with pytest.raises(TxlError) as caught:
+            call(own_run, value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+    assert not list(tmp_path.iterdir())
+
+
+def test_lengths_may_be_any_whole_numbers(own_run):
+    (row,) = own_run.evaluate(mem_len=np.array([7]), positions=20)
+    assert row == dataclasses.replace(own_run.evaluate(mem_len=7, positions=20)[0], ms_per_token=row.ms_per_token)
 
 
 def test_prepare_and_train_make_what_the_commands_make(tmp_path, monkeypatch):

@@ -290,8 +290,12 @@ def test_wrong_requests_are_rejected(here):
         continued("byte", [("the fox", " jumps")], attn_len=3)
     with pytest.raises(UnknownNameError, match='unknown option of generation "num_beams"'):
         generated("byte", ["the fox"], {"num_beams": 3})
-    with pytest.raises(UsageError, match="a context to continue is empty; give the task a prompt"):
-        generated("byte", [""], {})
+
+
+def test_an_empty_context_is_a_line_end(here):
+    options = {"max_gen_toks": 7}
+    assert generated("byte", ["", "the fox"], options) == generated("byte", ["\n", "the fox"], options)
+    assert len(generated("word", [""], options)) == 1
 
 
 def test_a_run_of_ids_without_text_is_rejected(here):

@@ -94,26 +94,36 @@ FORECAST = "only `dry_run` makes a forecast"
     [
         (EvalOptions, "`text` is scored instead of a split", {"text": TEXT, "split": "test"}),
         (EvalOptions, "`stride` is the number of tokens predicted per window of `attn_len`", {"stride": 2}),
-        *((EvalOptions, WINDOWS, {"attn_len": (7,), name: (5,)}) for name in ("mem_len", "seg_len", "same_length")),
+        *((EvalOptions, WINDOWS, {"attn_len": (7,)} | other) for other in ({"mem_len": (5,)}, {"seg_len": 5})),
+        (EvalOptions, WINDOWS, {"attn_len": (7,), "same_length": True}),
         (EvalOptions, WINDOWS, {"attn_len": "auto", "mem_len": "auto"}),
         (EvalOptions, ONE_LENGTH, {"dynamic": True, "attn_len": (5,)}),
         (EvalOptions, ONE_LENGTH, {"cache": 9, "plot": FILE}),
         (EvalOptions, LOSSES, {"losses": FILE, "dynamic": True}),
         (EvalOptions, LOSSES, {"losses": FILE, "protocols": PROTOCOLS}),
-        *((EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS, name: 3}) for name in ("cache", "dynamic", "plot")),
+        *(
+            (EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS} | other)
+            for other in ({"cache": 3}, {"dynamic": True}, {"plot": FILE})
+        ),
         *((EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS, name: "auto"}) for name in ("mem_len", "attn_len")),
         (EvalOptions, "recurrence is not among the `protocols`", {"protocols": ("sliding",), "same_length": False}),
         (EvalOptions, "recurrence has no windows", {"protocols": ("recurrence",), "attn_len": (5,)}),
         (EvalOptions, "strided is not among the `protocols`", {"protocols": ("disjoint",), "stride": 2}),
-        *((GenerateOptions, "`prompt` is the whole context", {"prompt": "a", name: 3}) for name in ("at", "reference")),
+        *(
+            (GenerateOptions, "`prompt` is the whole context", {"prompt": "a"} | other)
+            for other in ({"at": 3}, {"reference": True})
+        ),
         *((GenerateOptions, "`greedy` does not sample", {"greedy": True, name: 3}) for name in ("top_k", "samples")),
         (AttentionOptions, "`heads` and `auto` both select heads", {"heads": HEADS, "auto": 2}),
         *((AttentionOptions, FIGURE_6, {"figure": (5, 7), name: 2}) for name in ("auto", "at")),
         (AttentionOptions, FIGURE_6, {"figure": (5, 7), "heads": HEADS}),
-        *((ForecastOptions, FORECAST, {name: 2}) for name in ("devices", "bandwidth", "verbose")),
+        *((ForecastOptions, FORECAST, other) for other in ({"devices": 2}, {"bandwidth": 2.0}, {"verbose": True})),
         (ForecastOptions, OF_GPUS, {"dry_run": True, "device_memory": 8e10}),
         (ForecastOptions, OF_THIS_MACHINE, {"dry_run": True, "devices": 2, "verbose": True}),
-        *((TrainOptions, "`resume` continues a run", {"resume": "byte", name: "x"}) for name in ("name", "force")),
+        *(
+            (TrainOptions, "`resume` continues a run", {"resume": "byte"} | other)
+            for other in ({"name": "x"}, {"force": True})
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_rejected(options, because, given):

@@ -72,11 +72,18 @@ class Vocab:
         """Id of each symbol; a byte is represented by the character of the same number."""
         return {symbol: number for number, symbol in enumerate(self.symbols)}
 
-    def encode(self, text: str) -> Ids:
-        """Encode a text; a word vocabulary ends each complete line with the boundary."""
+    def encode(self, text: str | bytes) -> Ids:
+        """Encode a text, or its UTF-8; a word vocabulary ends each complete line with the boundary."""
         self.check_has_text()
         if self.tokenizer == "byte":
-            return self.encode_bytes(text.encode("utf-8", errors="surrogateescape"))
+            return self.encode_bytes(text if isinstance(text, bytes) else to_bytes(text))
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
+        elif not text.isascii():
+            to_bytes(text, "strict")
         if self.tokenizer == "sentencepiece":
             return np.array(self.sentencepiece.encode(text), dtype=np.int64)
         return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
@@ -234,6 +241,15 @@ class Vocab:
             if number is not None and not (type(number) is int and 0 <= number < vocab.size):
                 raise ValueError(f"{name} is {number!r}, not an id")
         return vocab
+
+
+def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
+    """Return a text as UTF-8; by default, bytes that were not UTF-8, which Python reads as escapes, are restored."""
+    try:
+        return text.encode(errors=errors)
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise VocabularyError(f"the text has half a character, {half}, at {error.start}; leave it out") from error
 
 
 def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str:

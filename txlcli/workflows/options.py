@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings, Precision
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
+from txlcli.system.arguments import check_type
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
@@ -53,7 +54,7 @@ def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of the options of a job: checks the words and ranges of all fields when it is made."""
+    """Base class of the options of a job: checks the types and ranges of all fields when it is made."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -62,11 +63,9 @@ class Options:
                 if isinstance(value, list):
                     value = tuple(value)
                     object.__setattr__(self, field.name, value)
+                check_type(field.name, value, field.type)
                 if value == () != field.default:
                     raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
-                words = _words(field.type)
-                if isinstance(value, str) and words and value not in words:
-                    raise UnknownNameError(field.name, value, words)
                 for number in value if isinstance(value, tuple) else (value,):
                     _check_range(field.name, number, traits)
         self._check()
@@ -87,13 +86,6 @@ class Options:
         """Reject the named fields, which do not belong to the other options."""
         if given := self.given(*names):
             raise UsageError(f"{because}; leave out {given[0]}")
-
-
-def _words(kind: Any) -> tuple[str, ...]:
-    """Return the words that a field of this type takes; none if it takes any text."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    return tuple(word for part in get_args(kind) for word in _words(part))
 
 
 def _check_range(name: str, number: object, traits: OptionTraits) -> None:

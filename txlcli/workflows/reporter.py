@@ -22,6 +22,9 @@ class Reporter(Protocol):
     def say(self, message: str) -> None:
         """Take one line about what the workflow is doing."""
 
+    def warn(self, message: str) -> None:
+        """Take one line about something that has failed, while the workflow goes on."""
+
     def progress(
         self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
     ) -> AbstractContextManager[Step]:
@@ -56,6 +59,10 @@ class CallbackReporter:
     def say(self, message: str) -> None:
         """Pass on the message."""
         self._on_progress(message, None, None)
+
+    def warn(self, message: str) -> None:
+        """Pass on the message."""
+        self.say(message)
 
     def progress(
         self, description: str, total: float | None = None, unit: str = "", start: float = 0.0

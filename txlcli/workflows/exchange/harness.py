@@ -137,7 +137,10 @@ class HarnessModel(LM):
         return results
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-        """Return the continuation of each context, up to the first stop sequence or the largest number of tokens."""
+        """Return the continuation of each context, up to the first stop sequence or the largest number of tokens.
+
+        Without a boundary, an empty context is read as a line end, or as what the vocabulary has instead of one.
+        """
         settings = self._settings
         if self._attn_len:
             settings = dataclasses.replace(settings, mem_len=0, seg_len=self._attn_len)
@@ -149,7 +152,7 @@ class HarnessModel(LM):
             if self._vocab.boundary is not None:
                 ids = np.concatenate([[self._vocab.boundary], ids])
             if not len(ids):
-                raise UsageError("a context to continue is empty; give the task a prompt")
+                ids = np.array([next((self._vocab.ids_of[mark] for mark in "\n " if mark in self._vocab.ids_of), 0)])
             tokens = sampling.generate(reader, torch.from_numpy(ids), sampling_options, seed=SEED)
             pieces = self._vocab.spell(itertools.islice(tokens, max_tokens), after=int(ids[-1]))
             texts.append(_until(pieces, stops))

@@ -213,7 +213,7 @@ class TrainingLog:
         peak_tokens_per_s: float | None = None,
     ) -> None:
         self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, step, peak_tokens_per_s
-        self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.say))]
+        self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.warn))]
         self._receivers += [on_report] if on_report else []
         self._on_report = on_report
         steps = run.settings.train.max_steps

@@ -1,0 +1,73 @@
+"""Checks the arguments of the Python interface, whose types Python does not check, against their annotations."""
+
+import errno
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from txlcli.errors import UnknownNameError, UsageError, shortened
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Return a function that raises a UsageError if an argument does not have its annotated type."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        for name, value in signature.bind(*arguments, **named).arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+                check_type(name, value, parameter.annotation)
+        return function(*arguments, **named)
+
+    return call
+
+
+def check_type(name: str, value: object, annotation: Any) -> None:
+    """Raise a UsageError unless a value has a type; a word must be among those of a Literal."""
+    words = _words(annotation)
+    if isinstance(value, str) and words and value not in words:
+        raise UnknownNameError(name, value, words)
+    shown = shortened(" ".join(ascii(value).split()))
+    if not _fits(value, annotation):
+        raise UsageError(f"`{name}` must be {inspect.formatannotation(annotation)}, not {shown}")
+    if not {Path, os.PathLike[str]}.isdisjoint(get_args(annotation)) and not _is_path(value):
+        raise UsageError(f"`{name}` must be a path, not {shown}")
+
+
+def _words(annotation: Any) -> tuple[str, ...]:
+    """Return the words that an option of this type takes; none if it takes any text."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for part in get_args(annotation) for word in _words(part))
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+    if annotation in (int, float):
+        return isinstance(value, int | annotation) and not isinstance(value, bool)
+    return isinstance(value, origin or annotation)
+
+
+def _is_path(value: Any) -> bool:
+    """Return True if the operating system accepts a path, of whatever file; None is allowed."""
+    try:
+        os.lstat("." if value is None else value)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    except ValueError:  # a zero, or half a character
+        return False
+    return True
