@@ -87,6 +87,13 @@ class Attend(Protocol):
         """
 
 
+class AttendContext(Protocol):
+    """`Attend` for keys and values side by side."""
+
+    def __call__(self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+        """Return (B, H, L, D) for queries (B, H, L, D), keys and values (B, K, 2, H, D)."""
+
+
 class RowOperations(Protocol):
     """Operations of the softmax on the rows of a block of logits, (t, c)."""
 
@@ -145,5 +152,5 @@ class Backend:
     dropout: Drop
     activation: Drop
     """Dropout of relu(hidden); it may overwrite its input."""
-    joins_context: bool = False
-    """True if one product projects memory and segment to keys and values: it saves products, and costs copies."""
+    attend_context: AttendContext | None = None
+    """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""

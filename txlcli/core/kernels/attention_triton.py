@@ -17,7 +17,6 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 their own, P columns of a row of position scores (m, padded), S splits of the keys, a power of two.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +28,6 @@ from triton.runtime import driver
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
-from txlcli.core.kernels.attention_inputs import AttentionInputs
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -125,17 +123,40 @@ def splits_of(programs: int, tiles: int, device: torch.device) -> int:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
     """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits."""
+    keys, values = _rows(key), _rows(value)
+    if keys.stride() != values.stride() or keys.stride(3) != 1:
+        keys, values = keys.contiguous(), values.contiguous()
+    return _attend(query, keys, values, terms, dropout=dropout)
+
+
+def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+    """`core.backend.AttendContext` in the kernels of `attend`."""
+    return _attend(query, key_value, None, terms, dropout=dropout)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor | None, terms: ScoreTerms, *, dropout: float) -> Tensor:
+    """Return (B, H, L, D) for keys and values (B, K, H, D), or both side by side, (B, K, 2, H, D)."""
+    dtype, scale = query.dtype, query.shape[3] ** -0.5
+    width = _padded(max(query.shape[3], key.shape[-1]))
+
+    def aligned(tensor: Tensor, scaled: float = 1.0) -> Tensor:
+        """Scale, cast, and zero-pad the head width D."""
+        tensor = (tensor * scaled if scaled != 1 else tensor).to(dtype)
+        return F.pad(tensor, (0, width - tensor.shape[-1])) if tensor.shape[-1] < width else tensor
+
     with torch.autocast(query.device.type, enabled=False):
-        # The bias by distance is added to the position scores, not to the position keys.
-        inputs = AttentionInputs.of(query, key, value, dataclasses.replace(terms, distance_bias=None))
-        columns = _count_columns(inputs, terms.distance_bias)
-        by_distance = _position_scores(inputs, terms.distance_bias, columns) if columns else None
+        content = position = aligned(_rows(query), scale)  # (B, L, H, D)
+        key, value = aligned(key), None if value is None else aligned(value)
+        if terms.content_bias is not None:
+            content = content + aligned(terms.content_bias, scale)
+        if terms.position_bias is not None:
+            position = position + aligned(terms.position_bias, scale)
+        columns = _count_columns(terms, query, key, key if value is None else value)
+        position_key = None if terms.position_key is None else aligned(terms.position_key)
+        by_distance = _position_scores(position, position_key, terms.distance_bias, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
-        content, keys, values = _rows(inputs.query_content).contiguous(), _rows(inputs.key), _rows(inputs.value)
-        if keys.stride() != values.stride() or keys.stride(3) != 1:
-            keys, values = keys.contiguous(), values.contiguous()
-        out, _ = attention(content, keys, values, by_distance, seed, inputs.reach, columns, dropped)
+        out, _ = attention(content.contiguous(), key, value, by_distance, seed, terms.reach, columns, dropped)
         return _rows(out)[..., : query.shape[3]]
 
 
@@ -144,28 +165,40 @@ def _rows(heads: Tensor) -> Tensor:
     return heads.transpose(1, 2)
 
 
-def _count_columns(inputs: AttentionInputs, distance_bias: Tensor | None) -> int:
+def _padded(count: int) -> int:
+    """Return the next multiple of 8: rows of 16 bits then begin at multiples of 16 bytes, as fast products need."""
+    return count + -count % COLUMN_MULTIPLE
+
+
+def _count_columns(terms: ScoreTerms, *others: Tensor) -> int:
     """Return the number of distances with a score of their own; 0 without position scores."""
-    if distance_bias is not None:
-        return inputs.reach
-    if inputs.position_key is None:
-        return 0
-    needs_gradient = torch.is_grad_enabled() and inputs.need_gradient
-    return inputs.reach if needs_gradient else min(inputs.position_key.shape[1], inputs.reach)
+    key, given = terms.position_key, (*others, terms.position_key, terms.content_bias, terms.position_bias)
+    differentiates = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    if terms.distance_bias is not None or (key is not None and differentiates):
+        return terms.reach
+    return 0 if key is None else min(key.shape[1], terms.reach)
 
 
-def _position_scores(inputs: AttentionInputs, distance_bias: Tensor | None, columns: int) -> Tensor:
-    """Return the scores (H, B, L, P) of all distances: column c is distance m - 1 - c, from column m on is padding."""
-    batch_size, heads, seg_len, width = inputs.query.shape
-    padding = -columns % COLUMN_MULTIPLE
-    scores = inputs.query.new_zeros(1)
-    if inputs.position_key is not None:
-        position_key = F.pad(nearest_rows(inputs.position_key, columns), (0, 0, 0, padding))  # (H, P, D)
-        rows = inputs.query_position.transpose(0, 1).reshape(heads, batch_size * seg_len, width)
-        scores = torch.bmm(rows, position_key.mT).view(heads, batch_size, seg_len, columns + padding)
+def _position_scores(
+    rows: Tensor, position_key: Tensor | None, distance_bias: Tensor | None, columns: int
+) -> Tensor | None:
+    """Return the scores (H, B, L, P) of queries (B, L, H, D) for all distances, None if there are none.
+
+    Column c is distance m - 1 - c, from column m on is padding.
+    """
+    if not columns:
+        return None
+    batch_size, seg_len, heads, width = rows.shape
+    pitch, scores = _padded(columns), rows.new_zeros(1)
+    if position_key is not None:
+        position_key = nearest_rows(position_key, columns)
+        if pitch > columns:
+            position_key = F.pad(position_key, (0, 0, 0, pitch - columns))  # (H, P, D)
+        of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)
+        scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)
     if distance_bias is not None:
-        bias = F.pad(distance_bias, (0, padding)).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
-        scores = (scores + bias).expand(heads, batch_size, seg_len, columns + padding)
+        bias = F.pad(distance_bias, (0, pitch - columns)).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
+        scores = (scores + bias).expand(heads, batch_size, seg_len, pitch)
     return scores.contiguous()
 
 
@@ -173,7 +206,7 @@ def _position_scores(inputs: AttentionInputs, distance_bias: Tensor | None, colu
 def attention(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     by_distance: Tensor | None,
     seed: Tensor | None,
     reach: int,
@@ -184,8 +217,8 @@ def attention(
 
     Args:
         query: (B, L, H, D), contiguous, scaled.
-        key: (B, K, H, D); the last L keys are the positions of the queries.
-        value: as `key`, with the same strides.
+        key: (B, K, H, D); the last L keys are the positions of the queries. Or keys and values, (B, K, 2, H, D).
+        value: as `key`, with the same strides; None if `key` has the values.
         by_distance: position scores (H, B, L, P), contiguous.
         seed: (1,), chooses the attention weights that are dropped.
         reach: n.
@@ -196,6 +229,7 @@ def attention(
     """
     batch_size, seg_len, heads, _ = query.shape
     key_len = key.shape[1]
+    key, value = key.unbind(2) if value is None else (key, value)
     tile, constants = _tile("forward", query)
     blocks = batch_size * heads * triton.cdiv(seg_len, tile.queries)
     splits = splits_of(blocks, min(key_len, seg_len + reach) // tile.keys, query.device)
@@ -236,7 +270,7 @@ def _combine(parts: Tensor, logs: Tensor, out: Tensor, log_total: Tensor) -> Non
 
 def _pitch(by_distance: Tensor | None, reach: int) -> int:
     """Return P; without position scores, of the gradients of the scores."""
-    return reach + -reach % COLUMN_MULTIPLE if by_distance is None else by_distance.shape[3]
+    return _padded(reach) if by_distance is None else by_distance.shape[3]
 
 
 @attention.register_fake
@@ -250,14 +284,14 @@ def attention_backward(
     product: Tensor,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     by_distance: Tensor | None,
     seed: Tensor | None,
     log_total: Tensor,
     reach: int,
     dropped: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries (B, L, H, D), keys and values (B, K, H, D) and all scores (H, B, L, P).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries (B, L, H, D), keys and values (B, K, 2, H, D) and all scores (H, B, L, P).
 
     Args:
         grad_out: (B, L, H, D), contiguous.
@@ -267,11 +301,12 @@ def attention_backward(
     batch_size, seg_len, heads, _ = query.shape
     key_len, pitch = key.shape[1], _pitch(by_distance, reach)
     grads = _gradients(query, key, by_distance, reach)
-    grad_query, grad_key, grad_value, grad_score = grads
+    grad_query, grad_key_value, grad_score = grads
+    key, value = key.unbind(2) if value is None else (key, value)
     sizes = (*key.stride()[:3], seg_len, key_len, reach, pitch)
     tile, constants = _tile("keys", query)
     kernels.backward_of_keys_kernel[batch_size * heads * triton.cdiv(key_len, tile.keys),](
-        query, key, value, by_distance, seed, log_total, grad_out, product, grad_key, grad_value, grad_score, *sizes,
+        query, key, value, by_distance, seed, log_total, grad_out, product, grad_key_value, grad_score, *sizes,
         **constants, DROPPED=dropped,
     )  # fmt: skip
     tile, constants = _tile("queries", query)
@@ -281,19 +316,18 @@ def attention_backward(
     return grads
 
 
-def _gradients(
-    query: Tensor, key: Tensor, by_distance: Tensor | None, reach: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch_size, seg_len, heads, _ = query.shape
+def _gradients(query: Tensor, key: Tensor, by_distance: Tensor | None, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch_size, seg_len, heads, width = query.shape
     score_shape = (heads, batch_size, seg_len, _pitch(by_distance, reach))
-    return torch.empty_like(query), query.new_empty(key.shape), query.new_empty(key.shape), query.new_empty(score_shape)
+    key_value_shape = (batch_size, key.shape[1], 2, heads, width)
+    return torch.empty_like(query), query.new_empty(key_value_shape), query.new_empty(score_shape)
 
 
 @attention_backward.register_fake
 def _(
-    _grad: Tensor, _product: Tensor, query: Tensor, key: Tensor, _value: Tensor, by_distance: Tensor | None,
+    _grad: Tensor, _product: Tensor, query: Tensor, key: Tensor, _value: Tensor | None, by_distance: Tensor | None,
     _seed: Tensor | None, _log: Tensor, reach: int, _dropped: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _gradients(query, key, by_distance, reach)
 
 
@@ -308,8 +342,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, out, log_total = ctx.saved_tensors
     product = (grad_out.float() * out.float()).sum(-1).transpose(1, 2).contiguous()  # (B, H, L), sum over keys of P dP
-    *grads, grad_score = attention_backward(grad_out.contiguous(), product, *tensors, log_total, ctx.reach, ctx.dropped)
-    return *grads, None if tensors[3] is None else grad_score, None, None, None, None
+    grad_query, grad_key_value, grad_score = attention_backward(
+        grad_out.contiguous(), product, *tensors, log_total, ctx.reach, ctx.dropped
+    )
+    grads = (grad_key_value, None) if tensors[2] is None else grad_key_value.unbind(2)
+    return grad_query, *grads, None if tensors[3] is None else grad_score, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_save)

@@ -254,11 +254,11 @@ def combine_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def backward_of_keys_kernel(
     query_base, key_base, value_base, by_distance, seed, log_total_base, grad_out_base, product_base,
-    grad_key_base, grad_value_base, grad_score_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
+    grad_base, grad_score_base, key_b, key_l, key_h, seg_len, key_len, reach, pitch,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of a block of keys and values, and of their scores, from all queries that see them."""
+    """Write the gradients of a block of keys and values, (B, K, 2, H, D), and of their scores, from all queries."""
     blocks = tl.cdiv(key_len, KEYS)
     sequence, sequences = tl.program_id(0) // blocks, tl.num_programs(0) // blocks
     first_key = tl.program_id(0) % blocks * KEYS
@@ -295,9 +295,9 @@ def backward_of_keys_kernel(
         places = _places(queries, keys, seg_len, key_len, reach, pitch)
         tl.store(grad_score_base + score_rows + places, grad_score, mask=seen)
         grad_key = tl.dot(tl.trans(grad_score), query, grad_key, input_precision=PRECISION)
-    grad_rows = _rows_of(sequence, key_len, HEADS, WIDTH)
-    _store_rows(grad_key_base + grad_rows, HEADS * WIDTH, keys, key_len, grad_key, WIDTH, PADDED)
-    _store_rows(grad_value_base + grad_rows, HEADS * WIDTH, keys, key_len, grad_value, WIDTH, PADDED)
+    grad_rows = grad_base + _keys_of(sequence, key_len * 2 * HEADS * WIDTH, WIDTH, HEADS)
+    _store_rows(grad_rows, 2 * HEADS * WIDTH, keys, key_len, grad_key, WIDTH, PADDED)
+    _store_rows(grad_rows + HEADS * WIDTH, 2 * HEADS * WIDTH, keys, key_len, grad_value, WIDTH, PADDED)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, ScoreTerms, nearest_rows
+from txlcli.core.backend import Attend, AttendContext, ScoreTerms, nearest_rows
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -149,6 +149,7 @@ class Attention(nn.Module):
         )
         self.attend: Attend = attend
         """The definition above, or a faster implementation."""
+        self.attend_context: AttendContext | None = None
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
@@ -170,12 +171,6 @@ class Attention(nn.Module):
         key, value = self.w_k_content(context), self.w_v(context)
         return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
-    def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `project_keys_values` of the context (B, K, d), by one product."""
-        weight = torch.cat([self.w_k_content.weight, self.w_v.weight])
-        key, value = F.linear(context, weight).chunk(2, dim=-1)
-        return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
-
     def forward(
         self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
     ) -> Tensor:
@@ -187,7 +182,27 @@ class Attention(nn.Module):
             terms: the other terms of the score.
             attend: computes the attention of this call only.
         """
-        dropout = self.attention_dropout if self.training else 0.0
-        attended = (attend or self.attend)(query, *keys_values, terms, dropout=dropout)
+        attended = (attend or self.attend)(query, *keys_values, terms, dropout=self._active_dropout)
+        return self._join_heads(attended)
+
+    @property
+    def joins_context(self) -> bool:
+        """True if `to_context` does what `project_keys_values` and `forward` do, in fewer operations."""
+        return self.attend_context is not None and isinstance(self.k_norm, nn.Identity)
+
+    def to_context(self, segment: Tensor, context: Tensor, terms: ScoreTerms) -> Tensor:
+        """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes."""
+        assert self.attend_context is not None
+        weight = torch.cat([self.w_k_content.weight, self.w_v.weight])
+        key_value = F.linear(context, weight).unflatten(-1, (2, self.n_heads, -1))  # (B, K, 2, H, D)
+        query = self.project_queries(segment)
+        return self._join_heads(self.attend_context(query, key_value, terms, dropout=self._active_dropout))
+
+    @property
+    def _active_dropout(self) -> float:
+        return self.attention_dropout if self.training else 0.0
+
+    def _join_heads(self, attended: Tensor) -> Tensor:
+        """Return W_o of the outputs of all heads, (B, H, L, D) -> (B, L, d)."""
         output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return output

@@ -1,6 +1,7 @@
 """The choice of a backend: the definition of attention in `core.model.attention`, or faster implementations."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from txlcli.config.settings import AttentionBackend
 from txlcli.core.backend import Attend, Backend, ScoreTerms
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
+from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import Workspace
@@ -50,6 +52,15 @@ class FastAttention:
 
         return attend(query, key, value, terms, dropout=dropout)
 
+    def to_context(self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+        """Return (B, H, L, D); see `core.backend.AttendContext`."""
+        if not runs_triton(query.device, query.dtype, query.shape[3]):
+            key, value = key_value.transpose(1, 3).unbind(2)
+            return self.tiles(query, key, value, terms, dropout=dropout)
+        from txlcli.core.kernels.attention_triton import attend_context  # noqa: PLC0415
+
+        return attend_context(query, key_value, terms, dropout=dropout)
+
 
 def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     """Return `core.kernels.dropout.drop` in operations that a compiler fuses; on a CPU the mask is another one."""
@@ -60,8 +71,25 @@ def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     return (hidden * scale).to(hidden.dtype)
 
 
-def _plain_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
-    return _plain_dropout(F.relu(hidden), rate, variational=variational)
+class _FusedActivation(torch.autograd.Function):
+    """Dropout of relu(hidden) for the next product, which keeps the result: a mask is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, rate: float, variational: bool) -> Tensor:
+        out = cast_for_products(_plain_dropout(F.relu(hidden), rate, variational=variational))
+        ctx.save_for_backward(out)
+        ctx.scale, ctx.dtype = 1 / (1 - rate), hidden.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (out,) = ctx.saved_tensors
+        return torch.where(out > 0, grad_outputs[0].to(ctx.dtype) * ctx.scale, 0.0), None, None
+
+
+def _fused_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
+    activation: Tensor = _FusedActivation.apply(hidden, rate, variational)
+    return activation
 
 
 def _plain_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
@@ -69,11 +97,18 @@ def _plain_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bo
     return F.linear(rows, weight, bias)
 
 
+def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """Return F.linear, with the bias added in its own dtype by the next operation."""
+    product = F.linear(rows, weight)
+    return product if bias is None else product + bias
+
+
+_OPERATOR = FastAttention(attention.attend)
 COMPILED = Backend(
-    attend=FastAttention(attention.attend),
-    linear=_plain_linear,
+    attend=_OPERATOR,
+    attend_context=_OPERATOR.to_context,
+    linear=_fused_linear,
     dropout=_plain_dropout,
-    activation=_plain_activation,
-    joins_context=True,
+    activation=_fused_activation,
 )
-"""Plain PyTorch, which torch.compile fuses, around the kernels of attention; where they do not run, its definition."""
+"""Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them."""

@@ -15,10 +15,12 @@ Axes: B batch, L segment, H heads, D head width, d model width, N layers, n dist
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.config import encodings as traits_by_name
 from txlcli.config.encodings import EncodingTraits
@@ -28,6 +30,7 @@ from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
+from txlcli.core.model.module_list import ModuleList
 from txlcli.errors import UsageError
 
 
@@ -38,6 +41,9 @@ class Encoding(nn.Module):
     distance alone is `ScoreTerms.distance_bias`, (H, n) with the farthest distance first. All attention backends, the
     decoder and `txl attention` support both.
     """
+
+    joins_products = False
+    """True to project the distances for all layers at once."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -95,19 +101,34 @@ class RelativeEncoding(Encoding):
         self.content_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
         self.position_bias = nn.Parameter(torch.empty(pairs, n_heads, d_head))
         layers = range(settings.n_layers)
-        self.w_k_position = nn.ModuleList(Linear(d_model, n_heads * d_head, bias=False) for _ in layers)
+        self.w_k_position: ModuleList[Linear] = ModuleList(
+            Linear(d_model, n_heads * d_head, bias=False) for _ in layers
+        )
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
         encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
         encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for the batch and all layers
-        terms = []
+        project = self._project_at_once if self.joins_products else self._project_by_layer
+        return [
+            ScoreTerms(reach, split_heads(position_key, self.settings.n_heads), content_bias, position_bias)
+            for position_key, content_bias, position_bias in project(encoding)
+        ]
+
+    def _project_by_layer(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield W_kR R, (n, H * D), u and v of each layer, from the encodings R (n, d)."""
         for number, w_k_position in enumerate(self.w_k_position):
             pair = 0 if self.settings.tie_biases else number
-            position_key = split_heads(w_k_position(encoding), self.settings.n_heads)
-            terms.append(ScoreTerms(reach, position_key, self.content_bias[pair], self.position_bias[pair]))
-        return terms
+            yield w_k_position(encoding), self.content_bias[pair], self.position_bias[pair]
+
+    def _project_at_once(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
+        n_layers = len(self.w_k_position)
+        weight = torch.cat([w_k_position.weight for w_k_position in self.w_k_position])
+        keys = F.linear(encoding, weight).unflatten(1, (n_layers, -1)).unbind(1)
+        biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
+        return zip(keys, *biases, strict=True)
 
 
 class ShawEncoding(Encoding):

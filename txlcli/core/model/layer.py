@@ -99,8 +99,6 @@ class Layer(nn.Module):
         gated = settings.gating == "gru"
         self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
         self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
-        self.joins_context = False
-        """True if a backend projects memory and segment together."""
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -133,19 +131,20 @@ class Layer(nn.Module):
         layer_input = self.memory_input(hidden)
         first = 0 if count is None else hidden.shape[1] - count
         hidden = hidden[:, first:] if first else hidden
-        query, keys, values = self._project(self.attention_input(layer_input), past, terms.rotation, first=first)
-        if query.shape[2]:
-            attend = past.attend if isinstance(past, Past) else None
-            hidden = self._residual_block(hidden, self.attention(query, (keys, values), terms, attend))
+        attended = self._attend(self.attention_input(layer_input), past, terms, first=first)
+        if attended is not None:
+            hidden = self._residual_block(hidden, attended)
         return LayerOutput(hidden, (self.memory_input(hidden) if self.remembers_output else layer_input).detach())
 
-    def _project(
-        self, segment: Tensor, past: HiddenMemory | Past, rotation: Rotation | None, *, first: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of the segment (B, L, d) from position `first` on, and keys and values of past and segment."""
-        if self.joins_context and isinstance(past, HiddenMemory) and rotation is None:
+    def _attend(self, segment: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, first: int) -> Tensor | None:
+        """Attend from the positions from `first` on of a segment (B, L, d) to past and segment; None if there are none.
+
+        A reader's past stores the keys and values of the segment in any case.
+        """
+        rotation, attend = terms.rotation, past.attend if isinstance(past, Past) else None
+        if self.attention.joins_context and isinstance(past, HiddenMemory) and rotation is None:
             context = torch.cat([self.attention_input(past.states), segment], dim=1)  # [SG(m) o h] of section 3.2
-            return self.attention.project_queries(segment[:, first:]), *self.attention.project_context(context)
+            return self.attention.to_context(segment[:, first:], context, terms)
         query, keys, values = self.attention.project(segment, first=first)
         if rotation is not None:
             query, keys = rotation.apply(query), rotation.apply(keys)
@@ -154,7 +153,7 @@ class Layer(nn.Module):
         elif past.length:  # equals projecting the context
             old_keys, old_values = self.project_memory(past)
             keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-        return query, keys, values
+        return self.attention(query, (keys, values), terms, attend) if query.shape[2] else None
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.

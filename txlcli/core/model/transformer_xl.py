@@ -20,7 +20,7 @@ from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import by_onednn
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.score_buffer import Workspace
-from txlcli.core.model import backends
+from txlcli.core.model import attention, backends
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
@@ -137,10 +137,12 @@ class TransformerXL(LanguageModel):
         self.attention_backend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute is True)
         if self._compiles:
-            attend = backend.attend if name == "reference" else backends.COMPILED.attend
-            backend = dataclasses.replace(backends.COMPILED, attend=attend)
+            backend = backends.COMPILED
+            if name == "reference":
+                backend = dataclasses.replace(backend, attend=attention.attend, attend_context=None)
+        self.encoding.joins_products = backend.attend_context is not None
         for layer in self.layers:
-            layer.attention.attend, layer.joins_context = backend.attend, backend.joins_context
+            layer.attention.attend, layer.attention.attend_context = backend.attend, backend.attend_context
             for module in layer.modules():
                 if isinstance(module, Linear | Dropout):
                     module.backend = backend
