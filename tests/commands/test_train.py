@@ -219,6 +219,48 @@ def test_settings_that_weights_and_memory_depend_on_cannot_change(here):
     assert card("runs/byte") == before
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"place": {"epoch": 0, "segment": 10**9}},
+        {"place": None},
+        {"average": {}},
+        {"average": "none"},
+        {"best_nats": "low"},
+        {"validated": "1"},
+        {"step": -1},
+        {"plateau": 3},
+    ],
+    ids=str,
+)
+def test_a_wrong_state_with_right_checksums_is_rejected(here, changed):
+    train("--max-steps", 3, "--set", "train.schedule=plateau")
+    path = here / "runs/tiny/last.safetensors"
+    saved = checkpoint.load(path)
+    checkpoint.save(path, Checkpoint(saved.tensors, saved.state | changed))
+    message = refusal("train", "--resume", "tiny", code=1)
+    assert message.startswith("runs/tiny/last.safetensors: its resume state does not fit the run (")
+    assert message.endswith("); restore it from a copy")
+
+
+@pytest.mark.parametrize("group", ["optimizer", "memory", "rng"])
+def test_resume_tensors_of_another_shape_are_rejected(here, group):
+    train("--max-steps", 3)
+    path = here / "runs/tiny/last.safetensors"
+    saved = checkpoint.load(path)
+    name = max(name for name in saved.tensors if name.startswith(group))
+    checkpoint.save(path, Checkpoint(saved.tensors | {name: torch.ones(2, dtype=torch.uint8)}, saved.state))
+    assert "its resume state does not fit the run (" in refusal("train", "--resume", "tiny", code=1)
+
+
+@pytest.mark.parametrize("changed", [{"step": "3"}, {"step": None}, {"model": ["a"]}])
+def test_a_checkpoint_without_its_step_or_settings_is_damaged(here, changed):
+    path = here / "runs/byte/best.safetensors"
+    saved = checkpoint.load(path)
+    checkpoint.save(path, Checkpoint(saved.tensors, saved.state | changed))
+    assert refusal("eval", "byte", code=1).startswith(f"{path.relative_to(here)}: damaged checkpoint (its state has no")
+
+
 def test_a_run_is_trained_and_validated_on_one_text_only(here):
     train("--max-steps", 3)
     train("--name", "validated", "--max-steps", 4)

@@ -96,7 +96,7 @@ def test_weights_gradients_optimizer_and_memory_take_four_bytes_per_value(change
 
 def test_muon_keeps_one_state_of_each_matrix_of_the_layers_and_two_of_all_other_parameters():
     count = sum(parameters_by_part(model_settings(), V).values())
-    matrices = 2 * (4 * 14 * 33 + 2 * 14 * 17)
+    matrices = 2 * (5 * 14 * 33 + 2 * 14 * 17)
     assert step_bytes(model_settings(), V, train_settings(optimizer="muon")).optimizer == 4 * (2 * count - matrices)
 
 

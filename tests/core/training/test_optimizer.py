@@ -92,13 +92,13 @@ def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
         "matrices of the layers": {
             *(f"layers.0.attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v", "w_o")),
             *(f"layers.0.feed_forward.{name}.weight" for name in ("ff_1", "ff_2")),
+            "encoding.w_k_position.0.weight",
         },
         "other parameters": {
             "embedding.tables.0",
             "softmax.biases.0",
             "encoding.content_bias",
             "encoding.position_bias",
-            "encoding.w_k_position.0.weight",
             *(f"layers.0.{norm}.{name}" for norm in ("attention_norm", "ff_norm") for name in ("weight", "bias")),
             *(f"layers.0.feed_forward.{name}.bias" for name in ("ff_1", "ff_2")),
         },
@@ -216,8 +216,8 @@ def test_lamb_trains_a_parameter_without_a_gradient_no_step():
 def test_muon_is_pytorchs_with_adamw_for_the_rest(momentum, expected_momentum):
     def make_optimizers(model):
         named = list(model.named_parameters())
-        matrices = [one for name, one in named if name.startswith("layers.") and one.dim() == 2]
-        others = [one for name, one in named if not (name.startswith("layers.") and one.dim() == 2)]
+        matrices = [one for name, one in named if name.startswith(("layers.", "encoding.w_k")) and one.dim() == 2]
+        others = [one for name, one in named if not any(one is matrix for matrix in matrices)]
         decay = {"lr": 0.01, "weight_decay": 0.3}
         muon = torch.optim.Muon(matrices, momentum=expected_momentum, adjust_lr_fn="match_rms_adamw", **decay)
         return muon, torch.optim.AdamW(others, **decay)
@@ -330,6 +330,9 @@ FAULTY = {
     "it has no group for weight, bias": lambda _: SignDescent([parameter_group("none", [torch.zeros(1)])]),
     "it has no group for bias": lambda model: SignDescent([parameter_group("weight", [model.weight])]),
     "a group of it has no lr_factor, which parameter_group sets": lambda model: SignDescent(model.parameters()),
+    "its step needs a closure, which training does not give": lambda model: torch.optim.LBFGS(
+        [parameter_group("all", model.parameters())]
+    ),
     "Muon only supports 2D parameters whereas we found a parameter with size: torch.Size([3])": lambda model: (
         torch.optim.Muon([parameter_group("all", model.parameters())])
     ),

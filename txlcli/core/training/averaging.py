@@ -70,7 +70,7 @@ class Average:
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
-        self.steps = state["steps"]
+        self.steps = int(state["steps"])
         if weights:
             self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 
@@ -117,7 +117,7 @@ class AveragedSgd(Mean):
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         super().restore(state, weights)
-        self._losses, self._first = state["losses"], 0 if state["triggered"] else None
+        self._losses, self._first = [*map(float, state["losses"])], 0 if state["triggered"] else None
 
 
 class ExponentialAverage(Average):

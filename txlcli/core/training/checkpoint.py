@@ -141,6 +141,8 @@ def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[st
         ) from error
     if state["format"] > checkpoint_header.FORMAT:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
+    if type(state.get("step")) is not int or not isinstance(state.get("model", {}), dict):
+        raise _damaged(path, "its state has no step, or no settings")
     return state, checksums
 
 
@@ -166,6 +168,9 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
         if id(parameter) in own:  # fused kernels need the step counter on the device of the parameter
+            allocated = optimizer.state[parameter].get(key)
+            if allocated is not None and allocated.shape != value.shape:
+                raise ValueError(f"{shortened(full_name)} has the shape {tuple(value.shape)}")
             optimizer.state[parameter][key] = value.to(parameter.device)
 
 
@@ -201,6 +206,8 @@ def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], par
     for layer in range(len(memories[0])) if tensors else ():
         of_all_lanes = torch.cat([tensors[f"{part}.{layer}"] for part in range(len(saved))])
         for memory, part in zip(memories, parts, strict=True):
+            if of_all_lanes.shape[-1] != memory[layer].shape[-1] or len(of_all_lanes) < part.stop:
+                raise ValueError(f"the memory of layer {layer} has the shape {tuple(of_all_lanes.shape)}")
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
 
 

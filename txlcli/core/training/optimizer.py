@@ -4,6 +4,7 @@ A factory divides the parameters into named groups. The learning rate of a group
 factor. To add an optimizer, call `register_optimizer`.
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names."""
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
-        _check_groups(optimizer, model)
+        _check(optimizer, model)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecipeError(
@@ -72,8 +73,12 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     return optimizer
 
 
-def _check_groups(optimizer: Optimizer, model: nn.Module) -> None:
-    """Reject groups that lack a parameter or their factor of the learning rate, with a ValueError."""
+def _check(optimizer: Optimizer, model: nn.Module) -> None:
+    """Reject, with a ValueError, a step with a closure, and groups without a parameter or their factor of the rate."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise ValueError("its step needs a closure, which training does not give") from error
     if not all("lr_factor" in group for group in optimizer.param_groups):
         raise ValueError("a group of it has no lr_factor, which parameter_group sets")
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -217,8 +222,8 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
-    """Return True for the weights of attention, feed-forward and recurrent layers."""
-    return name.startswith("layers.") and len(shape) == 2
+    """Return True for the weights of attention (W_kR, too), feed-forward and recurrent layers."""
+    return name.startswith(("layers.", "encoding.w_k_position.")) and len(shape) == 2
 
 
 OPTIMIZERS = {
