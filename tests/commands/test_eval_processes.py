@@ -93,8 +93,9 @@ def test_torchrun_evaluates_in_its_processes(here):
 
 
 @pytest.mark.slow
-def test_fewer_lanes_than_processes_are_rejected_once(here):
-    stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, "--processes", 2), 2)
+@pytest.mark.parametrize("protocols", [[], ["--protocols", "disjoint,recurrence"]], ids=len)
+def test_fewer_lanes_than_processes_are_rejected_once(here, protocols):
+    stdout, stderr = ended(start("eval", "byte", "--batch-size", 1, *protocols, "--processes", 2), 2)
     assert stdout == ""
     assert [line for line in stderr if line.startswith("error: ")] == [
         "error: 2 processes divide the lanes of the batch, and 458 tokens with a batch size of 1 are one lane; give "

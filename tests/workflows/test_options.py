@@ -139,6 +139,7 @@ def test_options_that_exclude_each_other_are_rejected(options, because, given):
             (EvalOptions, {"cache": 9, "mem_len": lengths}, "`cache` and `dynamic` take one `mem_len`, which is not")
             for lengths in ((0, 5), "auto")
         ),
+        (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (5, 0)}, "`mem_len` 0: `protocols` compare a memory with"),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),
         *(
             (AttentionOptions, heads, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`")

@@ -101,8 +101,9 @@ class TrainSettings(Section):
     """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
     kernels takes longer than running them. One process only; not with adaptive softmax or auxiliary losses."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
-    """adam or adamw; sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers
-    and adamw for all other parameters; lamb: LAMB for large batches, as in NVIDIA's recipes."""
+    """adam or adamw; sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers and adamw for all
+    other parameters; lamb: LAMB for large batches, in NVIDIA's variant: without bias correction, and with the norm that
+    scales an update limited to 10."""
     lr: PositiveFloat = 2.5e-4
     """Peak learning rate of all parameters. Muon scales its updates to the size of AdamW's, so both use this rate."""
     momentum: Rate = 0.0

@@ -350,6 +350,8 @@ class EvalOptions(Options):
         for protocol, *names in (("strided", "stride"), ("recurrence", *OF_MEMORY)):
             if protocol not in self.protocols:
                 self.exclude(*names, because=f"{protocol} is not among the `protocols`")
+        if 0 in self.mem_lens:
+            raise UsageError("`mem_len` 0: `protocols` compare a memory with windows of its length; give 1 or more")
         if self.protocols == ("recurrence",):
             self.exclude("attn_len", because="recurrence has no windows")
 

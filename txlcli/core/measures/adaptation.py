@@ -112,7 +112,11 @@ def search_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicSettings:
-    """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019)."""
+    """Dynamic evaluation with scaled steps (Krause et al. 2018, 2019).
+
+    There, a constant takes the place of the mean root mean square, and the decay starts from the weights before the
+    step.
+    """
 
     lr: float
     """Step size. The gradient is divided by its root mean square in training plus the mean of that over all parameters,

@@ -36,7 +36,7 @@ class RecurrentMemoryTransformer(TransformerXL):
 
     @property
     def has_idle_weights(self) -> bool:
-        """True: the first state has a gradient in the first segment of a text only."""
+        """True: the first state has a gradient in the first step of an epoch only, so that it is hardly trained."""
         return True
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:

@@ -18,7 +18,7 @@ from txlcli.config.settings import Settings
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in
 from txlcli.core.reading.windows import score_windows, windows_at_once
-from txlcli.core.training.validation import add_shares, score_in_processes
+from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.runs.loading import OpenRun
@@ -204,6 +204,8 @@ def _mem_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
 def over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
     metric, first = metrics.metric_of(scoring.text.unit), None
+    if "recurrence" in options.protocols and not lacking_protocols(scoring.opened, options):
+        check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before other rows take hours
     for protocol in options.protocols:
         for row in _of_protocol(scoring, options, protocol):
             value = row.measures[metric]  # a perplexity that overflows is None
