@@ -404,6 +404,45 @@ def test_other_files_are_never_overwritten(here):
     assert files_of(here / "novel") == before
 
 
+def test_files_of_the_same_names_are_not_taken_for_an_earlier_export(here):
+    (here / "mine").mkdir()
+    for content in (None, '{"the": 0}'):
+        (here / "mine/config.json").write_text("{}")
+        if content:
+            (here / "mine/vocab.json").write_text(content)
+        before = files_of(here / "mine")
+        assert refusal("export", "adaptive", "mine", "--force", code=1) == (
+            "mine holds config.json, but no vocab.json of an export of txl; give another folder"
+        )
+        assert files_of(here / "mine") == before
+
+
+@pytest.mark.parametrize("file", ["notes.txt", "plots/a.png", "figures/mine.png", "link"])
+def test_a_run_with_files_of_the_user_is_not_replaced(foreign, file):
+    path = foreign / "runs/word" / file
+    path.parent.mkdir(exist_ok=True)
+    if file == "link":
+        path.symlink_to(foreign / "data", target_is_directory=True)
+    else:
+        path.write_text("mine")
+    for command in (["import", "folder"], ["train", "tiny.toml", "--max-steps", 1]):
+        assert refused_with_force(*command) == (
+            f"runs/word/{file} was not written by txl; move it out of the run first, or choose another --name"
+        )
+    path.unlink()
+    (foreign / "runs/word/figures").mkdir(exist_ok=True)
+    (foreign / "runs/word/figures/figure5.png").touch()
+    (foreign / "runs/word/events.out.tfevents.1.host").touch()
+    done("import", "folder", "--name", "word", "--force")
+
+
+def refused_with_force(*command):
+    before = files_of(Path("runs"))
+    error = refusal(*command, "--name", "word", "--force", code=1)
+    assert files_of(Path("runs")) == before
+    return error
+
+
 def test_an_export_that_fails_keeps_the_earlier_one(here):
     done("export", "adaptive", "hf")
     (here / "hf/config.json").unlink()

@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,11 @@ DIGEST = "checksum"
 SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
 """Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
+OWN_FILES = re.compile(
+    r"(run|vocab|trackers)\.json|(metrics|evals)\.jsonl|(last|best)\.safetensors|figures/figure\d\.\w+|"
+    r"events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
+)
+"""Paths in a run that txl and the trackers write, which may be deleted with it."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,21 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
 
 
 def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
-    """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`."""
+    """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`.
+
+    A run with files of the user is never replaced.
+    """
     if directory.exists():
         if not force:
             instead = instead or f"resume it with `resume_run` {directory.name}"
             raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
         if not (directory / CARD).is_file():
             raise RunError(f"{directory} exists and is not a run; choose another `name`")
+        # Of a link, only the link will be deleted.
+        for path in [] if directory.is_symlink() else sorted(directory.rglob("*")):
+            is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())
+            if not (is_own or (path.is_dir() and not path.is_symlink())):
+                raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
 
 
 def create(run: Run, vocab_text: str, *, force: bool) -> None:

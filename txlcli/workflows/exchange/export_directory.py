@@ -4,7 +4,9 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from txlcli.errors import ExportError
+from txlcli.errors import ExportError, VocabularyError
+from txlcli.exchange import vocabularies
+from txlcli.exchange.token_files import VOCABULARY
 from txlcli.system.atomic_files import sync_file
 from txlcli.system.locks import exclusive
 
@@ -43,6 +45,13 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
             f"{directory} holds {other[0]}, which no export of this format writes; give another folder, or empty this "
             "one"
         )
+    try:
+        if held:
+            vocabularies.read(directory / VOCABULARY)  # of every export
+    except VocabularyError as error:
+        raise ExportError(
+            f"{directory} holds {min(held)}, but no {VOCABULARY} of an export of txl; give another folder"
+        ) from error
 
 
 def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]) -> tuple[str, ...]:
