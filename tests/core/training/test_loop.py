@@ -160,18 +160,19 @@ def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, drop
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("attention", "dropout", "shape"),
+    ("attention", "dropout", "shape", "recompute"),
     [
-        ("auto", 0.0, {}),
-        ("auto", 0.0, {"cutoffs": (4, 7), "div_val": 2}),
-        ("auto", 0.0, {"position": "rotary", "gating": "gru", "norm": "pre", "d_head": 12}),
-        ("reference", 0.0, {"block": "modern", "norm": "pre", "window": 4}),
-        ("reference", 0.0, COMPRESSIVE),
-        ("auto", 0.3, {}),
-        ("auto", 0.3, {"variational_dropout": True, "word_dropout": 0.2}),
+        ("auto", 0.0, {}, False),
+        ("auto", 0.0, {"cutoffs": (4, 7), "div_val": 2}, False),
+        ("auto", 0.0, {"position": "rotary", "gating": "gru", "norm": "pre", "d_head": 12}, False),
+        ("reference", 0.0, {"block": "modern", "norm": "pre", "window": 4}, False),
+        ("reference", 0.0, COMPRESSIVE, False),
+        ("auto", 0.3, {}, False),
+        ("auto", 0.3, {}, "layers"),
+        ("auto", 0.3, {"variational_dropout": True, "word_dropout": 0.2}, False),
     ],
 )
-def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape):
+def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape, recompute):
     """Without dropout as the layers of a CPU; with dropout, whose masks differ there, as the same layers uncompiled."""
     changes = {"dropout": dropout, "valid": False, "shape": shape}
     torch.compiler.reset()  # forget the graphs of other tests, which count towards a limit
@@ -179,7 +180,8 @@ def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape):
         eager = new_training(tmp_path / "eager", **changes, compile=dropout > 0)
         expected = losses_of(run(eager))
     torch._dynamo.utils.counters.clear()
-    compiled = new_training(tmp_path / "compiled", **changes, attention=attention, compile=True)
+    changes |= {"attention": attention, "recompute": recompute}
+    compiled = new_training(tmp_path / "compiled", **changes, compile=True)
     with torch._inductor.config.patch(fallback_random=True):
         assert losses_of(run(compiled)) == pytest.approx(expected, rel=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1

@@ -6,7 +6,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class LanguageModel(nn.Module, ABC):
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
         self._recompute: Recompute = False
+        self._recomputed: Callable[..., Any] = recomputed
 
     @property
     def device(self) -> torch.device:
@@ -130,7 +131,9 @@ class LanguageModel(nn.Module, ABC):
     def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
         """Call a layer; with train.recompute = "layers", backward passes compute it again."""
         if self._recompute == "layers" and torch.is_grad_enabled():
-            return recomputed(layer, *inputs, keeps_random_numbers=is_capturing(self.device))
+            keeps = self._recomputed is recomputed and is_capturing(self.device)
+            output: Output = self._recomputed(layer, *inputs, keeps_random_numbers=keeps)
+            return output
         return layer(*inputs)
 
     def forget_gradients(self) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import by_onednn
 from txlcli.core.kernels.private import compile_across_ddp_buckets
+from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.base import LanguageModel, Memory
@@ -156,8 +158,12 @@ class TransformerXL(LanguageModel):
         compile_across_ddp_buckets()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
+        options: Any = {"fullgraph": True, "dynamic": False, "options": {"shape_padding": False}}
+        if self._recompute == "layers":  # the compiler repeats the random numbers of its own graph
+            self._recomputed = torch.compile(recomputed, **options)
+            return
         for layer in self.layers:
-            layer.compile(fullgraph=True, dynamic=False, options={"shape_padding": False})
+            layer.compile(**options)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
