@@ -118,7 +118,7 @@ def training(name, changes, device, toy):
     yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
     yield asdict(timed.training())
     once = Bench(timed.model, timed.settings, CallbackReporter(), precision=timed.precision, repeat=1, peak=timed.peak)
-    profiler = StepProfiler(timed.device, after=0, steps=1)
+    profiler = StepProfiler(on_cuda=device == "cuda", after=0, steps=1)
     profiler.on_step(0)
     once.training()
     profiler.on_step(1)

@@ -1,7 +1,6 @@
 """Tables of the result of a training run, and of its forecast, on this machine or on other GPUs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from txlcli import console
 from txlcli.core.measures.profiling import StepProfile
@@ -161,10 +160,10 @@ def show_result(result: TrainingResult) -> None:
     ]
     console.show_table(f"{run.name}: {run.parameters:,} parameters", ("", ""), rows)
     if result.profile is not None:
-        _show_profile(result.profile, result.trace)
+        _show_profile(result.profile)
 
 
-def _show_profile(profile: StepProfile, trace: Path | None) -> None:
+def _show_profile(profile: StepProfile) -> None:
     """Print the kernels that take the most time in a step as a table."""
     rows = [
         [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
@@ -172,5 +171,5 @@ def _show_profile(profile: StepProfile, trace: Path | None) -> None:
     ]
     steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
     all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
-    notes = [f"All: {all_kernels}. Trace: {trace}; open it at https://ui.perfetto.dev."]
+    notes = [f"All: {all_kernels}. Trace: {profile.trace}; open it at https://ui.perfetto.dev."]
     console.show_table(f"kernels of {steps}", ("kernel", "calls a step", "ms a step", "share"), rows, notes)

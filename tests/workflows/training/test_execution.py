@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -81,7 +82,9 @@ def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
     assert products["aten::mm"]["calls_per_step"] > 4
     assert sum(kernel["ms_per_step"] for kernel in line["kernels"]) == pytest.approx(line["ms_per_step"])
     assert sum(kernel["share"] for kernel in line["kernels"]) == pytest.approx(1)
-    assert any(event.get("name") == "aten::mm" for event in json.loads(result.trace.read_text())["traceEvents"])
+    assert any(
+        event.get("name") == "aten::mm" for event in json.loads(Path(result.profile.trace).read_text())["traceEvents"]
+    )
 
 
 @pytest.mark.parametrize(

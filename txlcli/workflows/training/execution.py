@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -54,8 +53,6 @@ class TrainingResult:
     mfu: float | None = None
     """Share of the GPU's peak rate, by its data sheet, in the steps of the last report; None if it is not known."""
     profile: StepProfile | None = None
-    trace: Path | None = None
-    """File of the trace of a profile."""
 
 
 def settings_facts(settings: Settings) -> dict[str, str]:
@@ -82,7 +79,7 @@ def execute(
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
-        log = _take_steps(run, training, options, caught, reporter, on_report)
+        mfu, profile = _take_steps(run, training, options, caught, reporter, on_report)
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
@@ -101,8 +98,7 @@ def execute(
         next_command = command_line("eval", str(run.directory), data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
-    result = TrainingResult(run, training.step, training.epoch, training.best_nats, next_command)
-    return dataclasses.replace(result, mfu=log.mfu, profile=log.profile, trace=log.trace) if log else result
+    return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu, profile)
 
 
 def replaced_without_progress(run: Run, training: Training) -> bool:
@@ -117,8 +113,8 @@ def _take_steps(
     caught: list[int],
     reporter: Reporter,
     on_report: OnReport | None,
-) -> "TrainingLog | None":
-    """Take the steps; return the log of rank 0."""
+) -> tuple[float | None, StepProfile | None]:
+    """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
     deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes is not None else None
     failures: list[Exception] = []
 
@@ -128,17 +124,18 @@ def _take_steps(
         return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
 
     with ExitStack() as stack:
-        log, peak = None, peak_tokens_per_s(run, training)
+        profiler = _profiler(run, training, options.profile, options.max_steps) if options.profile else None
+        log = None
         if training.world.is_rank_zero:
-            log = TrainingLog(run, training.step, reporter, on_report, stack, peak)
-        profiler = _profiler(run, training, options, stack) if log and options.profile else None
+            log = TrainingLog(run, training.step, reporter, on_report, stack, peak_tokens_per_s(run, training))
+            stack.callback(profiler.stop if profiler else int)
         try:
             for report in training.run(
                 report_every=run.settings.log.every,
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
-                on_step=profiler.on_step if profiler else None,
+                on_step=profiler.on_step if log and profiler else None,
             ):
                 try:
                     if log and not failures:
@@ -150,19 +147,19 @@ def _take_steps(
                 raise
         if failures:
             raise failures[0]  # all processes have saved, if they could
-        if log and profiler:
-            log.record_profile(profiler)
-    return log
+    profile = profiler.result if profiler else None
+    if profile and on_report:
+        on_report({"kind": "profile", **dataclasses.asdict(profile)})
+    return log.mfu if log else None, profile
 
 
-def _profiler(run: Run, training: Training, options: TrainOptions, stack: ExitStack) -> StepProfiler:
-    """Return a profiler of steps after the warm-up between two validations; it is stopped with `stack`."""
-    train, steps = run.settings.train, options.profile or 0
-    last = min(options.max_steps or train.max_steps, train.max_steps)
+def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
+    """Return a profiler of steps after the warm-up, between two validations."""
+    train = run.settings.train
+    last = min(until_step or train.max_steps, train.max_steps)
     after = training.step + -(-train.mem_len // train.seg_len) + WARM_UP
-    validation = -(-(after + 1) // train.valid_every) * train.valid_every
-    if validation < after + steps:
-        after = validation
+    if steps > (before_validation := train.valid_every - after % train.valid_every):
+        after += before_validation
     most = min(train.valid_every, last - after)
     if steps > most:
         raise UsageError(
@@ -170,9 +167,8 @@ def _profiler(run: Run, training: Training, options: TrainOptions, stack: ExitSt
             f"validation follows every {train.valid_every:,} steps; "
             + (f"give at most {most:,}" if most > 0 else "take more steps, or leave it out")
         )
-    profiler = StepProfiler(training.device, after=after, steps=steps, trace=run.directory / TRACE)
-    stack.callback(profiler.stop)
-    return profiler
+    on_cuda = training.device.type == "cuda"
+    return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=run.directory / TRACE)
 
 
 @contextmanager
@@ -199,9 +195,7 @@ class TrainingLog:
     """Writes the reports of a training run to metrics.jsonl and to experiment trackers, and shows its progress."""
 
     mfu: float | None = None
-    """See `TrainingResult`, as the following ones."""
-    profile: StepProfile | None = None
-    trace: Path | None = None
+    """See `TrainingResult`."""
 
     def __init__(
         self,
@@ -215,7 +209,6 @@ class TrainingLog:
         self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, step, peak_tokens_per_s
         self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.warn))]
         self._receivers += [on_report] if on_report else []
-        self._on_report = on_report
         steps = run.settings.train.max_steps
         self._progress: Step = stack.enter_context(reporter.progress("training", steps, "steps", start=step))
         self._detail = self._valid = ""
@@ -230,15 +223,6 @@ class TrainingLog:
             receive(line)
         self._step = report.step
         self._show(report, line)
-
-    def record_profile(self, profiler: StepProfiler) -> None:
-        """Pass on the profile to the caller, if all its steps were taken."""
-        if profiler.result is None:
-            self._reporter.say("no profile: the training run stopped before all its steps were taken")
-            return
-        self.profile, self.trace = profiler.result, self._run.directory / TRACE
-        if self._on_report is not None:
-            self._on_report({"kind": "profile", **dataclasses.asdict(self.profile), "trace": str(self.trace)})
 
     def show_validation(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
@@ -263,12 +247,9 @@ class TrainingLog:
         self._progress.reach(report.step, self._detail)
 
 
-def peak_tokens_per_s(run: Run, training: Training, card: str | None = None) -> float | None:
-    """Return the tokens per second at which all GPUs of a training run would reach their peak rate.
-
-    None on a CPU, and for a card without a known data sheet; `card` is the name of the device by default.
-    """
-    peak = data_sheet_flops_per_s(card or describe(training.device), run.settings.train.precision)
+def peak_tokens_per_s(run: Run, training: Training) -> float | None:
+    """Return the tokens per second at the peak rate of all GPUs; None on a CPU, and without a known data sheet."""
+    peak = data_sheet_flops_per_s(describe(training.device), run.settings.train.precision)
     if peak is None:
         return None
     shares = counted_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
