@@ -330,7 +330,8 @@ def train(
     """Train a recipe, or resume a run, as `txl train` in one process.
 
     Args:
-        recipe: a recipe file, the name of a packaged recipe, or of a token store; None with `options.resume`.
+        recipe: a recipe file, the name of a packaged recipe, or of a token store; None with `options.resume`, or for
+            the settings of the run that `options.begin_from` names.
         options: name of the run, limits, changes of settings and so on.
         runs_dir: folder of the runs.
         data_dir: folder of the token stores.
@@ -347,7 +348,7 @@ def train(
     given, reporter = options or TrainOptions(), CallbackReporter(on_progress)
     workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
     source = None if recipe is None else os.fspath(recipe)
-    if source is not None and given.resume is None:
+    if given.resume is None:
         source, given = resolve(
             source, given, workspace.data_dir, workspace.runs_dir, is_repeated=given.force, say=reporter.say
         )

@@ -41,7 +41,7 @@ def printable(text: str) -> str:
 
 
 _OPTION = re.compile("`([a-z_]+)`")
-_FLAGS = {"overrides": "--set", "resume_run": "--resume"}
+_FLAGS = {"overrides": "--set", "begin_from": "--from", "resume_run": "--resume"}
 """Flags whose names are not those of the field."""
 
 

@@ -75,6 +75,7 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "recipe": completion.recipes,
     "store": completion.stores,
     "resume": completion.runs,
+    "begin_from": completion.runs,
 }
 """Names that a shell completes for a field of the options."""
 

@@ -120,6 +120,9 @@ def describe(entry: RunEntry) -> list[list[str]]:
         ["best valid", valid],
         ["test", test],
     ]
+    if origin := entry.origin:
+        new = f", {origin.new_symbols:,} new symbols" if origin.new_symbols else ""
+        rows.append(["began with", f"{origin.run}/{origin.weights}, step {origin.step:,}{new}"])
     if entry.state in ("unfinished", "interrupted"):
         rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
     return rows

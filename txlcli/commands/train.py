@@ -10,12 +10,11 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, with_options
-from txlcli.config import recipe
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.workflows.options import ForecastOptions, ProcessOptions, TrainOptions
-from txlcli.workflows.training.request import resolve
+from txlcli.workflows.training.request import read_settings, resolve
 
 
 @with_options
@@ -40,6 +39,7 @@ def train(
     """Train a model from a recipe, or resume a run.
 
     Ctrl-C saves and stops; --resume continues from exactly there. --set changes any setting: --set model.n_layers=6.
+    --from RUN begins with the weights of a run, on the same or another text.
 
     Example: txl train stdlib --max-minutes 2
     """
@@ -53,8 +53,8 @@ def train(
         if recipe_source is not None or dry_run:
             raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
         run_directory.find(options.resume, runs_dir)
-    elif recipe_source is None:
-        raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume')
+    elif recipe_source is None and options.begin_from is None:
+        raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume or --from')
     else:
         is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started()
         recipe_source, options = resolve(
@@ -63,8 +63,8 @@ def train(
     if (processes > 1 or process_options.restarts) and not launcher.is_started() and not dry_run:
         arguments = context.find_root().obj
         if process_options.restarts and options.resume is None and options.name is None:  # they resume this run
-            name = next(run_directory.free_directories(runs_dir, recipe.read_text(str(recipe_source))[0])).name
-            arguments = [*arguments, "--name", name]
+            name, _ = read_settings(recipe_source, options, runs_dir)
+            arguments = [*arguments, "--name", next(run_directory.free_directories(runs_dir, name)).name]
         sys.exit(launcher.start_processes(processes, arguments, restarts=process_options.restarts))
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast, scaling, start
@@ -80,13 +80,11 @@ def train(
         return
     elif forecast_options.devices is None:
         processes = max(processes, launcher.world_size())
-        cost = forecast.run(
-            str(recipe_source), options, workspace, processes=processes, backends=forecast_options.verbose
-        )
+        cost = forecast.run(recipe_source, options, workspace, processes=processes, backends=forecast_options.verbose)
         console.show_result(cost, training_tables.show_forecast, json=json)
     else:
         on_gpus = scaling.forecast_devices(
-            str(recipe_source), options, workspace, devices=forecast_options.devices, hardware=forecast_options
+            recipe_source, options, workspace, devices=forecast_options.devices, hardware=forecast_options
         )
         console.show_result(on_gpus, training_tables.show_devices, json=json)
 
@@ -118,8 +116,8 @@ def _run_before_restart(source: str | None, options: TrainOptions, runs_dir: Pat
     if launcher.restart_count() == 0:
         return None
     console.say(f"a process was lost; all processes were started again (restart {launcher.restart_count()})")
-    if source is None or options.name is None or not run_directory.is_run(options.name, runs_dir):
+    if options.name is None or not run_directory.is_run(options.name, runs_dir):
         return None
     run = run_directory.find(options.name, runs_dir)
-    same = run.settings == recipe.load(source, options.changes)
+    same = run.settings == read_settings(source, options, runs_dir)[1]
     return str(run.directory) if same and (run.directory / run_directory.LAST).exists() else None

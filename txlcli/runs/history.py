@@ -181,7 +181,7 @@ def has_ended(run: Run, saved: Report) -> bool:
 
 
 def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int, bool]]:
-    """Yield runs with the same settings, except [log], and the same training text, the most recent first.
+    """Yield runs from new weights with the same settings, except [log], and training text, the most recent first.
 
     Each comes with the step of its last checkpoint, and True if that is the last step. `train_sha256` is the digest of
     the train split.
@@ -191,7 +191,11 @@ def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> I
             run = run_directory.open_run(directory)
             saved = _metadata(run, run_directory.LAST)
             same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
-            if same_text and not run.changes and dataclasses.replace(run.settings, log=settings.log) == settings:
+            if (
+                same_text
+                and not (run.changes or run.origin)
+                and dataclasses.replace(run.settings, log=settings.log) == settings
+            ):
                 yield run, int(saved.get("step", 0)), has_ended(run, saved)
 
 

@@ -61,6 +61,20 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Weights that a run began with."""
+
+    run: str
+    """Directory of the run that they were trained in."""
+    weights: str
+    """File in it."""
+    step: int
+    weights_sha256: str
+    new_symbols: int
+    """Symbols of the vocabulary that had no row in these weights."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One training run on disk."""
 
@@ -75,6 +89,8 @@ class Run:
     """Unit of displayed losses: "bpc" or "ppl"."""
     changes: tuple[Change, ...] = ()
     """Changes of settings, ordered by step."""
+    origin: Origin | None = None
+    """None if it began with new weights."""
     has_checksum: bool = True
     """False if the user changed run.json."""
     weights: Path | None = None
@@ -254,6 +270,7 @@ def _card_of(run: Run) -> str:
         "settings": recipe.to_table(run.settings),
         **{key: getattr(run, key) for key in SAME_KEYS},
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
+        **({"origin": asdict(run.origin)} if run.origin else {}),
     }
     return json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
 
@@ -365,5 +382,6 @@ def open_run(directory: Path) -> Run:
             settings=recipe.resolve(card["settings"], where="settings"),
             **{key: card[key] for key in SAME_KEYS},
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
+            origin=Origin(**card["origin"]) if "origin" in card else None,
             has_checksum=DIGEST in card,
         )

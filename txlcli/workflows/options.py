@@ -631,6 +631,11 @@ class TrainOptions(Options):
 
     name: str | None = option("Name of the run [default: name of the recipe].")
     resume: str | None = option("Resume this run.", metavar="RUN")
+    begin_from: str | None = option(
+        "Begin a new run with the weights of this one, and its settings unless a recipe is given.",
+        metavar="RUN",
+        flags=("--from",),
+    )
     max_steps: int | None = option("Stop and save after this step, without changing the schedule.")
     max_minutes: float | None = option("Stop and save after this time.", minimum=0.0)
     log_every: int | None = option("Steps between two reports.")
@@ -654,7 +659,7 @@ class TrainOptions(Options):
     def _check(self) -> None:
         check_plain_name(self.name)
         if self.resume is not None:
-            self.exclude("name", "force", because="`resume` continues a run")
+            self.exclude("name", "force", "begin_from", because="`resume` continues a run")
 
     @property
     def changes(self) -> list[str]:

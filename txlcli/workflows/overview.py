@@ -12,7 +12,7 @@ from txlcli.errors import RunError, TxlError, UsageError, listed
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.runs.run_directory import Change
+from txlcli.runs.run_directory import Change, Origin
 from txlcli.workflows.options import Axis, CompareOptions
 from txlcli.workflows.reporter import Reporter
 
@@ -56,6 +56,12 @@ class RunEntry(RunSummary):
     test_mem_len: int | None = None
     test_readings: int | None = None
     """Number of test results that `test` is the best of."""
+    origin: Origin | None = None
+    """Weights of another run that it began with."""
+
+    def to_json(self) -> dict[str, Any]:
+        entry = super().to_json()
+        return {key: value for key, value in entry.items() if value is not None or key != "origin"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,7 @@ def describe(directory: Path, reporter: Reporter) -> RunEntry:
         valid_tokens=valid_tokens if scored == valid_tokens else None,
         test_mem_len=test.get("mem_len") if test else None,
         test_readings=trials if test else None,
+        origin=past.run.origin,
     )
 
 

@@ -100,7 +100,7 @@ def run(run_name: str | None, options: EvalOptions, workspace: Workspace) -> Eva
         pick_device(workspace.device), rank_timeout_s=found.settings.train.rank_timeout, next_step="evaluate again"
     )
     with world.failing_together():
-        result = evaluate(workspace.open_run(str(found.directory)), options, workspace, world)
+        result = evaluate(workspace.open_run(str(found.weights or found.directory)), options, workspace, world)
     if world.is_rank_zero:
         _record(result)
     return result

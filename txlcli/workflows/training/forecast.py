@@ -33,8 +33,8 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError, UsageError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import TrainOptions
+from txlcli.workflows.training import initial_weights, start
 from txlcli.workflows.training import plan as plans
-from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
@@ -116,7 +116,7 @@ class TrainingForecast:
 
 
 def run(
-    recipe_source: str, options: TrainOptions, workspace: Workspace, *, processes: int, backends: bool = False
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int, backends: bool = False
 ) -> TrainingForecast:
     """Return the plan of a training run and its cost, on request with each attention backend; no run is made."""
     device = pick_device(workspace.device)
@@ -156,14 +156,16 @@ def run(
 
 
 def plan_run(
-    recipe_source: str, options: TrainOptions, workspace: Workspace, devices: str, *, processes: int
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, devices: str, *, processes: int
 ) -> PlannedRun:
     """Check a training run as `start.train` does, except for its devices, and plan it."""
-    settings = start.load_settings(recipe_source, options)
-    directory = start.new_directory(recipe_source, options, workspace.runs_dir)
+    name, settings = start.load_settings(recipe_source, options, workspace.runs_dir)
+    directory = start.new_directory(name, options, workspace.runs_dir)
     store = _store_if_prepared(settings, workspace)
+    if options.begin_from is not None and store is not None:
+        initial_weights.read(options.begin_from, settings.model, store, workspace)
     text = (store, start.read_splits(settings, store, workspace.reporter)[0]) if store else None
-    run = start.new_run(recipe_source, settings, directory, store)
+    run = start.new_run(name, settings, directory, store)
     check_optimizer(settings.model, run.vocab_size, settings.train)
     plan = plans.plan(run, text, until_step=options.max_steps, devices=devices, processes=processes)
     return PlannedRun(run=run, store=store, plan=plan)

@@ -1,11 +1,12 @@
-"""Resolves what the user asks to train, before PyTorch is imported: a recipe, or a recipe for a token store."""
+"""Resolves what the user asks to train before PyTorch is imported: a recipe, one for a store, or that of a run."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 from txlcli.config import recipe
-from txlcli.errors import RunError
+from txlcli.config.settings import Settings
+from txlcli.errors import RecipeError, RunError, UsageError
 from txlcli.runs import history, run_directory
 from txlcli.workflows.options import TrainOptions
 
@@ -13,31 +14,53 @@ RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "pt
 """Small packaged recipe for each unit of a store."""
 
 
+def read_settings(source: str | None, options: TrainOptions, runs_dir: Path) -> tuple[str, Settings]:
+    """Return the name and the settings of a recipe, or without one of the run that `begin_from` names."""
+    if source is not None:
+        return recipe.read_text(source)[0], recipe.load(source, options.changes)
+    if options.begin_from is None:
+        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
+    run = run_directory.find(options.begin_from, runs_dir)
+    settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), options.changes)
+    if settings.train.max_steps == 1:  # the placeholder of an import without a recipe
+        raise RecipeError(
+            f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
+            "train.max_steps=N, and others such as train.batch_size"
+        )
+    return run.recipe_name, settings
+
+
 def resolve(
-    source: str,
+    source: str | None,
     options: TrainOptions,
     data_dir: Path,
     runs_dir: Path,
     *,
     is_repeated: bool,
     say: Callable[[str], None],
-) -> tuple[str, TrainOptions]:
+) -> tuple[str | None, TrainOptions]:
     """Return the recipe and the options; `source` may be the name of a token store.
 
-    Unless `is_repeated`, a finished run of the same settings, text and seed is not trained again.
+    The recipe is None if the settings are those of the run that `begin_from` names. Unless `is_repeated`, a finished
+    run of the same settings, text and seed is not trained again.
     """
     from txlcli.data.token_store import TokenStore
 
+    if source is None:
+        return None, options
     is_recipe = Path(source).is_file() or source.removesuffix(".toml") in recipe.packaged_names()
     store_name = source if not is_recipe and (data_dir / f"{source}.h5").is_file() else None
     if store_name is not None:
         unit = TokenStore.open(data_dir / f"{store_name}.h5").unit
-        source = RECIPES[unit]
+        source = None if options.begin_from else RECIPES[unit]
         options = dataclasses.replace(options, overrides=(f"corpus.store={store_name}", *options.overrides))
-        say(f'{store_name} is a token store (unit {unit}): training the recipe "{source}" on it')
-    settings = recipe.load(source, options.changes)
+        say(
+            f"{store_name} is a token store (unit {unit}): training "
+            + (f'the recipe "{source}" on it' if source else f"with the settings of {options.begin_from} on it")
+        )
+    _, settings = read_settings(source, options, runs_dir)
     path = data_dir / f"{settings.corpus.store}.h5"
-    if not is_repeated and path.is_file():
+    if not is_repeated and path.is_file() and options.begin_from is None:
         same = list(history.same_runs(settings, TokenStore.open(path).digest("train"), runs_dir))
         for run, _, is_finished in same:
             if is_finished:

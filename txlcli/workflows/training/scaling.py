@@ -83,7 +83,7 @@ class DevicesForecast:
 
 
 def forecast_devices(
-    recipe_source: str, options: TrainOptions, workspace: Workspace, *, devices: int, hardware: HardwareOptions
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, devices: int, hardware: HardwareOptions
 ) -> DevicesForecast:
     """Return the plan of a training run on several GPUs and its cost on each; no store and no run is made.
 

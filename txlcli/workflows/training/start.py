@@ -32,8 +32,10 @@ from txlcli.system import launcher
 from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, out_of_memory, plan, trackers
+from txlcli.workflows.training import execution, initial_weights, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
+from txlcli.workflows.training.initial_weights import InitialWeights
+from txlcli.workflows.training.request import read_settings
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
@@ -45,26 +47,30 @@ VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other val
 def run(
     recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
-    """Train a recipe into a new run, or resume the run that the options name; `on_report` receives every metric."""
+    """Train a recipe into a new run, or resume the run that the options name; `on_report` receives every metric.
+
+    Without a recipe, a new run has the settings of the run that it begins from.
+    """
     if options.resume is not None:
         return resume(options.resume, options, workspace, on_report=on_report)
-    if recipe_source is None:
-        raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume`")
     return train(recipe_source, options, workspace, on_report=on_report)
 
 
 def train(
-    recipe_source: str, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
     """Train a recipe into a new run, until its end or a limit."""
-    settings, directory, store = load_settings(recipe_source, options), Path(), None
+    (name, settings), directory, store = load_settings(recipe_source, options, workspace.runs_dir), Path(), None
     if launcher.is_main():
-        directory = new_directory(recipe_source, options, workspace.runs_dir)
+        directory = new_directory(name, options, workspace.runs_dir)
         store = _open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
     with _joined(settings, workspace) as (world, device):
         store = store or _open_store(settings, workspace)
-        _agree(world, settings, store)
-        run = new_run(recipe_source, settings, directory, store)
+        origin = options.begin_from
+        weights = initial_weights.read(origin, settings.model, store, workspace) if origin else None
+        _agree(world, settings, store, weights.checkpoint if weights else None)
+        run = new_run(name, settings, directory, store)
+        run = dataclasses.replace(run, origin=weights.origin) if weights else run
         splits = read_splits(settings, store, workspace.reporter)
         is_named = options.name is not None or options.force
         claimed = claim_run_directory(run, is_required=is_named, reporter=workspace.reporter)
@@ -75,7 +81,8 @@ def train(
             workspace.reporter.say(f"training {planned}")
             explain_attention(run.settings, device, workspace.reporter)
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
-            training = _build(run, store, splits, world, device)
+            training = _build(run, store, splits, world, device, initial=weights)
+            del weights  # they may be as large as the model
             created = _created(run, training, store, force=options.force)
             with created if world.is_rank_zero else nullcontext():
                 return execution.execute(run, training, workspace, options, on_report)
@@ -135,15 +142,15 @@ def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoin
         world.agree(facts)
 
 
-def load_settings(recipe_source: str, options: TrainOptions) -> Settings:
-    """Load a recipe with changes, and check that it can be trained here up to the last step asked for."""
-    settings = recipe.load(recipe_source, options.changes)
+def load_settings(recipe_source: str | None, options: TrainOptions, runs_dir: Path) -> tuple[str, Settings]:
+    """Return the name and the settings of a new run, and check that it can be trained here up to the last step."""
+    name, settings = read_settings(recipe_source, options, runs_dir)
     model = settings.model
     if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
         reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
-        raise RecipeError(f"{recipe_source}: {reason}; `overrides` train.mem_len=0")
+        raise RecipeError(f"{recipe_source or name}: {reason}; `overrides` train.mem_len=0")
     _check_options(settings, options)
-    return settings
+    return name, settings
 
 
 def _check_options(settings: Settings, options: TrainOptions) -> None:
@@ -151,9 +158,9 @@ def _check_options(settings: Settings, options: TrainOptions) -> None:
     options.check_steps(settings.train.max_steps)
 
 
-def new_directory(recipe_source: str, options: TrainOptions, runs_dir: Path) -> Path:
-    """Return the directory for the run of a recipe, without creating it."""
-    directory = runs_dir / (options.name or recipe.read_text(recipe_source)[0])
+def new_directory(name: str, options: TrainOptions, runs_dir: Path) -> Path:
+    """Return the directory for the run of a recipe of this name, without creating it."""
+    directory = runs_dir / (options.name or name)
     if options.name is None and not options.force:
         directory = next(run_directory.free_directories(runs_dir, directory.name))
     run_directory.check_free(directory, force=options.force)
@@ -196,7 +203,7 @@ def _created(run: Run, training: Training, store: TokenStore, *, force: bool) ->
             run_directory.restore_replaced(run)
 
 
-def new_run(recipe_source: str, settings: Settings, directory: Path, store: TokenStore | None) -> Run:
+def new_run(name: str, settings: Settings, directory: Path, store: TokenStore | None) -> Run:
     """Describe the run of a recipe; nothing is written.
 
     Without a store it has the vocabulary size of [published], and no vocabulary.
@@ -210,7 +217,7 @@ def new_run(recipe_source: str, settings: Settings, directory: Path, store: Toke
         raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
     return Run(
         directory=directory,
-        recipe_name=recipe.read_text(recipe_source)[0],
+        recipe_name=name,
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
         vocab_size=vocab_size,
@@ -269,9 +276,16 @@ def _warn_of_short_lanes(lane_len: int, train: TrainSettings, reporter: Reporter
 
 
 def _build(
-    run: Run, store: TokenStore, splits: Splits, world: World, device: torch.device, saved: Checkpoint | None = None
+    run: Run,
+    store: TokenStore,
+    splits: Splits,
+    world: World,
+    device: torch.device,
+    saved: Checkpoint | None = None,
+    *,
+    initial: InitialWeights | None = None,
 ) -> Training:
-    """Build the training of a run, with new weights or the state of a checkpoint; nothing is written."""
+    """Build the training of a run: new weights, `initial` ones or the state of a checkpoint; nothing is written."""
     settings, vocab_size, train = run.settings.model, run.vocab_size, run.settings.train
     identity = {
         "recipe": run.recipe_name,
@@ -285,6 +299,8 @@ def _build(
     with out_of_memory.explained(run.settings, vocab_size, device, world.size):
         if saved is None:
             model = new_model(settings, vocab_size, seed=train.seed, device=first_device)
+            if initial is not None:
+                initial.copy_into(model)
         else:
             model = checkpoint.build_model(settings, vocab_size, saved, saver.last_path).to(first_device)
         training = Training(model, train, *splits, saver, world)

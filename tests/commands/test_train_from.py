@@ -1,0 +1,154 @@
+"""txl train --from: which weights a new run begins with, what it says about them, what it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands.novel import WORDS, card, done, json_of, refusal, store
+from tests.core.builders import model_settings
+from txlcli.config import recipe
+from txlcli.core.model.registry import make_model
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint, grouped
+from txlcli.runs import run_directory
+from txlcli.workflows.training.initial_weights import InitialWeights
+
+STILL = ["--set", "train.lr=1e-30", "--set", "train.warmup_steps=0", "--max-steps", 1]
+"""Options of a training run whose only step changes no weight."""
+
+
+def weights_of(run, name="last.safetensors"):
+    return checkpoint.load(run_directory.find(run, run_directory.Path("runs")).directory / name).group("model")
+
+
+def assert_same(given, expected):
+    assert given.keys() == expected.keys()
+    assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fresh_optimizer(here):
+    said = done("train", "--from", "byte", "--name", "tuned", *STILL).stderr
+    assert "beginning from runs/byte/best.safetensors (step " in said
+    assert_same(weights_of("tuned"), weights_of("byte", "best.safetensors"))
+    state = checkpoint.load(here / "runs/tuned/last.safetensors")
+    assert float(state.group("optimizer")["embedding.tables.0.step"]) == 1
+    origin = card("runs/tuned")["origin"]
+    best = checkpoint.load(here / "runs/byte/best.safetensors")
+    assert origin == {
+        "run": "runs/byte",
+        "weights": "best.safetensors",
+        "step": best.state["step"],
+        "weights_sha256": best.weights_digest(),
+        "new_symbols": 0,
+    }
+    assert card("runs/tuned")["recipe"] == "tiny"
+    assert recipe.differences([card(f"runs/{name}")["settings"] for name in ("byte", "tuned")]) == {
+        "train.lr": [0.03, 1e-30]
+    }
+    done("train", "--resume", "tuned", "--max-steps", 2)  # the card keeps its origin
+    assert card("runs/tuned")["origin"] == origin
+    assert json_of("runs", "show", "tuned")["origin"] == origin
+    assert "runs/byte/best.safetensors, step" in done("runs", "show", "tuned").stdout
+
+
+def test_a_file_of_weights_of_a_run_is_a_beginning_and_can_be_evaluated_but_not_resumed(here):
+    done("train", "tiny.toml", "--name", "kept", "--set", "train.keep_every=3")
+    assert sorted(path.name for path in (here / "runs/kept").glob("step-*")) == [
+        "step-3.safetensors",
+        "step-6.safetensors",
+    ]
+    done("train", "--from", "runs/kept/step-3.safetensors", "--name", "tuned", *STILL)
+    assert_same(weights_of("tuned"), weights_of("kept", "step-3.safetensors"))
+    assert card("runs/tuned")["origin"]["step"] == 3
+    results = [json_of("eval", f"runs/kept/{name}.safetensors") for name in ("step-3", "last")]
+    assert [result["step"] for result in results] == [3, 7]
+    assert results[0]["rows"][0]["loss_nats"] != results[1]["rows"][0]["loss_nats"]
+    message = refusal("train", "--resume", "kept/step-3.safetensors")
+    assert message.startswith(
+        "--resume runs/kept/step-3.safetensors: only the last checkpoint of a run can be resumed; "
+    )
+    assert "--from runs/kept/step-3.safetensors" in message
+
+
+def prepare_more_words(here):
+    """Prepare the store "more", with three new words; "fox" is not in it."""
+    for split in ("train", "valid", "test"):
+        text = (here / "novel" / f"{split}.txt").read_text().replace("fox", "wolf")
+        path = here / "more" / f"{split}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "bear bear wolf hare\n" * 9)
+    done("prepare", "more", "--tokenizer", "word", "--name", "more")
+
+
+def test_words_of_a_larger_vocabulary_keep_their_rows_and_the_new_ones_are_counted(here):
+    prepare_more_words(here)
+    result = done("train", "more", "--from", "word", *STILL)
+    old, new = store("word").vocab, store("more").vocab
+    known = [word for word in new.symbols if word in old.ids_of]
+    assert set(new.symbols) - set(known) == {"wolf", "bear", "hare"}
+    assert set(WORDS) - {"fox"} <= set(known)
+    expected = f"{len(known)} of {new.size} words keep their rows, 3 are new"
+    assert re.search(rf"beginning from runs/word/best\.safetensors \(step \d\): {expected}", result.stderr)
+    assert card("runs/more")["origin"]["new_symbols"] == 3
+    assert card("runs/more")["settings"]["corpus"]["store"] == "more"
+    given, before = weights_of("more"), weights_of("word", "best.safetensors")
+    for name in ("embedding.tables.0", "softmax.biases.0"):
+        ours, theirs = given.pop(name), before.pop(name)
+        assert torch.equal(ours[[new.ids_of[word] for word in known]], theirs[[old.ids_of[word] for word in known]])
+    assert_same(given, before)
+    assert "would train" in done("train", "more", "--from", "word", "--dry-run").stdout
+
+
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_rows_of_words_in_bands_are_copied_between_bands_of_the_same_width(div_val):
+    # Ids of the new vocabulary of 13 in the old one of 11, both with the bands 0-3, 4-6 and the rest.
+    old_ids = np.array([10, 0, -1, 5, 4, 3, -1, 9, 8, -1, 1, 2, 6])
+    settings = model_settings(cutoffs=(4, 7), div_val=div_val, d_embed=8)
+    old, new = (make_model(settings, size) for size in (11, 13))
+    saved = Checkpoint(
+        grouped("model", {name: tensor.detach() for name, tensor in old.named_parameters()}), {"step": 7}
+    )
+    run = run_directory.Run(None, "tiny", None, vocab_fingerprint="", vocab_size=11, parameters=0, metric="ppl")
+    weights = InitialWeights(run=run, checkpoint=saved, settings=settings, old_ids=old_ids)
+    before = {name: tensor.detach().clone() for name, tensor in new.named_parameters()}
+    weights.copy_into(new)
+    with torch.no_grad():
+        for bands in (new.embedding.tables, new.softmax.biases):
+            name = "embedding.tables" if bands is new.embedding.tables else "softmax.biases"
+            theirs = old.embedding.tables if bands is new.embedding.tables else old.softmax.biases
+            for new_id, old_id in enumerate(old_ids):
+                band, first = next((n, f) for n, f in ((2, 7), (1, 4), (0, 0)) if new_id >= f)
+                old_band, old_first = next((n, f) for n, f in ((2, 7), (1, 4), (0, 0)) if old_id >= f or f == 0)
+                keeps = old_id >= 0 and (div_val == 1 or band == old_band)
+                row = theirs[old_band][old_id - old_first] if keeps else before[f"{name}.{band}"][new_id - first]
+                assert torch.equal(bands[band][new_id - first], row), new_id
+        for name, tensor in old.named_parameters():
+            if not name.startswith(("embedding.tables", "softmax.biases")):
+                assert torch.equal(dict(new.named_parameters())[name], tensor), name
+
+
+def test_what_does_not_fit_is_refused_with_the_setting(here):
+    message = refusal("train", "tiny.toml", "--from", "byte", "--set", "model.n_layers=3", "--set", "model.norm=pre")
+    assert message == (
+        "the weights of runs/byte do not fit this model: model.n_layers is 3, there it is 2; model.norm is pre, there "
+        "it is post; leave out the recipe to keep the settings of that run, or change these settings"
+    )
+    message = refusal("train", "word", "--from", "byte", code=1)
+    assert message == (
+        "data/word.h5 has another vocabulary than runs/byte; prepare the text with its vocabulary, --vocab "
+        "runs/byte/vocab.json"
+    )
+    assert refusal("train", "--resume", "byte", "--from", "byte") == "--resume continues a run; leave out --from"
+    assert refusal("train", "--from", "bite").startswith('unknown run "bite"; did you mean "byte"')
+    said = done("train", "--from", "byte", "--set", "model.window=4", *STILL).stderr
+    assert "model.window is 4, there it is -: the weights have not been trained with it" in said
+
+
+def test_an_import_does_not_tell_how_to_train_and_begins_with_the_settings_that_are_given(here):
+    done("export", "byte", "hf")
+    done("import", "hf", "--name", "imported")
+    assert refusal("train", "--from", "imported").startswith("runs/imported does not tell how to train; name a recipe ")
+    done("train", "--from", "imported", "--name", "tuned", *STILL, "--set", "train.max_steps=9")
+    assert_same(weights_of("tuned"), weights_of("byte", "best.safetensors"))

@@ -1,0 +1,146 @@
+"""Weights of another run, or of an import, with which a new run begins (`begin_from`).
+
+Rows of embedding and softmax belong to symbols. Between two vocabularies of words, or of characters, a symbol keeps its
+row; symbols without one begin with new weights.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from txlcli.config import recipe
+from txlcli.config.bands import bands
+from txlcli.config.model_settings import ModelSettings
+from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.registry import make_model
+from txlcli.core.training import checkpoint
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.data.token_store import TokenStore
+from txlcli.data.vocabulary import Vocab
+from txlcli.errors import RecipeError, VocabularyError
+from txlcli.runs import run_directory
+from txlcli.runs.loading import check_checkpoint, read_vocabulary
+from txlcli.runs.run_directory import Origin, Run
+from txlcli.workflows.reporter import Reporter
+from txlcli.workflows.workspace import Workspace
+
+OF_SYMBOLS = re.compile(r"((?:.+\.)?(?:tables|biases)\.)(\d+)")
+"""Name of a parameter with a row for each symbol of a band."""
+UNITS = {"word": "words", "char": "characters"}
+"""Tokenizers whose vocabularies can differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """Weights of a run, for a model that may have another vocabulary."""
+
+    run: Run
+    checkpoint: Checkpoint
+    settings: ModelSettings
+    """Of the new model."""
+    old_ids: NDArray[np.int64]
+    """Id in the vocabulary of the weights for each id of the new one, (V,); -1 for a symbol that it lacks."""
+
+    def _rows(self) -> Iterator[tuple[int, NDArray[np.intp], int, NDArray[np.int64]]]:
+        """Yield a band, rows in it, the band of the old vocabulary that has them, and their rows there.
+
+        Bands of another width, which depends on how frequent a word is, have no rows in common.
+        """
+        new_bands = bands(self.settings, len(self.old_ids))
+        old_bands = bands(self.settings, self.run.vocab_size)
+        for number, band in enumerate(new_bands):
+            old_ids = self.old_ids[band.first : band.end]
+            for old_number, old in enumerate(old_bands):
+                if old.width == band.width:
+                    rows = np.flatnonzero((old_ids >= old.first) & (old_ids < old.end))
+                    yield number, rows, old_number, old_ids[rows] - old.first
+
+    @property
+    def origin(self) -> Origin:
+        """Where the new run begins, for its card."""
+        return Origin(
+            run=str(self.run.directory),
+            weights=self.run.best_or_last.name,
+            step=self.checkpoint.state["step"],
+            weights_sha256=self.checkpoint.weights_digest(),
+            new_symbols=len(self.old_ids) - sum(len(rows) for _, rows, _, _ in self._rows()),
+        )
+
+    @torch.no_grad()
+    def copy_into(self, model: LanguageModel) -> None:
+        """Copy the weights into a new model; rows of new symbols keep their values."""
+        own, saved = dict(model.named_parameters()), self.checkpoint.group(self.checkpoint.weights_to_evaluate)
+        of_symbols = [match for name in own if (match := OF_SYMBOLS.fullmatch(name))]
+        for name in own.keys() - {match[0] for match in of_symbols}:
+            own[name].copy_(saved[name])
+        for number, rows, old_number, old_rows in self._rows():
+            for match in of_symbols:
+                if int(match[2]) == number:
+                    values = saved[f"{match[1]}{old_number}"][torch.from_numpy(old_rows)]
+                    own[match[0]][torch.from_numpy(rows)] = values.to(own[match[0]])
+
+
+def read(run_name: str, settings: ModelSettings, store: TokenStore, workspace: Workspace) -> InitialWeights:
+    """Read the weights of a run for a model with these settings on a store; say what is new in it."""
+    run = run_directory.find(run_name, workspace.runs_dir)
+    check_shapes(run, settings, workspace.reporter)
+    path = run.best_or_last
+    saved = checkpoint.load(path, to_evaluate=True)
+    check_checkpoint(run, saved, path)
+    vocab = read_vocabulary(run)
+    weights = InitialWeights(run=run, checkpoint=saved, settings=settings, old_ids=_old_ids(store, vocab, run))
+    begin = f"beginning from {path} (step {saved.state['step']:,})"
+    if store.fingerprint != run.vocab_fingerprint:
+        unit, size, new = UNITS[vocab.tokenizer], store.vocab.size, weights.origin.new_symbols
+        if new == size:
+            raise VocabularyError(f"{store.path} has no {unit} in common with {run.directory}; {_same_vocabulary(run)}")
+        begin += f": {size - new:,} of {size:,} {unit} keep their rows, {new:,} are new"
+    workspace.reporter.say(begin)
+    return weights
+
+
+def check_shapes(run: Run, settings: ModelSettings, reporter: Reporter) -> None:
+    """Reject a model that weights of a run do not fit, and say which settings change what they compute."""
+    functions = [{"model": recipe.function_keys(model)} for model in (run.settings.model, settings)]
+    old, new = (recipe.to_keys(model) for model in (run.settings.model, settings))
+    changes = []
+    for name in recipe.differences(functions):
+        key = name.removeprefix("model.")
+        values = [recipe.format_value(keys.get(key)) for keys in (new, old)]
+        changes.append(f"{name} is {values[0]}, there it is {values[1]}")
+    if _shapes(settings) != _shapes(run.settings.model):
+        raise RecipeError(
+            f"the weights of {run.directory} do not fit this model: {'; '.join(changes)}; leave out the recipe to keep "
+            "the settings of that run, or change these settings"
+        )
+    for change in changes:
+        reporter.say(f"{change}: the weights have not been trained with it")
+
+
+def _shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all parameters by name, for a vocabulary that has one symbol in its last band."""
+    size = (settings.cutoffs[-1] if settings.cutoffs else 0) + 1
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in make_model(settings, size).named_parameters()}
+
+
+def _old_ids(store: TokenStore, old: Vocab, run: Run) -> NDArray[np.int64]:
+    """Return the id in the vocabulary of a run for each symbol of a store's, -1 for a symbol that it lacks."""
+    vocab = store.vocab
+    if store.fingerprint == run.vocab_fingerprint:
+        return np.arange(vocab.size)
+    if vocab.tokenizer != old.tokenizer or vocab.tokenizer not in UNITS:
+        raise VocabularyError(f"{store.path} has another vocabulary than {run.directory}; {_same_vocabulary(run)}")
+    ids = np.array([old.ids_of.get(symbol, -1) for symbol in vocab.symbols], dtype=np.int64)
+    for new_id, old_id in ((vocab.boundary, old.boundary), (vocab.unknown, old.unknown)):
+        if new_id is not None and old_id is not None:  # they may be spelled differently
+            ids[new_id] = old_id
+    return ids
+
+
+def _same_vocabulary(run: Run) -> str:
+    return f"prepare the text with its vocabulary, `vocab` {run.directory / run_directory.VOCAB}"
