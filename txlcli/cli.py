@@ -24,6 +24,7 @@ from txlcli.commands import (
     generate,
     info,
     prepare,
+    probe,
     quickstart,
     recipes,
     recl,
@@ -228,6 +229,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Analysis and the paper": {
         "recl": recl.recl,
         "attention": attention.attention,
+        "probe": probe.probe,
         "reproduce": reproduce.reproduce,
     },
     "Recipes, weights and files": {

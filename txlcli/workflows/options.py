@@ -481,6 +481,25 @@ class AttentionOptions(Options):
             raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads` or `auto`")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions(Options):
+    """Options of `txl probe`."""
+
+    distances: tuple[int, ...] | None = option(
+        "Distances in tokens [default: powers of two, up to the first beyond L + M].",
+        metavar="N,N,...",
+        minimum=2,
+        parse=parse_list,
+    )
+    texts: int = option("Generated texts for each distance.", default=32)
+    positions: int = option("Score the words of the first N tokens of the split.", default=50_000)
+    split: Split = option("Split with the words, and the tokens of the generated texts.", default="valid")
+    mem_len: int | None = memory_option()
+    plot: Path | None = plot_option()
+    unfinished: bool = unfinished_option()
+    seed: int = seed_option()
+
+
 DEFAULT_RECL_STEPS = 9  # ten lengths, 100 to 1,000; Table 8 goes to 900
 DEFAULT_RECL_POSITIONS = 2_000
 

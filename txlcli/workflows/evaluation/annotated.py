@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.likeliest import score_with_likeliest
+from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
 from txlcli.workflows.evaluation.sweep import EvalRow
+from txlcli.workflows.evaluation.texts import ScoredText
 
 LIKELIEST = 4
 """Number of tokens that are named at each position, K."""
@@ -53,6 +55,34 @@ class AnnotatedText:
         return firsts, np.add.reduceat(self.loss_nats, firsts, axis=1) / np.add.reduceat(self.tokens, firsts)
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Tokens (T,) joined to pieces that can be seen, (P,)."""
+
+    before: str
+    """Text of a first token that was read, but not predicted."""
+    texts: list[str]
+    lasts: NDArray[np.int64]
+    """The last token of each piece, (P,)."""
+
+    @classmethod
+    def of(cls, vocab: Vocab, text: ScoredText) -> "Pieces":
+        """Join the tokens of a text."""
+        before, *spelled = vocab.spell([int(text.inputs[0]), *text.targets.tolist()])
+        spelled[len(text.targets) - 1 :] = ["".join(spelled[len(text.targets) - 1 :])]
+        lasts = np.flatnonzero([*map(bool, spelled[:-1]), True])
+        return cls(before if vocab.boundary is None else "", [spelled[last] for last in lasts], lasts)
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first token of each piece, (P,)."""
+        return np.append(0, self.lasts[:-1] + 1)
+
+    def sums(self, losses: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Add up the losses of the tokens of each piece: R times (T,) -> (R, P)."""
+        return np.add.reduceat(np.stack(losses).astype(np.float64), self.firsts, axis=1)
+
+
 def annotate(result: EvalResult) -> AnnotatedText:
     """Join the tokens of an evaluated text to visible pieces, and read it once more for the likeliest tokens."""
     scoring, rows = result.scoring, sorted(result.rows, key=lambda row: row.mem_len)
@@ -60,22 +90,18 @@ def annotate(result: EvalResult) -> AnnotatedText:
     _, likeliest, probabilities = scoring.changed(mem_len=rows[-1].mem_len).score(
         partial(score_with_likeliest, count=min(LIKELIEST, opened.vocab.size)), "likeliest tokens"
     )
-    before, *spelled = opened.vocab.spell([int(text.inputs[0]), *text.targets.tolist()])
-    spelled[len(text.targets) - 1 :] = ["".join(spelled[len(text.targets) - 1 :])]
-    lasts = np.flatnonzero([*map(bool, spelled[:-1]), True])  # the last token of each piece
-    firsts = np.append(0, lasts[:-1] + 1)
-    losses = np.stack([row.losses_nats for row in rows]).astype(np.float64)  # (R, T)
+    pieces = Pieces.of(opened.vocab, text)
     return AnnotatedText(
         title=f"{opened.run.name} on {text.title}",
         settings=f"{rows[0].tokens:,} tokens scored. {describe_settings(result, rows[-1])}",
         metric=opened.run.metric,
         rows=rows,
-        before=before if opened.vocab.boundary is None else "",
-        pieces=[spelled[last] for last in lasts],
-        tokens=lasts - firsts + 1,
-        loss_nats=np.add.reduceat(losses, firsts, axis=1),
-        targets=text.targets[lasts].astype(np.int64),
-        likeliest=likeliest[:, lasts],
-        probabilities=probabilities[:, lasts],
+        before=pieces.before,
+        pieces=pieces.texts,
+        tokens=pieces.lasts - pieces.firsts + 1,
+        loss_nats=pieces.sums([row.losses_nats for row in rows]),
+        targets=text.targets[pieces.lasts].astype(np.int64),
+        likeliest=likeliest[:, pieces.lasts],
+        probabilities=probabilities[:, pieces.lasts],
         symbol=opened.vocab.symbol,
     )
