@@ -42,22 +42,26 @@ class Download:
 
 @dataclass(frozen=True)
 class Slice:
-    """The bytes from `start` up to `stop` of a file."""
+    """The bytes from `start` up to `stop` of a file, and a tail."""
 
     path: Path
     start: int
     stop: int
+    tail: bytes = b""
+    """Bytes that follow those of the file: the line end that its last line lacks."""
 
     @property
     def size(self) -> int:
         """Number of bytes."""
-        return self.stop - self.start
+        return self.stop - self.start + len(self.tail)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Read the bytes between two offsets in the slice, by default all."""
+        stop, length = self.size if stop is None else stop, self.stop - self.start
         with self.path.open("rb") as file:
             file.seek(self.start + start)
-            return file.read((self.size if stop is None else min(stop, self.size)) - start)
+            data = file.read(max(0, min(stop, length) - start))
+        return data + self.tail[max(0, start - length) : max(0, stop - length)]
 
     def blocks(self, size: int = 1 << 22) -> Iterator[bytes]:
         """Yield the bytes in blocks."""
@@ -72,6 +76,8 @@ class Text:
     notes: tuple[str, ...] = ()
     conventions: Mapping[str, str] = field(default_factory=dict)
     vocabulary_file: Path | None = None
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """Number of files, records and bytes that were skipped or changed, by name."""
 
 
 @dataclass(frozen=True)

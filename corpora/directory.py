@@ -27,9 +27,8 @@ def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     directory = source if source.is_dir() else source.parent
     files = text_files(source)
-    if source.is_dir():
-        reject_other_than_text(*files)
     reject_packed(*files)
+    reject_other_than_text(*files)
     notes: tuple[str, ...] = ()
     if records := [path for path in files if path.suffix.lower() in JSON_ENDINGS]:
         named = list_names(records, directory)

@@ -1,49 +1,118 @@
-"""Recognizes archives, and other files that are not text, by their first bytes."""
+"""Recognizes files that are not UTF-8 text by their first bytes: archives, rows, other formats and other encodings."""
 
-from collections.abc import Mapping
+import codecs
+import functools
+import tomllib
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .corpus import CorpusError
 from .special_files import reject_special
 
-# Signature and its offset.
-PACKED = {
-    "zip": (b"PK\x03\x04", 0),
-    "gzip": (b"\x1f\x8b", 0),
-    "bzip2": (b"1AY&SY", 4),
-    "xz": (b"\xfd7zXZ\0", 0),
-    "zstd": (b"\x28\xb5\x2f\xfd", 0),
-    "7z": (b"7z\xbc\xaf\x27\x1c", 0),
-    "tar": (b"ustar", 257),
+HEAD = 4096  # bytes
+PLAIN_CONTROLS = b"\t\n\r\f"
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
 }
-OTHER = {
-    "an HDF5 file": (b"\x89HDF\r\n", 0),
-    "a file of weights": (b'\0{"', 7),  # safetensors: after the length of the header
-    "a PDF file": (b"%PDF-", 0),
-    "a PNG picture": (b"\x89PNG", 0),
-    "a JPEG picture": (b"\xff\xd8\xff", 0),
-    "a GIF picture": (b"GIF8", 0),
-}
-HEAD = 512  # bytes
+"""Byte order marks of other encodings; that of UTF-16 is the beginning of one of UTF-32."""
+MIN_CONTROLS = 0.2
+"""Share of control characters in the bytes of UTF-16 or UTF-32 without a mark, if these are also valid UTF-8."""
+MAX_UNPRINTABLE = 0.01
 
 
-def format_of(path: Path, signatures: Mapping[str, tuple[bytes, int]] = PACKED) -> str | None:
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("signatures.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _signatures(group: str) -> tuple[tuple[str, bytes, int], ...]:
+    """Return the name, the bytes and their offset of each signature of a group."""
+    parts = ((name, mark.partition("@")) for name, row in _table()[group].items() for mark in row["bytes"])
+    return tuple((name, bytes.fromhex(mark), int(offset or 0)) for name, (mark, _, offset) in parts)
+
+
+def format_of(path: Path, group: str = "packed") -> str | None:
     """Return the format of a file, by default that of an archive or compressed file; None if it is another file."""
     if not reject_special(path).is_file():
         return None
+    head = head_of(path)
+    if group == "packed" and _is_zlib(head):
+        return "zlib"
+    by_name = (name for name, row in _table()[group].items() if path.suffix.lower() in row.get("endings", ()))
+    return next((name for name, mark, at in _signatures(group) if head.startswith(mark, at)), next(by_name, None))
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a file."""
     with path.open("rb") as file:
-        head = file.read(HEAD)
-    return next((name for name, (signature, offset) in signatures.items() if head.startswith(signature, offset)), None)
+        return file.read(HEAD)
+
+
+def _is_zlib(head: bytes) -> bool:
+    """True for a stream of zlib, whose two first bytes may also begin a text."""
+    if head[:1] != b"x" or int.from_bytes(head[:2]) % 31:
+        return False
+    try:
+        return bool(zlib.decompressobj().decompress(head))
+    except zlib.error:
+        return False
+
+
+def encoding_of(head: bytes) -> str | None:
+    """Return the name of UTF-16 or UTF-32 if the first bytes of a text are in it; None for all other bytes."""
+    for mark, name in MARKS.items():
+        if head.startswith(mark):
+            return name
+    head = head[: len(head) // 4 * 4]
+    controls = sum(byte < ord(" ") and byte not in PLAIN_CONTROLS for byte in head)
+    if 0 not in head or (_is_utf8(head) and controls < MIN_CONTROLS * len(head)):
+        return None
+    return next(_printable_in(head), None)
+
+
+def _is_utf8(head: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _printable_in(head: bytes) -> Iterator[str]:
+    """Yield the encodings in which the bytes are printable text with blanks or line ends."""
+    for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
+        text = codecs.getincrementaldecoder(name)("replace").decode(head)
+        unprintable = sum(not symbol.isprintable() and symbol not in PLAIN_CONTROLS.decode() for symbol in text)
+        unknown = text.count("\N{REPLACEMENT CHARACTER}")
+        if unknown + unprintable <= MAX_UNPRINTABLE * len(text) and not {" ", "\n"}.isdisjoint(text):
+            yield name
 
 
 def reject_packed(*paths: Path) -> None:
     """Reject archives and compressed files."""
-    for path in filter(format_of, paths):
-        raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first")
+    for path in paths:
+        if name := format_of(path):
+            raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
 
 
 def reject_other_than_text(*paths: Path) -> None:
-    """Reject files that a directory may have next to its text, including txl's own files."""
-    for path in paths:
-        if name := format_of(path, OTHER):
-            raise CorpusError(f"{path}: {name} is not text; keep the text in a folder of its own, or name a file of it")
+    """Reject files of another format or encoding, including txl's own files."""
+    formats = {path: format_of(path, "other") for path in paths}
+    for path, name in formats.items():
+        if rows := format_of(path, "rows"):
+            raise CorpusError(f"{path}: a file of {rows} is not text; prepare it as own text, or write it as text")
+        if name:
+            way = "" if None in formats.values() else _table()["other"][name].get("way", "")
+            way = way or "keep the text in a folder of its own, or name a file of it"
+            raise CorpusError(f"{path}: {name} is not text; {way}")
+        if path.is_file() and (encoding := encoding_of(head_of(path))):
+            code = encoding.upper()
+            raise CorpusError(
+                f"{path}: {code} is not UTF-8; give `encoding` {encoding}, or convert it: iconv -f {code} -t UTF-8"
+            )

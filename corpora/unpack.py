@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from .corpus import CorpusError
-from .signatures import HEAD, PACKED, format_of
+from .signatures import HEAD, format_of
 
 BLOCK = 1 << 20
 SMALL = 64 << 20  # bytes that every archive may unpack to
 MAX_RATIO = 20  # of unpacked to packed size, beyond that; text is packed to a third, the best packers reach a tenth
 OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "tar": open}
+TAR = (b"ustar", 257)
+"""Signature of a tar archive, which may be compressed, and its offset."""
 DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError),
     *(OverflowError, OSError),
@@ -88,7 +90,7 @@ def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
         raise RuntimeError(f"the format {kind} is not known")
     else:
         with OPENERS[kind](archive, "rb") as file:
-            is_tar = file.read(HEAD).startswith(*PACKED["tar"])
+            is_tar = file.read(HEAD).startswith(*TAR)
             file.seek(0)
             stream = _Bounded(archive, file)
             yield from _tar_members(stream) if is_tar else [(None, stream)]

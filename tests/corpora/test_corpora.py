@@ -1,5 +1,14 @@
+import gzip
+import io
+import lzma
+import pickle
+import re
+import sqlite3
 import zipfile
+import zlib
 
+import numpy as np
+import pyarrow as arrow
 import pytest
 
 from txlcli import corpora
@@ -278,8 +287,69 @@ def test_files_that_are_not_text_are_rejected(tmp_path, head, name):
     assert str(refused.value) == (
         f"{tmp_path}/other: {name} is not text; keep the text in a folder of its own, or name a file of it"
     )
-    by_name = directory.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
-    assert texts(by_name) == {"train": head + b"\0" * 20}
+    with pytest.raises(CorpusError, match=rf"other: {name} is not text; \w"):
+        directory.read(tmp_path / "other", ReadOptions(shares=(100, 0, 0)))
+
+
+def binary_files():
+    """Return files of formats that are not text, by the name in the error: real ones where a library writes them."""
+    text = b"some plain text\n" * 99
+    lz4, table = arrow.BufferOutputStream(), arrow.table({"text": ["some text"] * 9})
+    with arrow.CompressedOutputStream(lz4, "lz4") as file:
+        file.write(text)
+    stream = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    array = io.BytesIO()
+    np.save(array, np.arange(99, dtype=np.uint16))
+    database = sqlite3.connect(":memory:")
+    database.execute("create table lines(line)")
+    return {
+        "a file of Arrow": stream.getvalue().to_pybytes(),
+        "a NumPy array": array.getvalue(),
+        "a pickle": pickle.dumps([1, 2, 3]),
+        "an SQLite database": database.serialize(),
+        "a compiled GNU message catalogue": b"\xde\x12\x04\x95" + bytes(24),
+        "a program": b"\x7fELF\2\1\1" + bytes(9),
+        "an archive or compressed file": lz4.getvalue().to_pybytes(),
+        "(lzma)": lzma.compress(text, format=lzma.FORMAT_ALONE),
+        "(zlib)": zlib.compress(text, 1),
+        "(gzip)": gzip.compress(text),
+    }
+
+
+@pytest.mark.parametrize("name", binary_files())
+def test_a_format_is_recognized_by_its_first_bytes_under_any_name_and_behind_links(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/0f3a").write_bytes(binary_files()[name])
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/train.txt").symlink_to(tmp_path / "elsewhere/0f3a")
+    for source in (tmp_path / "elsewhere/0f3a", tmp_path / "linked"):
+        with pytest.raises(CorpusError, match=re.escape(name)):
+            directory.read(source, PLAIN)
+
+
+@pytest.mark.parametrize("text", [b"x^2 + 1\n" * 9, b"x\x01y\n" * 9, b"]\n" * 9, b"some \0 text\n" * 9, b"PAR 1\n" * 9])
+def test_text_that_begins_like_a_format_is_text(tmp_path, text):
+    (tmp_path / "a").write_bytes(text)
+    assert b"".join(texts(directory.read(tmp_path / "a", PLAIN)).values()) == text
+
+
+SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редактор, строка за строкой.\n", "一个简单的文本。\n"]
+
+
+@pytest.mark.parametrize("line", SCRIPTS)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_utf_16_and_utf_32_are_recognized_and_named(tmp_path, line, encoding):
+    (tmp_path / "a").write_text(line * 99, encoding=encoding)
+    with pytest.raises(CorpusError) as refused:
+        directory.read(tmp_path / "a", PLAIN)
+    assert str(refused.value) == (
+        f"{tmp_path}/a: {encoding.upper()} is not UTF-8; give `encoding` {encoding}, or convert it: "
+        f"iconv -f {encoding.upper()} -t UTF-8"
+    )
+    (tmp_path / "a").write_text(line * 99, encoding="utf-8")
+    directory.read(tmp_path / "a", PLAIN)
 
 
 def write_named(directory, *names):

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora import CORPORA
-from txlcli.corpora.corpus import SPLITS, Slice
+from txlcli.corpora.corpus import SPLITS, Corpus, Slice
 from txlcli.data.hdf5 import (
     READ_ERRORS,
     DiskFile,
@@ -36,6 +36,8 @@ FORMAT = "txl token store"
 IDS, SENTENCE_STARTS, STARTS_DIGEST = "ids", "sentence_starts", "sentence_starts_sha256"
 VERSION = 1
 SUFFIX = ".h5"
+NAME_PARTS = re.compile(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})")
+"""Name of a store of a benchmark with another convention: corpus, convention, size or digest."""
 _BLOCK = 1 << 22  # tokens that are read at once
 
 
@@ -73,6 +75,8 @@ class StoreFacts:
     source_digest: str
     every_byte_scored: bool
     """True if the tokens of a split represent every byte of its text, so that bits per byte can be computed."""
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """Number of files, records, bytes and symbols of the source that were skipped or changed, by name."""
 
 
 @dataclass(frozen=True)
@@ -205,14 +209,20 @@ def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:
     return _Array(place, dataset.dtype, dataset.shape, sha256)
 
 
+def corpus_of(name: str) -> Corpus | None:
+    """Return the benchmark whose text a store of that name has; None for own text."""
+    parts = NAME_PARTS.fullmatch(name)
+    return CORPORA.get(parts[1] if parts else name)
+
+
 def _again(path: Path) -> str:
     return f'run "{prepare_command(path.stem)} --force" again'
 
 
 def prepare_command(name: str) -> str:
     """Return the command that prepares the store of that name; the path of own text is left for the user to fill in."""
-    parts = re.fullmatch(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})", name)
-    if (parts[1] if parts else name) not in CORPORA:
+    parts = NAME_PARTS.fullmatch(name)
+    if corpus_of(name) is None:
         return f"txl prepare PATH --name {name}"
     if parts is None:
         return f"txl prepare {name}"
@@ -276,7 +286,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,
-        "facts": json.dumps({**vars(facts), "conventions": dict(facts.conventions)}),
+        "facts": json.dumps({**vars(facts), "conventions": dict(facts.conventions), "changes": dict(facts.changes)}),
         "fingerprint": vocab.fingerprint,
     }
     try:

@@ -7,6 +7,7 @@ import base64
 import codecs
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -59,6 +60,11 @@ class Vocab:
     def size(self) -> int:
         """Number of ids, V."""
         return self.sentencepiece.size if self.tokenizer == "sentencepiece" else len(self.symbols)
+
+    @property
+    def keeps_line_ends(self) -> bool:
+        """True if a token stands for each line end of a text; otherwise they are dropped."""
+        return self.boundary is not None if self.tokenizer == "word" else b"\n" not in self.dropped
 
     @cached_property
     def sentencepiece(self) -> "SentencePieceModel":
@@ -253,10 +259,25 @@ def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
 
 
 def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str:
-    """Return a text of words, in lower case on demand, with the boundary between blanks for each line end."""
+    """Return a text of words, in lower case on demand, with the boundary between blanks for each line end.
+
+    A boundary that the text itself has at the end of a line is the same boundary, not a second one.
+    """
     text = text.lower() if lower_case else text
     text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+    if boundary and boundary in text:
+        text = re.sub(rf"(?<!\S){re.escape(boundary)}[^\S\n]*\n", "\n", text)
     return text.replace("\n", f" {boundary or ''} ")
+
+
+def count_words(data: bytes) -> int:
+    """Count the words that str.split would return; bytes that are not UTF-8 belong to words."""
+    return len(data.decode(errors="replace").split())
+
+
+def count_lines(data: bytes) -> int:
+    """Count line ends: LF, CR LF or CR."""
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

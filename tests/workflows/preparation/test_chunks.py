@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.locate import whole
-from txlcli.workflows.preparation.chunks import align_to_characters, cut_into_chunks, read_chunk
+from txlcli.workflows.preparation.chunks import align_to_characters, cut_into_chunks, join_files, read_chunk
 
 
 def content(chunk) -> bytes:
@@ -44,11 +44,18 @@ def test_small_files_share_a_chunk(tmp_path):
     assert [len(chunk) for chunk in cut_into_chunks(slices, 11)] == [2, 2, 2, 1]
 
 
-def test_only_the_last_line_of_a_file_can_lack_a_line_end(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(b"one two")
-    (first,), (second,) = read_chunk((Slice(path, 0, 4),)), read_chunk((Slice(path, 4, 7),))
-    assert (first.lacks_line_end, second.lacks_line_end) == (False, True)
+@pytest.mark.parametrize(("close_last", "end"), [(False, b""), (True, b"\n")])
+@pytest.mark.parametrize("size", [1, 4, 5, 1000])
+def test_files_are_joined_by_the_line_ends_that_they_lack(tmp_path, close_last, end, size):
+    slices = []
+    for number, data in enumerate([b"one two", b"", b"three\n", b"four\r", b"five"]):
+        (tmp_path / str(number)).write_bytes(data)
+        slices += whole(tmp_path / str(number))
+    joined = join_files(slices, close_last=close_last)
+    expected = b"one two\nthree\nfour\rfive" + end
+    assert b"".join(content(chunk) for chunk in cut_into_chunks(joined, size)) == expected
+    assert b"".join(block for piece in joined for block in piece.blocks(size)) == expected
+    assert sum(piece.size for piece in joined) == len(expected)
 
 
 def test_ends_inside_characters_are_moved_behind_them(tmp_path):

@@ -13,7 +13,9 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream, scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
-from txlcli.data.token_store import TokenStore
+from txlcli.corpora.signatures import HEAD, encoding_of
+from txlcli.data.token_store import TokenStore, corpus_of
+from txlcli.data.vocabulary import count_lines, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
@@ -135,12 +137,18 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
     vocab, data = opened.vocab, source.data
+    if encoding := encoding_of(data[:HEAD]):
+        if vocab.tokenizer != "byte":
+            raise VocabularyError(f"{source.label}: {encoding.upper()}; convert it: iconv -f {encoding} -t UTF-8")
+        reporter.say(f"{source.label} seems to be {encoding.upper()}; its bytes are scored as they are")
     try:
         text = data.decode("utf-8") if vocab.tokenizer != "byte" else None
     except UnicodeDecodeError as error:
         raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
-    if text and vocab.tokenizer == "char" and "\n" not in vocab.ids_of:
+    if text and vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
         text = text.removesuffix("\n").removesuffix("\r")  # added by editors; text8 has no line ends
+    if text and vocab.tokenizer == "word" and not (data.isspace() or text.endswith(("\n", "\r"))):
+        text += "\n"  # as `txl prepare` ends the last line
     ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
@@ -149,7 +157,10 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
     whole = len(targets) == len(ids) - (vocab.boundary is None)
-    original = data.decode("utf-8", errors="replace") if text is None else text
+    original = data if text is None else text.encode()
+    corpus = corpus_of(opened.run.settings.corpus.store)
+    counts_line_ends = vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends)
+    words = count_words(original) + counts_line_ends * count_lines(original)
     size = len(data) if vocab.tokenizer == "sentencepiece" and whole and not unknown else None
     if text is None and not vocab.dropped:
         size = len(targets)
@@ -159,7 +170,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         targets=targets,
         scored=metrics.Scored(
             tokens=len(targets),
-            words=len(original.split()) + original.count("\n") if whole else None,  # as in a store of the user's text
+            words=words if whole else None,
             bytes=size,
         ),
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
 from txlcli.data.sentencepiece_model import SentencePieceModel
-from txlcli.data.vocabulary import TokenizerName, smallest_dtype, spell_line_ends
+from txlcli.data.vocabulary import TokenizerName, count_lines, count_words, smallest_dtype, spell_line_ends
 from txlcli.errors import CorpusInputError
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
@@ -36,7 +36,7 @@ def cut_into_chunks(slices: Iterable[Slice], size: int = CHUNK) -> Iterator[Chun
             head = rest.read(0, size)
             end = head.rfind(b"\n") + 1 or head.rfind(b" ") + 1 or _character_end(rest, size)
             yield (Slice(rest.path, rest.start, rest.start + end),)
-            rest = Slice(rest.path, rest.start + end, rest.stop)
+            rest = replace(rest, start=rest.start + end)
         if rest.size:
             held.append(rest)
             filled += rest.size
@@ -54,9 +54,21 @@ def align_to_characters(slices: Iterable[Slice]) -> tuple[Slice, ...]:
     """Move each end of a slice that lies inside a UTF-8 character behind that character."""
     files = ((piece, Slice(piece.path, 0, piece.path.stat().st_size)) for piece in slices)
     return tuple(
-        Slice(piece.path, *(_character_end(file, offset) for offset in (piece.start, piece.stop)))
+        replace(piece, start=_character_end(file, piece.start), stop=_character_end(file, piece.stop))
         for piece, file in files
     )
+
+
+def join_files(slices: Iterable[Slice], *, close_last: bool) -> tuple[Slice, ...]:
+    """Add the line end that a slice's last line lacks before the next slice.
+
+    With `close_last`, which words need, also after the last slice, unless the text has no word.
+    """
+    pieces = [piece for piece in slices if piece.size]
+    is_open = [piece.read(piece.size - 1) not in (b"\n", b"\r") for piece in pieces]
+    joined = [replace(piece, tail=b"\n") if lacks else piece for piece, lacks in zip(pieces, is_open, strict=True)]
+    closes = close_last and any(block.strip() for piece in pieces for block in piece.blocks())
+    return (*joined[:-1], *(joined if closes else pieces)[-1:])
 
 
 @dataclass(frozen=True)
@@ -67,11 +79,6 @@ class Part:
     data: bytes
 
     @property
-    def lacks_line_end(self) -> bool:
-        """True if the slice reaches the end of its file and the last line has no line end."""
-        return self.piece.stop >= self.piece.path.stat().st_size and not self.data.endswith((b"\n", b"\r"))
-
-    @property
     def text(self) -> str:
         """The text; it must be UTF-8."""
         try:
@@ -79,7 +86,8 @@ class Part:
         except UnicodeDecodeError as error:
             offset = self.piece.start + error.start
             raise CorpusInputError(
-                f"{self.piece.path}: byte {offset:,} is not valid UTF-8; repair the file or use `tokenizer` byte"
+                f"{self.piece.path}: byte {offset:,} is not valid UTF-8; give its `encoding`, such as "
+                "cp1252, repair the file, or use `tokenizer` byte"
             ) from None
 
 
@@ -100,6 +108,10 @@ class EncodedChunk:
     words: int
     lines: int
     bytes: int
+    nuls: int = 0
+    """Number of NUL bytes."""
+    boundaries: int = 0
+    """Times that the text itself has the symbol that ends a line."""
 
 
 Job = tuple[Chunk, Path]
@@ -122,25 +134,26 @@ class ChunkEncoder:
         symbols, ids = self._number(parts)
         with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
             np.save(file, ids)
-        lines = sum(count_lines(part.data) + part.lacks_line_end for part in parts)
-        closing = lines if self.boundary is not None else 0
+        data = b"".join(part.data for part in parts)
+        lines, closing = count_lines(data), "" if self.boundary is None else self.boundary
         return EncodedChunk(
             symbols=symbols,
             counts=np.bincount(ids, minlength=len(symbols)),
             path=path,
-            words=ids.size - closing if self.tokenizer == "word" else sum(count_words(part.data) for part in parts),
+            words=ids.size - lines * bool(closing) if self.tokenizer == "word" else count_words(data),
             lines=lines,
-            bytes=sum(len(part.data) for part in parts),
+            bytes=len(data),
+            nuls=data.count(0),
+            boundaries=data.count(closing.encode()) if closing else 0,
         )
 
     def _number(self, parts: list[Part]) -> tuple[Any, NDArray[Any]]:
         """Return the symbols in first-seen order, and the text as indices of them; see `EncodedChunk`."""
         if self.tokenizer == "byte":
             return _number_codes(np.frombuffer(b"".join(part.data for part in parts), dtype=np.uint8), chr)
-        if self.tokenizer == "word":
-            text = "".join(part.text + "\n" * part.lacks_line_end for part in parts)
-            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case))
         text = "".join(part.text for part in parts)
+        if self.tokenizer == "word":
+            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case))
         if self.tokenizer == "char":
             return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), chr)
         return _number_codes(np.array(_load(self.model).encode(text), dtype=np.uint32), str)
@@ -167,13 +180,3 @@ def _number_words(text: str) -> tuple[Any, NDArray[Any]]:
     string = arrow.array([data] if data else [], arrow.large_string())
     words = compute.utf8_split_whitespace(string).values.dictionary_encode()
     return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary)))
-
-
-def count_words(data: bytes) -> int:
-    """Count the words that str.split would return; bytes that are not UTF-8 belong to words."""
-    return len(data.decode(errors="replace").split())
-
-
-def count_lines(data: bytes) -> int:
-    """Count line ends: LF, CR LF or CR."""
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")

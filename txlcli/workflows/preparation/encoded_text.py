@@ -55,6 +55,15 @@ class EncodedText:
         counts = self._counts.get(split, np.zeros(0, dtype=np.int64))
         return np.pad(counts, (0, len(self._symbols) - counts.size))
 
+    def total(self, name: str) -> int:
+        """Return the sum of a count of the chunks: lines, bytes, nuls or boundaries."""
+        return sum(getattr(chunk, name) for chunks in self._chunks.values() for chunk in chunks)
+
+    def count(self, symbol: str) -> int:
+        """Return how often a symbol occurs in all splits."""
+        number = self._symbols.index(symbol).as_py()
+        return 0 if number < 0 else sum(int(self.counts(split)[number]) for split in self._counts)
+
     def by_frequency(self, splits: Sequence[str], least: int = 1) -> list[str]:
         """Return the symbols that occur at least `least` times, most frequent first, ties in first-seen order."""
         total = np.sum([self.counts(split) for split in splits], axis=0)

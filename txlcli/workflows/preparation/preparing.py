@@ -16,7 +16,14 @@ from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
-from txlcli.workflows.preparation.chunks import CHUNK, ChunkEncoder, align_to_characters, cut_into_chunks, read_chunk
+from txlcli.workflows.preparation.chunks import (
+    CHUNK,
+    ChunkEncoder,
+    align_to_characters,
+    cut_into_chunks,
+    join_files,
+    read_chunk,
+)
 from txlcli.workflows.preparation.encoded_text import EncodedText
 from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make_plan
 from txlcli.workflows.preparation.sources import digest, locate_text
@@ -145,7 +152,9 @@ def _only_process(plan: Plan) -> Iterator[None]:
 def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> vocabulary -> ids -> store."""
     text, rule = locate_text(plan, work, reporter), rules.rule_of(plan)
-    splits = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
+    closes_lines = plan.tokenizer == "word" and rule.boundary is not None
+    checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
+    splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
     model, sampled = b"" if plan.vocab is None else plan.vocab.model, ""
     if plan.tokenizer == "sentencepiece" and plan.vocab is None:
         with reporter.progress("training SentencePiece"):
@@ -154,11 +163,23 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     encoded = _encode(plan, splits, encoder, work, reporter, sizes)
     vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model)
     final, is_unknown = rules.final_ids(encoded, vocab)
-    count_line_ends = plan.corpus.counts_line_ends
+    count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: encoded.info(split, final, is_unknown, count_line_ends=count_line_ends) for split in splits}
+    changes = {
+        **text.changes,
+        "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
+        "line_ends_dropped": 0 if vocab.keeps_line_ends else encoded.total("lines"),
+        "nul_bytes_kept": encoded.total("nuls"),
+    }
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
-        notes=(*text.notes, *rules.differences(plan, rule, text, vocab.size, infos), *filter(None, [sampled])),
+        notes=(
+            *text.notes,
+            *rules.differences(plan, rule, text, vocab.size, infos),
+            *rules.symbol_notes(plan, encoded, vocab),
+            *filter(None, [sampled]),
+        ),
+        changes={name: count for name, count in changes.items() if count},
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )

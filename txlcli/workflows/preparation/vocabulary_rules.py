@@ -35,13 +35,15 @@ def rule_of(plan: Plan) -> VocabularyRule:
 
 def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
-    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", *text.splits}
+    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", "files", *text.splits}
     described = {
         key: value for key, value in corpus.conventions.items() if key in about_splits or (own and key not in SPLITS)
     }
     if plan.read.released:
         described |= corpus.released_conventions
     described |= text.conventions
+    if any(len(pieces) > 1 for pieces in text.splits.values()):
+        described["files"] = "joined, with a line end after a file that ends without one"
     if plan.read.shares:
         described["split"] = f"{'/'.join(f'{share:g}' for share in plan.read.shares)} by --split"
     if plan.vocab is not None:
@@ -124,6 +126,24 @@ def final_ids(encoded: EncodedText, vocab: Vocab) -> tuple[NDArray[np.int64], ND
     if vocab.unknown is None:
         return ids, np.zeros(ids.size, dtype=bool)
     return np.where(ids < 0, vocab.unknown, ids), ids < 0
+
+
+def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str]:
+    """Yield notes on symbols that a text rarely has, or that the vocabulary reads in another way than they look."""
+    if nuls := encoded.total("nuls"):
+        yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
+    lines = encoded.total("lines")
+    if lines and not vocab.keeps_line_ends and not plan.own_convention:
+        yield f"the vocabulary has no symbol for a line end: {lines:,} line ends are dropped, and count as no words"
+    if vocab.tokenizer != "word" or plan.own_convention:
+        return
+    if times := encoded.total("boundaries"):
+        yield (
+            f"the text itself has {EOS if vocab.boundary is None else vocab.symbols[vocab.boundary]} {times:,} times; "
+            "at the end of a line it is the same symbol as the line end"
+        )
+    if vocab.unknown is not None and (times := encoded.count(vocab.symbols[vocab.unknown])):
+        yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
 
 
 def differences(
