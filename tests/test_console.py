@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import time
 
@@ -21,6 +22,11 @@ class Terminal(io.StringIO):
 
     def isatty(self):
         return True
+
+
+def without_styles(text):
+    """Return what a terminal was shown, without its escape sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 SHOWN = [*((text, text) for text in ODD), (HOSTILE, ESCAPED)]
@@ -134,11 +140,32 @@ def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_no_column_is_cut_on_a_terminal_of_80_columns(monkeypatch, kind):
+@pytest.mark.parametrize(("columns", "number"), [(60, 4), (80, 6), (200, 9)])
+def test_a_table_fits_the_terminal_and_says_which_columns_it_lacks(monkeypatch, kind, columns, number):
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", f"{columns}")
     monkeypatch.setenv("TERM", kind)
     cells = [f"{number}" * 11 for number in range(1, 10)]
-    console.show_table("a title", [f"column {number}" for number in range(1, 10)], [cells])
-    assert "…" not in terminal.getvalue()
-    assert all(cell in terminal.getvalue() for cell in cells)
+    console.show_table("", [f"column {number}" for number in range(1, 10)], [cells])
+    shown, _, lacking = without_styles(terminal.getvalue()).partition("not shown: ")
+    assert max(map(len, shown.splitlines())) <= columns
+    assert [cell in shown for cell in cells] == [at < number for at in range(9)]
+    names = ", ".join(f"column {at + 1}" for at in range(number, 9))
+    assert lacking == (f"{names}; widen the terminal to see them\n" if names else "")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(("steps", "state"), [(1, "10%, 0:06:00 left"), (2, "20%, 0:05:20 left")])
+def test_the_bar_and_the_time_left_move_with_every_step_on_one_line(monkeypatch, columns, steps, state):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", f"{columns}")
+    monkeypatch.setenv("TERM", "xterm")
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with console.TerminalReporter().progress("runs/a-long-name-of-a-run/of-a-folder", total=10, unit="steps") as step:
+        for _ in range(steps):
+            now += 40.0
+            step.advance(1, "train 2.345 bpc, 17,400 tokens/s, valid 2.222, lr 0.002")
+    lines = re.split(r"[\r\n]+", without_styles(terminal.getvalue()))
+    assert any(f" {state}" in line for line in lines)
+    assert max(map(len, lines)) < columns

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,11 @@ from txlcli.system import launcher
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 MAX_WIDTH, MAX_HEIGHT = 10_000, 100
-"""Columns and lines of the console for tables, so that none is truncated or wrapped."""
+"""Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
+BAR_WIDTH = 12
 MAX_NOTES = 2
 """Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
@@ -162,26 +165,48 @@ def show_table(
 ) -> None:
     """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines.
 
-    A cell may have several lines. The most important note comes first: without `verbose`, MAX_NOTES are shown.
+    A cell may have several lines. The most important note comes first: without `verbose`, MAX_NOTES are shown. On a
+    terminal that is too narrow, the table has no frame, and then lacks its last columns, which a note lists.
     """
-    from rich.table import Table
-
-    table = Table(show_header=any(columns), show_lines=ruled)
-    for number, column in enumerate(columns):
-        table.add_column(on_one_line(column), justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(_cell, row))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
+    cells = [[_cell(cell) for cell in row] for row in (columns, *rows)]
+    table, count = _fitted_table(cells, width, ruled=ruled)
     if title:
         show_line(title)
-    out = _plain(sys.stdout, MAX_WIDTH, MAX_HEIGHT)
+    out = _plain(sys.stdout, width, MAX_HEIGHT)
     with out.capture() as rendered:
-        out.print(table, crop=False)
-    _write(rendered.get())
+        out.print(table, crop=False, soft_wrap=False)
+    _write("".join(line.rstrip() + "\n" for line in rendered.get().splitlines()))
+    if count < len(columns):
+        show_line(f"not shown: {', '.join(columns[count:])}; widen the terminal to see them")
     shown = notes if verbose else notes[:MAX_NOTES]
     for note in shown:
         show_line(note)
     if len(shown) < len(notes):
         say("more notes with --verbose")
+
+
+def _fitted_table(cells: Sequence[Sequence[str]], limit: int, *, ruled: bool) -> tuple["Table", int]:
+    """Return a table of at most `limit` columns of text, and how many of its columns it has; row 0 is the heading."""
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    widths = [
+        max(cell_len(line) for cell in column for line in cell.split("\n")) for column in zip(*cells, strict=True)
+    ]
+    count = len(widths)
+    is_framed = sum(widths) + 3 * count + 1 <= limit
+    while not is_framed and count > 2 and sum(widths[:count]) + 2 * (count - 1) > limit:
+        count -= 1
+    table = Table(show_header=any(cells[0]), show_lines=ruled and is_framed)
+    if not is_framed:
+        table.box, table.show_edge, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+    for number, column in enumerate(cells[0][:count]):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=count > 2)
+    for row in cells[1:]:
+        table.add_row(*row[:count])
+    return table, count
 
 
 def _cell(cell: str | list[str]) -> str:
@@ -194,7 +219,11 @@ class Step:
     def __init__(self, description: str, total: float | None, unit: str, start: float, bar: "Progress | None") -> None:
         self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
         self._bar = bar
-        self._task = bar.add_task(self.description, total=total, completed=int(start), detail="") if bar else None
+        if bar:
+            length = max(bar.console.width // 3, 8)
+            name = self.description if len(self.description) <= length else f"...{self.description[3 - length :]}"
+            self._task = bar.add_task(name, total=total, completed=int(start), state="")
+            self._room = bar.console.width - len(name) - BAR_WIDTH - 3
         self._done = start
         self._started = self._last = time.monotonic()
 
@@ -207,11 +236,13 @@ class Step:
         self._done, now = done, time.monotonic()
         elapsed = max(now - self._started, 1e-9)
         detail = on_one_line(detail) or f"{_amount((done - self.start) / elapsed, self.unit)}/s"
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, detail=detail)
+        if self._bar:
+            share = f"{done / self.total:.0%}" if self.total else _amount(done, self.unit)
+            state = _fitting([share, *self._times(elapsed)[1:], *detail.split(", ")], self._room)
+            self._bar.update(self._task, completed=done, state=state)
         elif now - self._last >= PLAIN_INTERVAL_S:
             self._last = now
-            say(f"{self.description}: {self._share()}, {detail}{self._times(elapsed)}")
+            say(f"{self.description}: {', '.join([self._share(), detail, *self._times(elapsed)])}")
 
     def _share(self) -> str:
         """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
@@ -220,21 +251,29 @@ class Step:
         share = f"{self._done / self.total:.0%}"
         return f"step {self._done:,.0f} of {self.total:,.0f}, {share}" if self.unit == "steps" else share
 
-    def _times(self, elapsed: float) -> str:
+    def _times(self, elapsed: float) -> list[str]:
         """Return the time since the start and, if the total is known, the time left at this rate."""
         done = self._done - self.start
         if not self.total or done <= 0:
-            return ""
+            return []
         left = elapsed * (self.total - self._done) / done
-        return f", {timedelta(seconds=round(elapsed))} elapsed, {timedelta(seconds=round(left))} left"
+        return [f"{timedelta(seconds=round(elapsed))} elapsed", f"{timedelta(seconds=round(left))} left"]
+
+
+def _fitting(parts: Sequence[str], width: int) -> str:
+    """Join the parts, without those that do not fit into `width` characters."""
+    text = parts[0]
+    for part in parts[1:]:
+        text += f", {part}" if len(text) + len(part) + 2 <= width else ""
+    return text
 
 
 def _amount(number: float, unit: str) -> str:
-    """Format an amount: 9.1M tokens, 9.1 MB."""
+    """Format an amount: 9.1M tokens, 9.1 MB, 0.21 steps."""
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f} {prefix}B" if unit == "B" else f"{number / limit:.1f}{prefix} {unit}"
-    return f"{number:.0f} {unit}"
+    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +299,8 @@ class TerminalReporter:
         if _quiet or not (self.bars and sys.stderr.isatty()):
             yield Step(description, total, unit, start, None)
             return
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        text, detail = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[detail]}"))
-        columns = (text, BarColumn(bar_width=24), TaskProgressColumn(), detail, TimeRemainingColumn())
-        with Progress(*columns, console=_plain(sys.stderr), transient=True) as bar:
+        name, state = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[state]}"))
+        with Progress(name, BarColumn(BAR_WIDTH), state, console=_plain(sys.stderr), transient=True) as bar:
             yield Step(description, total, unit, start, bar)

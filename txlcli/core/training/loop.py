@@ -70,6 +70,8 @@ class Training(TrainingState):
     ) -> Iterator[Report]:
         """Train up to max_steps. Save before every validation, every `train.save_minutes`, and at the end.
 
+        `on_step` receives the number of each step that was taken, `on_valid_tokens` the tokens validated so far.
+
         Files are written in the background, and all of them are there when this ends. After a validation the last
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
         """

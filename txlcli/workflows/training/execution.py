@@ -125,17 +125,24 @@ def _take_steps(
 
     with ExitStack() as stack:
         profiler = _profiler(run, training, options.profile, options.max_steps) if options.profile else None
-        log = None
+        log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
         if training.world.is_rank_zero:
-            log = TrainingLog(run, training.step, reporter, on_report, stack, peak_tokens_per_s(run, training))
+            log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
             stack.callback(profiler.stop if profiler else int)
+
+        def on_step(step: int) -> None:
+            if log:
+                log.show_step(step)
+            if log and profiler:
+                profiler.on_step(step)
+
         try:
             for report in training.run(
                 report_every=run.settings.log.every,
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
-                on_step=profiler.on_step if log and profiler else None,
+                on_step=on_step,
             ):
                 try:
                     if log and not failures:
@@ -200,17 +207,18 @@ class TrainingLog:
     def __init__(
         self,
         run: Run,
-        step: int,
+        steps: range,
         reporter: Reporter,
         on_report: OnReport | None,
         stack: ExitStack,
         peak_tokens_per_s: float | None = None,
     ) -> None:
-        self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, step, peak_tokens_per_s
-        self._receivers = [stack.enter_context(trackers.opened(run, after=step, say=reporter.warn))]
+        self._run, self._reporter, self._step = run, reporter, steps.start
+        self._peak_tokens_per_s = peak_tokens_per_s
+        self._receivers = [stack.enter_context(trackers.opened(run, after=steps.start, say=reporter.warn))]
         self._receivers += [on_report] if on_report else []
-        steps = run.settings.train.max_steps
-        self._progress: Step = stack.enter_context(reporter.progress("training", steps, "steps", start=step))
+        progress = reporter.progress("training", steps.stop, "steps", start=steps.start)
+        self._progress: Step = stack.enter_context(progress)
         self._detail = self._valid = ""
 
     def record(self, report: Report) -> None:
@@ -224,6 +232,11 @@ class TrainingLog:
         self._step = report.step
         self._show(report, line)
 
+    def show_step(self, step: int) -> None:
+        """Show that a step was taken, with what the last report says."""
+        self._step = step
+        self._progress.reach(step, self._detail)
+
     def show_validation(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
         self._progress.reach(self._step, f"validating, {tokens:,} tokens")
@@ -235,8 +248,8 @@ class TrainingLog:
             if skipped := line.get("skipped_steps"):
                 steps = "step was" if skipped == 1 else "steps were"
                 self._reporter.say(f"{skipped} {steps} skipped up to step {report.step:,}: loss or gradient not finite")
-            rate = f"lr {line['lr']:.2g}, {line['tokens_per_s']:,.0f} tokens/s"
-            self._detail = f"train {value} {metric}{self._valid}, {rate}"
+            rate = f"{line['tokens_per_s']:,.0f} tokens/s"
+            self._detail = f"train {value} {metric}, {rate}{self._valid}, lr {line['lr']:.2g}"
         else:
             self._valid = f", valid {value}"
             best = " (best so far)" if line["best"] else ""
