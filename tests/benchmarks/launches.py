@@ -50,7 +50,7 @@ def _divide(two, three):
 def _settings(recipe, n_layers):
     from txlcli.config import recipe as recipes
 
-    return recipes.load(recipe, ["train.precision=bf16", "train.compile=true", f"model.n_layers={n_layers}"])
+    return recipes.load(recipe, ["train.precision=bf16", "train.compile=on", f"model.n_layers={n_layers}"])
 
 
 def _model(settings):
@@ -64,6 +64,7 @@ def _training(recipe, n_layers):
     import numpy as np
 
     from tests.core.fake_cuda.device import Kernels, pretending
+    from tests.core.tape import call_again
     from txlcli.core.training.loop import Training
     from txlcli.core.training.segments import TrainingSegments
 
@@ -73,7 +74,7 @@ def _training(recipe, n_layers):
     ids = np.zeros(train.batch_size * train.seg_len * (steps + 1) + 1, dtype=np.int64)
     segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
     with pretending():
-        training = Training(_model(settings), train, segments)
+        training = Training(_model(settings), train, segments, capture_graph=call_again)
         for _ in range(steps):
             training.update()
         with Kernels() as kernels:

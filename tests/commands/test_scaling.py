@@ -92,7 +92,7 @@ def test_a_recipe_is_scaled_in_powers_of_two_as_far_as_its_batch_divides(untouch
     ("changes", "counts"),
     [
         pytest.param(["train.batch_size=20", "train.accumulate=5"], [1, 2, 4], marks=pytest.mark.slow),
-        (["train.cuda_graph=true"], [1]),  # needs a single GPU
+        (["train.deterministic=true"], [1]),  # needs a single GPU
     ],
 )
 def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(untouched, changes, counts):
@@ -100,7 +100,7 @@ def test_accumulation_and_settings_of_a_single_gpu_limit_the_number_of_gpus(unto
     assert [row["devices"] for row in json_of("recipes", "scale", "ptb", *overrides)["by_devices"]] == counts
 
 
-ON_GPUS, SINGLE = "--devices forecasts training on GPUs", "train.cuda_graph needs a single GPU"
+ON_GPUS, SINGLE = "--devices forecasts training on GPUs", "train.deterministic needs a single GPU"
 TWO = 'train.parallel = "zero" needs at least two GPUs'
 
 
@@ -110,7 +110,10 @@ TWO = 'train.parallel = "zero" needs at least two GPUs'
         (["--devices", 2, "--processes", 2], "--devices forecasts one process per GPU; leave out --processes"),
         (["--devices", 2, "--device", "cpu"], f"{ON_GPUS}; leave out --device cpu, or use --processes"),
         (["--devices", 4], "train.batch_size = 3 is too small for 4 processes; use fewer of them"),
-        (["--devices", 2, "--set", "train.cuda_graph=true"], f"{SINGLE}; --set train.cuda_graph=false, or --devices 1"),
+        (
+            ["--devices", 2, "--set", "train.deterministic=true"],
+            f"{SINGLE}; --set train.deterministic=false, or --devices 1",
+        ),
         (["--devices", 1, "--set", "train.parallel=zero"], f"{TWO}; give --devices 2 or more"),
     ],
 )

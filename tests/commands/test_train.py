@@ -14,9 +14,7 @@ from txlcli.config import recipe
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import UsageError
 from txlcli.runs import run_directory
-from txlcli.workflows.training import plan
 
 RUN_FILES = ["best.safetensors", "last.safetensors", "metrics.jsonl", "run.json", "vocab.json"]
 
@@ -285,11 +283,6 @@ def test_attention_is_computed_by_the_requested_backend(here, monkeypatch):
     assert [line["loss_nats"] for line in reports("runs/defined")] == pytest.approx(
         [line["loss_nats"] for line in reports("runs/byte")], rel=1e-4
     )
-
-
-def test_a_cuda_graph_is_rejected_in_several_processes(here):
-    with pytest.raises(UsageError, match=r"^train\.cuda_graph needs a CUDA device and a single process; "):
-        plan.check_device(recipe.load("tiny.toml", ["train.cuda_graph=true"]), torch.device("cuda"), processes=2)
 
 
 def test_a_dry_run_writes_nothing(here):

@@ -256,18 +256,9 @@ transformer | train.roll_lanes=true corpus.shuffle_sentences=true | roll_lanes m
 corpus.shuffle_sentences, not True
 transformer | train.attention=reference train.recompute=true | recompute must be false or "layers" unless \
 attention = "auto", not True
-transformer | train.cuda_graph=true train.accumulate=2 | accumulate must be left out with cuda_graph, not 2
-transformer | train.cuda_graph=true train.recompute=true | recompute must be false or "layers" with cuda_graph, not True
-transformer | train.cuda_graph=true train.precision=fp16 | precision must be fp32, tf32 or bf16 with cuda_graph, not \
-'fp16'
 transformer | train.parallel=fsdp train.precision=fp16 | precision must be fp32, tf32 or bf16 with parallel = "fsdp", \
 not 'fp16'
-transformer | train.parallel=fsdp train.compile=true | compile must be left out with parallel = "fsdp", not True
-transformer | train.cuda_graph=true model.cutoffs=[2] | cuda_graph must be left out with model.cutoffs or \
-model.auxiliary_losses, whose operations differ between steps, not True
-transformer | train.cuda_graph=true model.auxiliary_losses=true model.position=learned model.n_positions=99 | \
-cuda_graph must be left out with model.cutoffs or model.auxiliary_losses, whose operations differ between steps, not \
-True
+transformer | train.parallel=fsdp train.compile=on | compile must be "auto" or "off" with parallel = "fsdp", not 'on'
 transformer | model.position=learned model.n_positions=4 | [train] seg_len must be at most model.n_positions (4), not 5
 transformer | model.position=learned model.n_positions=6 train.valid_seg_len=7 | valid_seg_len must be at most \
 model.n_positions (6), not 7

@@ -10,7 +10,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self._operations = []
+        self._operations, self._before = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operation and record it; a view needs no repetition."""
@@ -21,12 +21,21 @@ class Tape(TorchDispatchMode):
         if composite and not own:  # an operation with both, as silu_backward, would be rounded otherwise
             with self:  # only in inference mode; such an operation may return a view or a copy
                 return func.decompose(*args, **(kwargs or {}))
+        written = tree_leaves(
+            [value for value, argument in zip(args, func._schema.arguments, strict=False) if argument.is_write]
+        )
+        self._before += [(tensor, tensor.clone()) for tensor in written if isinstance(tensor, torch.Tensor)]
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
         if not is_view:
             self._operations.append((func, args, kwargs or {}, result))
         return result
+
+    def undo(self):
+        """Restore what the operations have overwritten: a capture computes nothing."""
+        for tensor, value in reversed(self._before):
+            tensor.data.copy_(value)
 
     def replay(self):
         """Run all operations again; their results keep their memory."""
@@ -39,14 +48,21 @@ class Tape(TorchDispatchMode):
                         old.data.copy_(new)
 
 
-def capture(run, device):
+def call_again(run, device, *, warm_up=0):
+    """Stand in for `cuda_graph.capture` on a device without kernels: a replay calls the function again."""
+    return run
+
+
+def capture(run, device, *, warm_up=2):
     """Stand in for `cuda_graph.capture`: like it, call `run` before recording, whose results must not be kept."""
     assert device.type == "cpu"
-    for _ in range(2):
+    for _ in range(warm_up):
         run()
     with Tape() as tape:
         out = run()
-    out.data.fill_(float("nan"))  # a capture computes nothing
+    tape.undo()
+    if out is not None:
+        out.data.fill_(float("nan"))
 
     def replay():
         with torch.no_grad():

@@ -27,8 +27,7 @@ CASES = {
     "auto": DROPOUT,
     "reference": (*DROPOUT, "train.attention=reference"),
     "recomputed": (*DROPOUT, "train.recompute=true"),
-    "compiled": (*DROPOUT, "train.compile=true"),
-    "CUDA graph": (*DROPOUT, "train.cuda_graph=true"),
+    "compiled": (*DROPOUT, "train.compile=on"),
     "adaptive softmax": (*DROPOUT, "model.cutoffs=[101, 307]", "model.div_val=2"),
     "lamb": (*DROPOUT, "train.optimizer=lamb", "train.roll_lanes=true"),
 }

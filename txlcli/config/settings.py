@@ -62,6 +62,7 @@ Parallel = Literal["ddp", "zero", "fsdp"]
 Recompute = bool | Literal["layers"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 AttentionBackend = Literal["auto", "reference"]
+Compile = Literal["auto", "on", "off"]
 SameLength = Literal["m", "m_plus_one", "off"]
 
 
@@ -94,12 +95,9 @@ class TrainSettings(Section):
     attention: AttentionBackend = "auto"
     """Implementation of attention; the result is the same. auto: the fast one of the device; reference: written out
     as in the paper."""
-    compile: bool = False
-    """Compile each layer with torch.compile, which fuses many small operations; takes some seconds at the start. Useful
-    on CUDA, where every kernel launch takes time; no gain on a CPU."""
-    cuda_graph: bool = False
-    """Capture the forward and backward pass of a step as a CUDA graph and replay it: for models so small that launching
-    kernels takes longer than running them. One process only; not with adaptive softmax or auxiliary losses."""
+    compile: Compile = "auto"
+    """Fuse the operations of each layer with torch.compile, which takes up to half a minute at the start: on; off; or
+    auto: on GPUs of compute capability 8.0 or higher, unless the run takes less than two minutes without."""
     optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """adam or adamw; sgd: stochastic gradient descent; muon: Muon for the matrices inside the layers and adamw for all
     other parameters; lamb: LAMB for large batches, in NVIDIA's variant: without bias correction, and with the norm that
@@ -206,17 +204,13 @@ class TrainSettings(Section):
         self.require(length is None or length <= longest, "valid_seg_len", f"at most seg_len + mem_len ({longest})")
 
     def _check_implementation(self) -> None:
-        """Reject combinations of recompute, attention and cuda_graph that are not implemented."""
+        """Reject combinations of recompute, attention, parallel and compile that are not implemented."""
         is_possible = self.recompute is not True or self.attention == "auto"
         self.require(is_possible, "recompute", 'false or "layers" unless attention = "auto"')
         if self.parallel == "fsdp":
             # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
             self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
-            self.require_default("compile", 'with parallel = "fsdp"')
-        if self.cuda_graph:
-            self.require_default("accumulate", "with cuda_graph")
-            self.require(self.recompute is not True, "recompute", 'false or "layers" with cuda_graph')
-            self.require(self.precision != "fp16", "precision", "fp32, tf32 or bf16 with cuda_graph")
+            self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
 
     def _check_unused(self) -> None:
         """Reject values that the chosen optimizer, schedule and average would ignore."""
@@ -332,9 +326,6 @@ class Settings:
             self._check_without_attention()
             return
         self._check_positions(model)
-        if model.cutoffs or model.auxiliary_losses:
-            why = "with model.cutoffs or model.auxiliary_losses, whose operations differ between steps"
-            train.require_default("cuda_graph", why)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
@@ -412,7 +403,7 @@ class Settings:
     def _check_without_attention(self) -> None:
         """Reject settings of attention for a model that has none."""
         why = f'with arch = "{self.model.arch}", which has no layers with attention'
-        for key in ("compile", "cuda_graph", "attention"):
+        for key in ("compile", "attention"):
             self.train.require_default(key, why)
         for key in ("max_distance", "same_length"):
             self.eval.require_default(key, why)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, EvalSettings, Precision
+from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, Compile, EvalSettings, Precision
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.arguments import check_type
@@ -661,7 +661,7 @@ class TrainOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     precision: Precision | None = option("Precision of matrix products [default: as in the recipe].")
     attention: AttentionBackend | None = attention_option()
-    compile: bool = flag_option("Compile the layers with torch.compile; intended for CUDA.")
+    compile: Compile | None = option("Fuse the operations of layers with torch.compile [default: as in the recipe].")
     seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
     skip_nonfinite: int | None = option(
         "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
@@ -686,7 +686,7 @@ class TrainOptions(Options):
         settings = {
             "train.precision": self.precision,
             "train.attention": self.attention,
-            "train.compile": "true" if self.compile else None,
+            "train.compile": self.compile,
             "train.seed": self.seed,
             "train.skip_nonfinite": self.skip_nonfinite,
             "log.every": self.log_every,

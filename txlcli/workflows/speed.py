@@ -217,8 +217,8 @@ class Bench:
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
         train = dataclasses.replace(self.settings.train, precision=self.precision)
-        if train.compile:
-            check_compiler(self.device, "training", "time a recipe with train.compile = false")
+        if train.compile == "on":
+            check_compiler(self.device, "training", 'time a recipe with train.compile = "off"')
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
         if self.device.type == "cpu" and train.batch_size > most:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)

@@ -23,6 +23,7 @@ from tests.core.device_cases import (
     that_read_differently,
 )
 from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
+from tests.core.tape import call_again
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
@@ -34,12 +35,12 @@ from txlcli.core.reading.windows import score_windows
 from txlcli.core.training import checkpoint
 
 
-def two_updates(case, precision):
-    """Return the operations of two training steps that waited for the device."""
+def updates(case, precision):
+    """Return the operations of training steps that waited for the device: eager ones, then a captured one."""
     settings = load(case, f"train.precision={precision}")
     with pretending() as watch:
-        training = start(settings, build(case, settings, CUDA))
-        for _ in range(2):
+        training = start(settings, build(case, settings, CUDA), capture_graph=call_again)
+        for _ in range(3):
             training.update()
     return watch.waits
 
@@ -48,7 +49,7 @@ def ops_of_deterministic_updates(case, precision):
     """Return the operations of two training steps with deterministic kernels that have no deterministic kernel."""
     settings = load(case, f"train.precision={precision}", "train.deterministic=true")
     with pretending() as watch, deterministic_kernels(CUDA, enabled=True, environ={}):
-        training = start(settings, build(case, settings, CUDA))
+        training = start(settings, build(case, settings, CUDA), capture_graph=call_again)
         for _ in range(2):
             training.update()
     assert "mm" in watch.names
@@ -143,7 +144,7 @@ def _started_on_a_cpu(case, settings, *, steps):
 
 def _resumed(case, settings, saved):
     """Return the training resumed on the fake device."""
-    training = start(settings, build(case, settings, CUDA))
+    training = start(settings, build(case, settings, CUDA), capture_graph=call_again)
     GENERATOR.forget()
     training.restore(saved)
     return training
@@ -216,10 +217,10 @@ NOT_DETERMINISTIC = {
 """Operations that have no deterministic kernel on CUDA, as torch.use_deterministic_algorithms documents them."""
 
 GROUPS = {
-    "training": _each(two_updates, one_precision_each(0)),
-    "determinism": _each(ops_of_deterministic_updates, one_precision_each(1)),
+    "training": _each(updates, one_precision_each(1)),
+    "determinism": _each(ops_of_deterministic_updates, one_precision_each(0)),
     "reading": _each(reading, that_read_differently(one_precision_each(2))),
-    "training in every precision": _each(two_updates, EVERY_PRECISION),
+    "training in every precision": _each(updates, EVERY_PRECISION),
     "determinism in every precision": _each(ops_of_deterministic_updates, EVERY_PRECISION),
     "reading in every precision": _each(reading, that_read_differently(EVERY_PRECISION)),
     "others": {

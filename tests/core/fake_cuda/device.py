@@ -91,12 +91,19 @@ def _deepcopy(tensor, memo):
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
 torch.cuda.manual_seed = GENERATOR.seed
-torch.cuda.synchronize = lambda *_: None
+torch.cuda.synchronize, torch.cuda.is_current_stream_capturing = lambda *_: None, lambda: False
 torch.Generator = _NoGenerator
 FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
 FakeTensor.tolist = lambda tensor: tensor.cpu().numpy().tolist()
 FakeTensor.__deepcopy__ = _deepcopy
 torch.nn.Module._apply = _apply
+ATEN = torch.library.Library("aten", "IMPL")
+for _name in (
+    "_fused_adam_",
+    "_fused_adamw_",
+    "_fused_sgd_",
+):  # PyTorch knows their shapes without a tensor as rate only
+    ATEN.impl(f"{_name}.tensor_lr", lambda *_, **__: None, "Meta")
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from txlcli.core.measures.forecast import LiveBytes, logit_bytes, parameters_by_
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.parallel import DataParallel
-from txlcli.core.training.step import TrainStep
+from txlcli.core.training.step import EagerStep
 
 B, L, M = 3, 5, 7
 LARGE = {"n_layers": 4, "d_model": 48, "n_heads": 3, "d_head": 16, "d_inner": 101}
@@ -288,16 +288,15 @@ def peak_of_real_steps(settings, vocab_size, train):
         model = make_model(settings, vocab_size).train()
         model.recompute(train.recompute)
         parallel = DataParallel(model, train, SINGLE_PROCESS)
-        step = TrainStep(parallel)
+        step = EagerStep(parallel)
         parts = train.accumulate
         memories = [model.full_memory(train.batch_size // parts, train.mem_len) for _ in range(parts)]
         for _ in range(3):
             gc.collect()
             live.peak = live.now
-            for memory in memories:
-                tokens = draw_tokens(train.batch_size // parts, train.seg_len + 1)
-                step.forward_backward(tokens[:, :-1], tokens[:, 1:], memory, progress=0.0)
-            step.clip()
+            tokens = draw_tokens(train.batch_size, train.seg_len + 1)
+            step.forward_backward(tokens[:, :-1], tokens[:, 1:], memories, progress=0.0)
+            step.norm()
             step.step(1e-3)
     return live.peak
 

@@ -19,7 +19,7 @@ from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import OPTIMIZERS, OptimizerEntry, check_optimizer, make_optimizer, parameter_group
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.state import scheduled_lr
-from txlcli.core.training.step import TrainStep
+from txlcli.core.training.step import EagerStep
 from txlcli.errors import RecipeError, TrainingError
 
 CPU = torch.device("cpu")
@@ -134,10 +134,10 @@ def by_optimizer_step(**changed):
     """Return the parameters after clipped steps of a double model with the schedule of `train_settings`."""
     settings = train_settings(lr=0.01, clip=0.5, schedule="constant", **changed)
     model = new_model(model_settings(), V, seed=1, device=CPU).double()
-    train_step = TrainStep(DataParallel(model, settings, SINGLE_PROCESS))
+    train_step = EagerStep(DataParallel(model, settings, SINGLE_PROCESS))
 
     def step():
-        train_step.clip()
+        train_step.norm()
         train_step.step(0.01)
 
     return take_steps(model, step)

@@ -2,35 +2,43 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from txlcli.errors import UsageError
 
 WARM_UP = 2  # calls before a capture, in which libraries initialize themselves
+Result = TypeVar("Result")
 
 
-CaptureGraph = Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]
-"""Captures a function as a CUDA graph and returns a function that replays it."""
+class CaptureGraph(Protocol):
+    """Captures a function as a CUDA graph and returns a function that replays it."""
+
+    def __call__(
+        self, run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
+    ) -> Callable[[], Result]:
+        """See `capture`."""
 
 
-def capture(run: Callable[[], Tensor], device: torch.device, *, instead: str, pool: Any = None) -> Callable[[], Tensor]:
-    """Capture a function as a CUDA graph: return one that replays its kernels and returns the same tensor each time.
+def capture(
+    run: Callable[[], Result], device: torch.device, *, instead: str, pool: Any = None, warm_up: int = WARM_UP
+) -> Callable[[], Result]:
+    """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    Return `run` itself on a CPU. A capture calls `run` a few times.
+    Return `run` itself on a CPU.
 
     Args:
         run: launches kernels, and waits for none.
         device: of its tensors.
         instead: next step without a graph.
         pool: memory that graphs share, of which one is replayed at a time; by default the graph's own.
+        warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
     if device.type == "cpu":
         return run
     try:
-        return _capture(run, device, pool)
+        return _capture(run, device, pool, warm_up)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -51,10 +59,17 @@ def graphs_of_one_pool(*, instead: str) -> CaptureGraph:
     The result of one must be read before another is replayed. `instead` is the next step without graphs.
     """
     pool = functools.cache(torch.cuda.graph_pool_handle)  # made at the first capture
-    return lambda run, device: capture(run, device, instead=instead, pool=pool() if device.type == "cuda" else None)
+
+    def capture_in_pool(
+        run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
+    ) -> Callable[[], Result]:
+        of_device = pool() if device.type == "cuda" else None
+        return capture(run, device, instead=instead, pool=of_device, warm_up=warm_up)
+
+    return capture_in_pool
 
 
-def _capture(run: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:
+def _capture(run: Callable[[], Result], device: torch.device, pool: Any, warm_up: int) -> Callable[[], Result]:
     graph = torch.cuda.CUDAGraph()
     side_stream = torch.cuda.Stream(device)
     cache_enabled = torch.is_autocast_cache_enabled()
@@ -62,15 +77,15 @@ def _capture(run: Callable[[], Tensor], device: torch.device, pool: Any) -> Call
     try:
         side_stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side_stream):
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 run()
         torch.cuda.current_stream(device).wait_stream(side_stream)
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=side_stream):
             out = run()
     finally:
         torch.set_autocast_cache_enabled(cache_enabled)
 
-    def replay() -> Tensor:
+    def replay() -> Result:
         graph.replay()
         return out
 

@@ -41,6 +41,11 @@ def tensors_without_data() -> AbstractContextManager[object]:
     return FakeTensorMode()
 
 
+def without_capture_warning(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that can be captured as a CUDA graph also step without one, and not warn of that."""
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
 def observed_results(observe: Callable[[Tensor], None]) -> AbstractContextManager[object]:
     """Call `observe` with every tensor that an operator returns inside this block."""
 

@@ -154,7 +154,7 @@ class TransformerXL(LanguageModel):
 
         All layers have one shape, so one compilation serves all. Embedding and softmax stay as they are.
         """
-        check_compiler(self.device, "compile", "leave out `compile`, or `overrides` train.compile=false for a run")
+        check_compiler(self.device, "compile", "`compile` off")
         compile_across_ddp_buckets()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)

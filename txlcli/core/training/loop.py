@@ -3,7 +3,6 @@
 Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from txlcli.core.training.reports import Interval, Report, StepReport, ValidRepo
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.state import TrainingState
-from txlcli.core.training.step import CaptureGraph, capture_step
+from txlcli.core.training.step import CaptureGraph
 from txlcli.core.training.validation import Split, validate
 from txlcli.errors import TrainingError
 
@@ -46,7 +45,7 @@ class Training(TrainingState):
         saver: Saver | None = None,
         world: World = SINGLE_PROCESS,
         *,
-        capture_graph: CaptureGraph = capture_step,
+        capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(model, settings, segments, saver or Saver(), world, capture_graph=capture_graph)
@@ -126,7 +125,7 @@ class Training(TrainingState):
             return None
         if self.checks_every_step and not loss.isfinite():
             raise self._failed(f"the loss is not finite at step {self.step + 1}")
-        grad_norm = self.train_step.clip()
+        grad_norm = self.train_step.norm()
         if may_skip and not self.train_step.skips_steps and not grad_norm.isfinite():
             self._skip("gradient")
             return None
@@ -157,15 +156,7 @@ class Training(TrainingState):
         own = range(self._parts[0].start, self._parts[-1].stop)
         inputs, targets = self._read(own, self.position)
         progress = self.step / self.settings.max_steps
-        total = torch.zeros((), device=self.device)
-        for number, part in enumerate(self._parts):
-            lanes = slice(part.start - own.start, part.stop - own.start)
-            is_last = number == len(self._parts) - 1  # gradients of all processes are averaged once per step
-            with contextlib.nullcontext() if is_last else self.parallel.no_sync():
-                loss = self.train_step.forward_backward(
-                    inputs[lanes], targets[lanes], self.memories[number], progress=progress
-                )
-            total += loss * (len(part) / self.settings.batch_size)
+        total = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)
         self.world.all_reduce(total)
         return total, self.settings.batch_size * inputs.shape[1]
 

@@ -18,7 +18,7 @@ from txlcli.config import optimizers
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.private import tensors_without_data
+from txlcli.core.kernels.private import tensors_without_data, without_capture_warning
 from txlcli.core.model.registry import make_model
 from txlcli.errors import RecipeError, shortened
 
@@ -181,7 +181,15 @@ def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 def _adam(cls: type[torch.optim.Adam], group: dict[str, Any], settings: TrainSettings) -> Optimizer:
     beta_1, beta_2 = settings.betas
-    adam = cls([group], lr=settings.lr, betas=(beta_1, beta_2), weight_decay=settings.weight_decay, fused=True)
+    adam = cls(
+        [group],
+        lr=settings.lr,
+        betas=(beta_1, beta_2),
+        weight_decay=settings.weight_decay,
+        fused=True,
+        capturable=any(parameter.is_cuda for parameter in group["params"]),
+    )
+    without_capture_warning(adam)
     _allocate(adam, "exp_avg", "exp_avg_sq")
     for parameter, state in adam.state.items():
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -234,6 +242,8 @@ OPTIMIZERS = {
     "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
 }
 """Optimizers by the name that train.optimizer gives them."""
+CAPTURABLE = frozenset({"adam", "adamw", "sgd"})
+"""Optimizers whose steps can be captured as a CUDA graph: they wait for nothing, and take learning rates as tensors."""
 
 
 def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:

@@ -20,7 +20,7 @@ from txlcli.core.training.distributed import World, micro_batches
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.step import CaptureGraph, TrainStep
+from txlcli.core.training.step import CaptureGraph, make_step
 from txlcli.errors import RecipeError, RunError, shortened
 
 
@@ -90,7 +90,7 @@ class TrainingState:
         saver: Saver,
         world: World,
         *,
-        capture_graph: CaptureGraph,
+        capture_graph: CaptureGraph | None,
     ) -> None:
         self.model, self.settings, self.segments, self.saver, self.world = model, settings, segments, saver, world
         first = world.rank * settings.accumulate
@@ -98,7 +98,7 @@ class TrainingState:
         self.parallel = make_parallel(model, settings, world)
         self.device = model.device
         self._prepare_model()
-        self.train_step = TrainStep(self.parallel, capture_graph=capture_graph)
+        self.train_step = make_step(self.parallel, capture_graph)
         self.average = make_average(self.parallel.own_weights(), settings)
         self.plateau = Plateau(settings)
         self.step = 0
@@ -116,7 +116,7 @@ class TrainingState:
         one_cpu_process = self.device.type == "cpu" and self.world.size == 1
         model.embedding.gradient_of_rows = one_cpu_process and model.settings.tie_embeddings
         model.set_attention_backend(settings.attention)
-        if settings.compile:
+        if settings.compile == "on":
             model.compile_layers()
 
     @property
@@ -157,6 +157,7 @@ class TrainingState:
             "average": {"kind": self.settings.average, **self.average.state()},
             "plateau": self.plateau.state(),
             "scaler": self.train_step.scaler.state_dict(),
+            **({"compiled": self.train_step.compiles} if self.device.type == "cuda" else {}),
         }
 
     def restore(self, saved: Checkpoint) -> None:

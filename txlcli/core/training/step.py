@@ -1,39 +1,39 @@
-"""One training step: forward and backward pass (eager, compiled or as a CUDA graph), gradient clipping, optimizer.
+"""One training step: forward and backward passes, gradient clipping, optimizer; on CUDA as two CUDA graphs.
 
 Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.cuda_graph import CaptureGraph, capture
+from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import autocast, float32_products
 from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.training.optimizer import CAPTURABLE
 from txlcli.core.training.parallel import DataParallel
+from txlcli.errors import UsageError
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
-
-capture_step: CaptureGraph = functools.partial(
-    capture, instead="resume with `overrides` train.cuda_graph=false, or train without it"
-)
-"""Captures the forward and backward pass of a step."""
+WITHOUT_GRAPHS = "training steps run without CUDA graphs, which takes longer"
 
 
-class TrainStep:
+class EagerStep:
     """Forward and backward passes of micro-batches, gradient clipping, loss scaling for fp16, and the optimizer."""
 
-    def __init__(self, parallel: DataParallel, *, capture_graph: CaptureGraph = capture_step) -> None:
+    def __init__(self, parallel: DataParallel) -> None:
         self._model, self._settings, self._parallel = parallel.model, parallel.settings, parallel
         self.optimizer = parallel.make_optimizer()
         is_fp16 = parallel.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
-        without_schedule = functools.partial(self._run, progress=0.0)  # a CUDA graph has no auxiliary losses
-        self._captured = CapturedForwardBackward(without_schedule, parallel.model, capture_graph)
+        self.compiles = parallel.settings.compile == "on"
+        """True if compiled layers are used, once the memory is full."""
+        self.notes: list[str] = []
+        """Lines for the user about paths that could not be taken."""
 
     @property
     def skips_steps(self) -> bool:
@@ -45,35 +45,42 @@ class TrainStep:
         """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
 
-    def clip(self) -> Tensor:
-        """Scale all gradients so that their total norm is at most train.clip; return the norm before (0-d)."""
-        self.scaler.unscale_(self.optimizer)
-        parameters = list(self._model.parameters())
-        norm = self._parallel.total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if self._settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self._settings.clip, norm)
-        return norm
-
-    def step(self, lr: float) -> None:
-        """Update the weights with the scheduled learning rate `lr`, and drop the gradients."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_factor"]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self._model.forget_gradients()
-
-    def forward_backward(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
-        """Add the gradients of a micro-batch and return its mean loss (0-d).
+    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+        """Add the gradients of the lanes of this process, one micro-batch after another.
 
         Args:
             inputs: (B, L).
             targets: (B, L).
-            memory: the memory before the segment; replaced in place by the memory after it.
+            memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
             progress: fraction of the training steps that are done; auxiliary losses depend on it.
+        Returns:
+            The mean loss of these lanes (0-d), times their share of the batch.
         """
-        if self._settings.cuda_graph and inputs.shape[1] == self._settings.seg_len and not self._grows(memory):
-            return self._captured(inputs, targets, memory)  # almost all steps
-        return self._run(inputs, targets, memory, progress=progress)
+        total = torch.zeros((), device=self._model.device)
+        sizes = [len(memory[0]) for memory in memories]
+        for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True), start=1):
+            # The gradients of all processes are averaged once per step.
+            with contextlib.nullcontext() if number == len(sizes) else self._parallel.no_sync():
+                total += self._run(*part, progress=progress)
+        return total
+
+    def norm(self) -> Tensor:
+        """Return the total norm of all gradients (0-d), for `step`."""
+        self.scaler.unscale_(self.optimizer)
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        self._norm = self._parallel.total_norm(gradients)
+        return self._norm
+
+    def step(self, lr: float) -> None:
+        """Clip the gradients, update the weights with the scheduled learning rate `lr`, and drop the gradients."""
+        for group in self.optimizer.param_groups:
+            of_group = lr * group["lr_factor"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(of_group)
+            else:
+                group["lr"] = of_group
+        self._update()
+        self._model.forget_gradients()
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
@@ -91,77 +98,146 @@ class TrainStep:
         finally:
             model.train(was_training)
 
+    def _update(self) -> None:
+        """Clip the gradients by their norm, and step the optimizer."""
+        if self._settings.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(list(self._model.parameters()), self._settings.clip, self._norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
     def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
-        settings = self._settings
-        with autocast(self._model.device, settings.precision), self._eager_while_memory_grows(memory):
+        """Add the gradients of a micro-batch; return its mean loss (0-d) times its share of the batch."""
+        settings, share = self._settings, len(inputs) / self._settings.batch_size
+        # Each length of a growing memory occurs once: nothing is compiled for it.
+        is_eager = settings.compile == "on" and not (self.compiles and self._is_full(memory))
+        with (
+            autocast(self._model.device, settings.precision),
+            self._model.uncompiled() if is_eager else contextlib.nullcontext(),
+        ):
             objective, loss, memory[:] = self._parallel.objective(inputs, targets, memory, progress=progress)
-        fraction = len(inputs) / settings.batch_size
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
-            self.scaler.scale(objective * (fraction * self._parallel.world.size)).backward()
-        return loss.detach()
+            self.scaler.scale(objective * (share * self._parallel.world.size)).backward()
+        return loss.detach() * share
 
-    def _eager_while_memory_grows(self, memory: Memory) -> contextlib.AbstractContextManager[object]:
-        """Switch compiled layers off while memory has another length at each step."""
-        if self._settings.compile and self._grows(memory):
-            return self._model.uncompiled()
-        return contextlib.nullcontext()
-
-    def _grows(self, memory: Memory) -> bool:
-        """Return True if the memory of a model with attention is not full yet."""
-        return not self._model.memory_is_full(memory, self._settings.mem_len)
+    def _is_full(self, memory: Memory) -> bool:
+        """Return True if the memory of a model with attention has its full length."""
+        return self._model.memory_is_full(memory, self._settings.mem_len)
 
 
-class CapturedForwardBackward:
-    """A forward and backward pass that is captured as a CUDA graph at the first call and replayed afterwards.
+class CapturedStep(EagerStep):
+    """A step that is captured as two CUDA graphs and replayed: gradients with their norm, and the update.
 
-    For models whose kernels take less time than starting them. Every step with a whole segment and a full memory runs
-    the same kernels. Tokens and memory are copied to the tensors that the graph reads; it writes gradients, loss and
-    the new memory to fixed tensors. Optimizer, clipping and averages stay outside, since their numbers change from step
-    to step.
+    Every step with a whole segment and full memories launches the same kernels on the same memory; other steps run
+    eagerly. Tokens, memories and learning rates are copied to the tensors that the graphs read. What cannot be
+    captured runs eagerly, and `notes` say why.
 
     Args:
-        run: adds the gradients of inputs (B, L) and targets (B, L), replaces the memory and returns the loss. It must
-            not wait for the device, and must not read numbers that change from step to step or memory that may be
-            freed elsewhere.
-        model: its gradients are written.
-        capture_graph: makes the CUDA graph.
+        parallel: of a single process.
+        capture_graph: makes a CUDA graph.
     """
 
-    def __init__(
-        self, run: Callable[[Tensor, Tensor, Memory], Tensor], model: LanguageModel, capture_graph: CaptureGraph
-    ) -> None:
-        self._run, self._model, self._capture_graph = run, model, capture_graph
+    def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph) -> None:
+        super().__init__(parallel)
+        self._capture_graph, self._is_replayed, self._has_updated = capture_graph, False, False
         self._replay: Callable[[], Tensor] | None = None
+        self._replay_update: Callable[[], None] | None = None
+        self._captures = True
+        # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
+        self._captures_update = self._settings.optimizer in CAPTURABLE and not self.scaler.is_enabled()
+        for group in self.optimizer.param_groups if self._captures_update else ():
+            group["lr"] = torch.zeros((), device=self._model.device)
 
-    def __call__(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """Do what `run` does. All shapes must be those of the first call; the next call overwrites the new memory."""
-        if self._replay is None:
-            self._replay = self._capture(inputs, targets, memory)
+    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+        is_whole = inputs.shape[1] == self._settings.seg_len and all(map(self._is_full, memories))
+        if is_whole and self._captures and self._replay is None:
+            self._capture(inputs, targets, memories)
+        self._is_replayed = is_whole and self._replay is not None
+        if self._replay is None or not is_whole:
+            return super().forward_backward(inputs, targets, memories, progress=progress)
         self._inputs.copy_(inputs)
         self._targets.copy_(targets)
-        for own, given in zip(self._memory, memory, strict=True):
-            if own is not given:
-                own.copy_(given)
-        loss = self._replay()
+        for memory, own in zip(memories, self._memories, strict=True):
+            if memory[0] is not own[0]:
+                torch._foreach_copy_(own, memory)
+            memory[:] = own
+        loss, self._norm = self._replay()
         for parameter, gradient in self._gradients:
-            if parameter.grad is None:  # without a graph, `run` has made a new gradient
+            if parameter.grad is None:  # without a graph, the backward pass has made a new gradient
                 parameter.grad = gradient
-        memory[:] = self._memory
         return loss.clone()
 
-    def _capture(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Callable[[], Tensor]:
+    def norm(self) -> Tensor:
+        is_known = self._is_replayed and not self.scaler.is_enabled()
+        return self._norm.clone() if is_known else super().norm()
+
+    def _update(self) -> None:
+        """See `EagerStep`; the first update after a replay runs eagerly, so that libraries initialize themselves."""
+        run = super()._update
+        if not (self._is_replayed and self._captures_update):
+            return run()
+        if self._has_updated and self._replay_update is None:
+            self._replay_update = self._captured(run, warm_up=0)
+            self._captures_update = self._replay_update is not None
+        self._has_updated = True
+        (self._replay_update or run)()
+
+    def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory]) -> None:
         self._inputs, self._targets = inputs.clone(), targets.clone()
-        self._memory = [tensor.clone() for tensor in memory]
+        self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
         with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
-            replay = self._capture_graph(self._run_on_fixed_tensors, inputs.device)
+            self._replay = self._captured(self._run_on_fixed_tensors)
+            if self._replay is None and self.compiles:  # the compiler may be what failed
+                self.compiles = False
+                self._replay = self._captured(self._run_on_fixed_tensors)
+        self._captures = self._replay is not None
         self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        return replay
+        self._model.forget_gradients()
+
+    def _captured(self, run: Callable[[], Result], **how: int) -> Callable[[], Result] | None:
+        """Return a function that replays the kernels of `run`; None if they cannot be captured."""
+        try:
+            return self._capture_graph(run, self._model.device, **how)
+        except UsageError as error:
+            self.notes.append(str(error))
+            return None
 
     def _run_on_fixed_tensors(self) -> Tensor:
+        """Compute gradients and the new memories; return the loss and the norm of the gradients, (2,)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
-        memory = list(self._memory)
-        loss = self._run(self._inputs, self._targets, memory)
-        for own, new in zip(self._memory, memory, strict=True):
-            own.copy_(new)
-        return loss
+        memories = [list(memory) for memory in self._memories]
+        loss = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
+        for own, new in zip(self._memories, memories, strict=True):
+            torch._foreach_copy_(own, new)
+        return torch.stack([loss, loss if self.scaler.is_enabled() else super().norm()])
+
+
+def make_step(parallel: DataParallel, capture_graph: CaptureGraph | None = None) -> EagerStep:
+    """Return the step of a training run: captured on CUDA, if its kernels are the same in every step.
+
+    Args:
+        parallel: the mode of several processes.
+        capture_graph: makes the graphs; by default CUDA's, on CUDA.
+    """
+    device = parallel.model.device
+    capture_graph = capture_graph or (graphs_of_one_pool(instead=WITHOUT_GRAPHS) if device.type == "cuda" else None)
+    reason = eager_reason(parallel.model, parallel.settings, parallel.world.size)
+    if capture_graph is not None and reason is None:
+        return CapturedStep(parallel, capture_graph)
+    step = EagerStep(parallel)
+    if capture_graph is not None:
+        step.notes.append(f"{WITHOUT_GRAPHS}: {reason}")
+    return step
+
+
+def eager_reason(model: LanguageModel, settings: TrainSettings, processes: int) -> str | None:
+    """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
+    if processes > 1:
+        return "several processes exchange gradients"
+    if model.attention_backend != "auto":
+        return "attention is written out" if model.attention_backend else "the model has no layers with attention"
+    if len(model.softmax.bands) > 1:
+        return "the adaptive softmax counts the targets of its bands"
+    if getattr(model.settings, "auxiliary_losses", False):
+        return "auxiliary losses change from step to step"
+    return None

@@ -137,6 +137,7 @@ def _take_steps(
                 profiler.on_step(step)
 
         try:
+            _say_notes(training, reporter)
             for report in training.run(
                 report_every=run.settings.log.every,
                 should_stop=should_stop,
@@ -144,6 +145,7 @@ def _take_steps(
                 on_valid_tokens=log.show_validation if log else None,
                 on_step=on_step,
             ):
+                _say_notes(training, reporter)
                 try:
                     if log and not failures:
                         log.record(report)
@@ -176,6 +178,12 @@ def _profiler(run: Run, training: Training, steps: int, until_step: int | None) 
         )
     on_cuda = training.device.type == "cuda"
     return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=run.directory / TRACE)
+
+
+def _say_notes(training: Training, reporter: Reporter) -> None:
+    """Tell the user what a step could not do, once."""
+    while training.train_step.notes:
+        reporter.say(training.train_step.notes.pop(0))
 
 
 @contextmanager

@@ -203,9 +203,7 @@ def _by_attention(
     others = planned.flops_per_token - needed_attention_flops_per_token(model, **lengths)
     logits = softmax_flops_per_token(model, vocab_size, planned.shares)
     for backend, recompute in BACKENDS:
-        changed = dataclasses.replace(
-            train, attention=backend, recompute=recompute, cuda_graph=False, deterministic=False
-        )
+        changed = dataclasses.replace(train, attention=backend, recompute=recompute, deterministic=False)
         uses_triton = device.type == "cuda" and backend == "auto"  # and computes probabilities again in any case
         of_attention = attention_flops_per_token(
             model,
@@ -249,7 +247,7 @@ def timed_share_of_peak(
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. None if the steps
     are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
     """
-    if train.cuda_graph or train.compile:  # preparing these takes longer than a forecast may
+    if train.compile == "on":  # compiling takes longer than a forecast may
         return None
     flops = training_flops_per_token(
         model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, batch_size=train.batch_size

@@ -91,14 +91,10 @@ def describe_devices(device: torch.device, processes: int) -> str:
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
-    """Reject settings that a device does not support: precision, graph, determinism."""
+    """Reject settings that a device does not support: precision, determinism, processes."""
     check_precision(settings.train.precision, device)
     if settings.train.deterministic:
         check_deterministic(device, processes=processes)
-    if settings.train.cuda_graph and (device.type != "cuda" or processes > 1):
-        raise UsageError(
-            "train.cuda_graph needs a CUDA device and a single process; `overrides` train.cuda_graph=false"
-        )
     if settings.train.parallel != "ddp" and processes == 1:
         raise UsageError(
             f'train.parallel = "{settings.train.parallel}" needs at least two processes; start with `processes` N or '

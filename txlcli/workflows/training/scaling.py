@@ -107,7 +107,7 @@ def scale_recipe(
     planned = plan_run(source, options, workspace, "", processes=1)
     plan, train = planned.plan, planned.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
-    counts = [2**power for power in range(most.bit_length() if _of_one_device(train) is None else 1)]
+    counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]
     names = ("recipe", "parameters", "vocab_size", "precision", "steps")
     subject = {name: getattr(plan, name) for name in names}
     subject |= {"batch_size": train.batch_size, "accumulate": train.accumulate}
@@ -121,14 +121,10 @@ def scale_recipe(
 def _check_several(train: TrainSettings, devices: int) -> None:
     if train.parallel != "ddp" and devices == 1:
         raise UsageError(f'train.parallel = "{train.parallel}" needs at least two GPUs; give `devices` 2 or more')
-    setting = _of_one_device(train)
-    if devices > 1 and setting is not None:
-        raise UsageError(f"train.{setting} needs a single GPU; `overrides` train.{setting}=false, or `devices` 1")
-
-
-def _of_one_device(train: TrainSettings) -> str | None:
-    """Return a setting that is on and needs a single device, if there is one."""
-    return next((name for name in ("cuda_graph", "deterministic") if getattr(train, name)), None)
+    if devices > 1 and train.deterministic:
+        raise UsageError(
+            "train.deterministic needs a single GPU; `overrides` train.deterministic=false, or `devices` 1"
+        )
 
 
 def gradient_buckets(sizes: Iterable[int]) -> list[int]:

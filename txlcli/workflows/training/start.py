@@ -34,6 +34,7 @@ from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, initial_weights, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
+from txlcli.workflows.training.fast_path import decide_compile
 from txlcli.workflows.training.initial_weights import InitialWeights
 from txlcli.workflows.training.request import read_settings
 from txlcli.workflows.workspace import Workspace, explain_attention
@@ -81,7 +82,9 @@ def train(
             workspace.reporter.say(f"training {planned}")
             explain_attention(run.settings, device, workspace.reporter)
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
-            training = _build(run, store, splits, world, device, initial=weights)
+            last_step, reporter = options.max_steps, workspace.reporter
+            decided = decide_compile(run, None, device, world, last_step=last_step, reporter=reporter)
+            training = _build(decided, store, splits, world, device, initial=weights)
             del weights  # they may be as large as the model
             created = _created(run, training, store, force=options.force)
             with created if world.is_rank_zero else nullcontext():
@@ -104,7 +107,9 @@ def resume(
             saved = _load_checkpoint(run, store)
             _agree(world, run.settings, store, saved)
             splits = read_splits(run.settings, store, workspace.reporter)
-            training = _build(run, store, splits, world, device, saved)
+            last_step, reporter = options.max_steps, workspace.reporter
+            decided = decide_compile(run, saved, device, world, last_step=last_step, reporter=reporter)
+            training = _build(decided, store, splits, world, device, saved)
             _check_resumed(run, before, training, options.max_steps)
             explain_attention(run.settings, device, workspace.reporter)
             run = _record_changes(run, before, training.step, workspace.reporter)
