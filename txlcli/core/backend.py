@@ -36,6 +36,8 @@ class ScoreTerms:
     """(d): v, (H, D), together with `position_key`."""
     distance_bias: Tensor | None = None
     """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
+    unused_rows: int = 0
+    """Rows at the end of `position_key` that belong to no distance: they align rows of scores."""
     rotation: Rotation | None = None
     """Applied to the queries and keys of the segment before they are scored or remembered."""
 
@@ -88,10 +90,12 @@ class Attend(Protocol):
 
 
 class AttendContext(Protocol):
-    """`Attend` for keys and values side by side."""
+    """`Attend` for keys and values side by side, in heads that may end in zeros."""
 
-    def __call__(self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
-        """Return (B, H, L, D) for queries (B, H, L, D), keys and values (B, K, 2, H, D)."""
+    def __call__(
+        self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0
+    ) -> Tensor:
+        """Return (B, H, L, D) for queries (B, H, L, D), keys and values (B, K, 2, H, D); `width` is D without zeros."""
 
 
 class RowOperations(Protocol):
@@ -154,3 +158,5 @@ class Backend:
     """Dropout of relu(hidden); it may overwrite its input."""
     attend_context: AttendContext | None = None
     """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
+    multiple: int = 1
+    """All rows are kept at a multiple of so many numbers, with zeros at the end."""

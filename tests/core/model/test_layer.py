@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.core.attention_cases import draw
-from tests.core.builders import small_model
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.core.kernels.device import use_row_multiple
 from txlcli.core.model.layer import HiddenMemory, rotated
 
 B, L, M, WIDTH = 2, 5, 7, 14
@@ -24,3 +25,41 @@ def test_the_compiler_traces_one_graph_of_a_layer_with_its_memory(position, norm
     torch.testing.assert_close(given.hidden, expected.hidden, rtol=0, atol=1e-12)
     assert torch.equal(positions, draw(B, M, WIDTH, seed=4))
     assert torch.equal(past.after(given)[0], torch.cat([positions, hidden], dim=1)[:, -M:])
+
+
+def gradients_of(model):
+    """Mean losses of three segments, the gradients of their sum, and the memory after them."""
+    memory, total = model.first_memory(B, M), 0.0
+    for seed in range(3):
+        tokens = draw_tokens(B, L + 1, seed=seed)
+        given = {"mem_len": M, "part": "full", "progress": 0.0}
+        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, **given)
+        total = total + loss
+    total.backward()
+    return total, *(parameter.grad for parameter in model.parameters()), *memory
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"norm": "pre", "tie_biases": False, "window": 4},
+        {"block": "modern", "qk_norm": "none"},
+        {"block": "modern"},
+        {"cutoffs": (4, V - 4), "div_val": 2, "memory_source": "layer_output"},
+        {"position": "rotary", "d_head": 12},
+        *({"position": position} for position in ("alibi", "t5", "sinusoid")),
+        *({"position": position, "n_positions": 9} for position in ("shaw", "learned")),
+        {"norm": "pre", "gating": "gru"},
+    ],
+    ids=str,
+)
+def test_the_layers_that_are_compiled_compute_the_definition(changed, multiple):
+    """Also with all rows padded to a multiple of 8, as for the fast products of CUDA."""
+    expected, compiled = (small_model(**changed).train() for _ in range(2))
+    expected.set_attention_backend("reference")
+    with use_row_multiple(multiple), torch.compiler.set_stance("force_eager"):
+        compiled.compile_layers()
+        given = gradients_of(compiled)
+    torch.testing.assert_close(given, gradients_of(expected), rtol=1e-9, atol=1e-9)

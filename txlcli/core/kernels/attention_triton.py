@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional as F
 from triton.runtime import driver
 
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
+from txlcli.core.kernels.linear import aligned
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -126,34 +126,34 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, drop
     keys, values = _rows(key), _rows(value)
     if keys.stride() != values.stride() or keys.stride(3) != 1:
         keys, values = keys.contiguous(), values.contiguous()
-    return _attend(query, keys, values, terms, dropout=dropout)
+    return _attend(query, keys, values, terms, scale=query.shape[3] ** -0.5, dropout=dropout)
 
 
-def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0) -> Tensor:
     """`core.backend.AttendContext` in the kernels of `attend`."""
-    return _attend(query, key_value, None, terms, dropout=dropout)
+    return _attend(query, key_value, None, terms, scale=width**-0.5, dropout=dropout)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor | None, terms: ScoreTerms, *, dropout: float) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor | None, terms: ScoreTerms, *, scale: float, dropout: float
+) -> Tensor:
     """Return (B, H, L, D) for keys and values (B, K, H, D), or both side by side, (B, K, 2, H, D)."""
-    dtype, scale = query.dtype, query.shape[3] ** -0.5
     width = _padded(max(query.shape[3], key.shape[-1]))
 
-    def aligned(tensor: Tensor, scaled: float = 1.0) -> Tensor:
+    def wide(tensor: Tensor, factor: float = 1.0) -> Tensor:
         """Scale, cast, and zero-pad the head width D."""
-        tensor = (tensor * scaled if scaled != 1 else tensor).to(dtype)
-        return F.pad(tensor, (0, width - tensor.shape[-1])) if tensor.shape[-1] < width else tensor
+        return aligned((tensor * factor if factor != 1 else tensor).to(query.dtype), width)
 
     with torch.autocast(query.device.type, enabled=False):
-        content = position = aligned(_rows(query), scale)  # (B, L, H, D)
-        key, value = aligned(key), None if value is None else aligned(value)
+        content = position = wide(_rows(query), scale)  # (B, L, H, D)
+        key, value = wide(key), None if value is None else wide(value)
         if terms.content_bias is not None:
-            content = content + aligned(terms.content_bias, scale)
+            content = content + wide(terms.content_bias, scale)
         if terms.position_bias is not None:
-            position = position + aligned(terms.position_bias, scale)
+            position = position + wide(terms.position_bias, scale)
         columns = _count_columns(terms, query, key, key if value is None else value)
-        position_key = None if terms.position_key is None else aligned(terms.position_key)
-        by_distance = _position_scores(position, position_key, terms.distance_bias, columns)
+        position_key = None if terms.position_key is None else wide(terms.position_key)
+        by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
         out, _ = attention(content.contiguous(), key, value, by_distance, seed, terms.reach, columns, dropped)
@@ -179,9 +179,7 @@ def _count_columns(terms: ScoreTerms, *others: Tensor) -> int:
     return 0 if key is None else min(key.shape[1], terms.reach)
 
 
-def _position_scores(
-    rows: Tensor, position_key: Tensor | None, distance_bias: Tensor | None, columns: int
-) -> Tensor | None:
+def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerms, columns: int) -> Tensor | None:
     """Return the scores (H, B, L, P) of queries (B, L, H, D) for all distances, None if there are none.
 
     Column c is distance m - 1 - c, from column m on is padding.
@@ -191,13 +189,12 @@ def _position_scores(
     batch_size, seg_len, heads, width = rows.shape
     pitch, scores = _padded(columns), rows.new_zeros(1)
     if position_key is not None:
-        position_key = nearest_rows(position_key, columns)
-        if pitch > columns:
-            position_key = F.pad(position_key, (0, 0, 0, pitch - columns))  # (H, P, D)
+        if not terms.unused_rows:
+            position_key = aligned(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
         of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)
         scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)
-    if distance_bias is not None:
-        bias = F.pad(distance_bias, (0, pitch - columns)).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
+    if terms.distance_bias is not None:
+        bias = aligned(terms.distance_bias, pitch).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
         scores = (scores + bias).expand(heads, batch_size, seg_len, pitch)
     return scores.contiguous()
 

@@ -21,6 +21,8 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 DEVICES = ("auto", "cpu", "cuda")
 AMPERE = (8, 0)
 """Compute capability of the first GPUs that multiply bf16 and TF32."""
+CUDA_MULTIPLE = 8
+"""Numbers of which rows of a matrix should be a multiple on CUDA: fast 16-bit kernels need rows of whole 16 bytes."""
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 Value = TypeVar("Value")
@@ -128,11 +130,8 @@ _row_multiple: ContextVar[int | None] = ContextVar("_row_multiple", default=None
 
 @constant_for_compiler
 def row_multiple(device: torch.device) -> int:
-    """Return the number that row lengths of a matrix should be a multiple of; 1 on a CPU, where any length is fast.
-
-    CUDA's fast 16-bit kernels need every row to begin at a multiple of 16 bytes.
-    """
-    return _row_multiple.get() or (1 if device.type == "cpu" else 8)
+    """Return the number that row lengths of a matrix should be a multiple of; 1 on a CPU, where any length is fast."""
+    return _row_multiple.get() or (1 if device.type == "cpu" else CUDA_MULTIPLE)
 
 
 def row_multiple_of_products(operand: Tensor) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.backend import Attend, AttendContext, ScoreTerms, nearest_rows
+from txlcli.core.kernels.linear import aligned
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -150,6 +151,8 @@ class Attention(nn.Module):
         self.attend: Attend = attend
         """The definition above, or a faster implementation."""
         self.attend_context: AttendContext | None = None
+        self.multiple = 1
+        """The head width is padded to a multiple of this in `to_context`."""
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
@@ -183,7 +186,8 @@ class Attention(nn.Module):
             attend: computes the attention of this call only.
         """
         attended = (attend or self.attend)(query, *keys_values, terms, dropout=self._active_dropout)
-        return self._join_heads(attended)
+        output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
+        return output
 
     @property
     def joins_context(self) -> bool:
@@ -191,18 +195,24 @@ class Attention(nn.Module):
         return self.attend_context is not None and isinstance(self.k_norm, nn.Identity)
 
     def to_context(self, segment: Tensor, context: Tensor, terms: ScoreTerms) -> Tensor:
-        """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes."""
+        """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes.
+
+        All rows may end in zeros; then the result does, too.
+        """
         assert self.attend_context is not None
-        weight = torch.cat([self.w_k_content.weight, self.w_v.weight])
-        key_value = F.linear(context, weight).unflatten(-1, (2, self.n_heads, -1))  # (B, K, 2, H, D)
-        query = self.project_queries(segment)
-        return self._join_heads(self.attend_context(query, key_value, terms, dropout=self._active_dropout))
+        heads, d_head, width = self.n_heads, self.w_q.out_features // self.n_heads, context.shape[-1]
+        wide_head = -(-d_head // self.multiple) * self.multiple
+
+        def of_heads(weight: Tensor) -> Tensor:
+            return aligned(weight.unflatten(0, (-1, d_head)), width, wide_head).flatten(0, 1)
+
+        weight = of_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]))
+        key_value = F.linear(context, weight).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        query = split_heads(F.linear(segment, of_heads(self.w_q.weight)), heads)
+        attended = self.attend_context(query, key_value, terms, width=d_head, dropout=self._active_dropout)
+        output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), wide_head)
+        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output.flatten(1), heads * wide_head, width))
 
     @property
     def _active_dropout(self) -> float:
         return self.attention_dropout if self.training else 0.0
-
-    def _join_heads(self, attended: Tensor) -> Tensor:
-        """Return W_o of the outputs of all heads, (B, H, L, D) -> (B, L, d)."""
-        output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
-        return output

@@ -11,9 +11,9 @@ from txlcli.config.settings import AttentionBackend
 from txlcli.core.backend import Attend, Backend, ScoreTerms
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
-from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.device import CUDA_MULTIPLE, cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
-from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.linear import aligned, linear
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention
 
@@ -52,14 +52,20 @@ class FastAttention:
 
         return attend(query, key, value, terms, dropout=dropout)
 
-    def to_context(self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+    def to_context(
+        self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0
+    ) -> Tensor:
         """Return (B, H, L, D); see `core.backend.AttendContext`."""
-        if not runs_triton(query.device, query.dtype, query.shape[3]):
-            key, value = key_value.transpose(1, 3).unbind(2)
-            return self.tiles(query, key, value, terms, dropout=dropout)
-        from txlcli.core.kernels.attention_triton import attend_context  # noqa: PLC0415
+        if runs_triton(query.device, query.dtype, query.shape[3]):
+            from txlcli.core.kernels.attention_triton import attend_context  # noqa: PLC0415
 
-        return attend_context(query, key_value, terms, dropout=dropout)
+            return attend_context(query, key_value, terms, width=width, dropout=dropout)
+        key, value = key_value.transpose(1, 3).unbind(2)
+        if terms.position_key is not None:
+            rows = terms.position_key.shape[1] - terms.unused_rows
+            terms = dataclasses.replace(terms, position_key=terms.position_key[:, :rows, :width], unused_rows=0)
+        attended = self.tiles(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
+        return aligned(attended, query.shape[3])
 
 
 def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
@@ -103,6 +109,13 @@ def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bo
     return product if bias is None else product + bias
 
 
+def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """Return `_fused_linear` of rows (..., in) at the multiple of CUDA: as wide, ending in zeros."""
+    width = -(-len(weight) // CUDA_MULTIPLE) * CUDA_MULTIPLE
+    bias = None if bias is None else aligned(bias, width)
+    return _fused_linear(rows, aligned(weight, rows.shape[-1], width), bias)
+
+
 _OPERATOR = FastAttention(attention.attend)
 COMPILED = Backend(
     attend=_OPERATOR,
@@ -112,3 +125,5 @@ COMPILED = Backend(
     activation=_fused_activation,
 )
 """Plain PyTorch, which torch.compile fuses, around the kernels of attention, or its definition without them."""
+ALIGNED = dataclasses.replace(COMPILED, linear=_aligned_linear, multiple=CUDA_MULTIPLE)
+"""For widths that CUDA's fast products do not take."""

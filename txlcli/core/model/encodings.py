@@ -27,6 +27,7 @@ from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
@@ -44,6 +45,8 @@ class Encoding(nn.Module):
 
     joins_products = False
     """True to project the distances for all layers at once."""
+    multiple = 1
+    """Of the rows of the products that project them, and of their heads."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -112,7 +115,13 @@ class RelativeEncoding(Encoding):
         encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for the batch and all layers
         project = self._project_at_once if self.joins_products else self._project_by_layer
         return [
-            ScoreTerms(reach, split_heads(position_key, self.settings.n_heads), content_bias, position_bias)
+            ScoreTerms(
+                reach,
+                split_heads(position_key, self.settings.n_heads),
+                content_bias,
+                position_bias,
+                unused_rows=len(position_key) - len(encoding),
+            )
             for position_key, content_bias, position_bias in project(encoding)
         ]
 
@@ -124,9 +133,11 @@ class RelativeEncoding(Encoding):
 
     def _project_at_once(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
-        n_layers = len(self.w_k_position)
-        weight = torch.cat([w_k_position.weight for w_k_position in self.w_k_position])
-        keys = F.linear(encoding, weight).unflatten(1, (n_layers, -1)).unbind(1)
+        n_layers, d_head = len(self.w_k_position), self.settings.d_head
+        count, width, head_width = (-(-size // self.multiple) * self.multiple for size in (*encoding.shape, d_head))
+        weight = torch.cat([w_k_position.weight for w_k_position in self.w_k_position]).unflatten(0, (-1, d_head))
+        weight = aligned(weight, width, head_width).flatten(0, 1)
+        keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
         return zip(keys, *biases, strict=True)
 

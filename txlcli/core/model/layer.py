@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Attend, Rotation, ScoreTerms
 from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.attention import Attention
 from txlcli.core.model.base import Memory
 from txlcli.core.model.dropout import Dropout
@@ -83,6 +84,7 @@ class Layer(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
+        self.d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
         self.remembers_output = settings.memory_source == "layer_output"
         self.attention = Attention(
@@ -134,7 +136,8 @@ class Layer(nn.Module):
         attended = self._attend(self.attention_input(layer_input), past, terms, first=first)
         if attended is not None:
             hidden = self._residual_block(hidden, attended)
-        return LayerOutput(hidden, (self.memory_input(hidden) if self.remembers_output else layer_input).detach())
+        kept = self.memory_input(hidden) if self.remembers_output else layer_input
+        return LayerOutput(hidden, kept[..., : self.d_model].detach())
 
     def _attend(self, segment: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, first: int) -> Tensor | None:
         """Attend from the positions from `first` on of a segment (B, L, d) to past and segment; None if there are none.
@@ -143,7 +146,8 @@ class Layer(nn.Module):
         """
         rotation, attend = terms.rotation, past.attend if isinstance(past, Past) else None
         if self.attention.joins_context and isinstance(past, HiddenMemory) and rotation is None:
-            context = torch.cat([self.attention_input(past.states), segment], dim=1)  # [SG(m) o h] of section 3.2
+            remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
+            context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
             return self.attention.to_context(segment[:, first:], context, terms)
         query, keys, values = self.attention.project(segment, first=first)
         if rotation is not None:
@@ -191,7 +195,7 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
         (B, min(M + L, mem_len), d).
     """
     if hidden.shape[1] == mem_len:
-        return hidden
+        return hidden.contiguous()
     if hidden.shape[1] < mem_len:
         forgotten = max(0, memory.shape[1] + hidden.shape[1] - mem_len)  # positions
         return torch.cat([memory[:, forgotten:], hidden], dim=1)

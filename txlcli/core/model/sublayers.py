@@ -9,15 +9,43 @@ from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
 
 
+class LayerNorm(nn.LayerNorm):
+    """Layer normalization of hidden states whose rows may end in zeros, which stay zeros."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalize (B, L, d or wider)."""
+        (d_model,), width = self.normalized_shape, hidden.shape[-1]
+        if width == d_model:
+            return super().forward(hidden)
+        mean = hidden.sum(-1, keepdim=True) / d_model
+        centered = torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0)
+        normed = centered * torch.rsqrt(centered.square().sum(-1, keepdim=True) / d_model + self.eps)
+        scaled = normed * aligned(self.weight, width)
+        return scaled if self.bias is None else scaled + aligned(self.bias, width)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm (Zhang & Sennrich 2019) of hidden states whose rows may end in zeros, which stay zeros."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalize (B, L, d or wider)."""
+        (d_model,), width = self.normalized_shape, hidden.shape[-1]
+        if width == d_model:
+            return super().forward(hidden)
+        root = torch.rsqrt(hidden.square().sum(-1, keepdim=True) / d_model + (self.eps or 0.0))
+        return hidden * root * aligned(self.weight, width)
+
+
 def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
-    """Return a normalization of hidden states: layer normalization, or RMSNorm (Zhang & Sennrich 2019)."""
+    """Return a normalization of hidden states."""
     if settings.parts.norm_type == "rms":
-        return nn.RMSNorm(settings.d_model, settings.norm_eps)
-    return nn.LayerNorm(settings.d_model, settings.norm_eps, bias=settings.parts.biases == "all")
+        return RMSNorm(settings.d_model, settings.norm_eps)
+    return LayerNorm(settings.d_model, settings.norm_eps, bias=settings.parts.biases == "all")
 
 
 class FeedForward(nn.Module):

@@ -7,7 +7,7 @@ N layers, n distances.
 import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart, Recompute
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.compilation import check_compiler
-from txlcli.core.kernels.device import autocast_dtype
-from txlcli.core.kernels.linear import by_onednn
+from txlcli.core.kernels.device import autocast_dtype, row_multiple
+from txlcli.core.kernels.linear import aligned, by_onednn
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
@@ -39,6 +39,14 @@ def last_output(layers: Iterator[LayerOutput]) -> Tensor:
     return output.hidden
 
 
+def call_layer(
+    layer: Layer, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None
+) -> LayerOutput:
+    """Call a layer: one function of all layers, which have one shape, is compiled once."""
+    output: LayerOutput = layer(hidden, past, terms, count=count)
+    return output
+
+
 class TransformerXL(LanguageModel):
     """The model of section 3: an encoding of positions, layers, and as memory the layer inputs of the past.
 
@@ -56,6 +64,7 @@ class TransformerXL(LanguageModel):
         self.workspace = Workspace()
         """Score buffers that all layers share."""
         self._compiles = False
+        self._call_layer: Callable[..., LayerOutput] = call_layer
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -127,6 +136,8 @@ class TransformerXL(LanguageModel):
         self.set_attention_backend(self.attention_backend)
 
     def pack(self, dtype: torch.dtype) -> None:
+        self._compiles, self._call_layer = False, call_layer
+        self.set_attention_backend(self.attention_backend)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
         super().pack(dtype)
@@ -139,31 +150,37 @@ class TransformerXL(LanguageModel):
         self.attention_backend = name
         backend = backends.make_backend(name, self.workspace, recompute=self._recompute is True)
         if self._compiles:
-            backend = backends.COMPILED
+            backend = backends.ALIGNED if self._is_odd else backends.COMPILED
             if name == "reference":
-                backend = dataclasses.replace(backend, attend=attention.attend, attend_context=None)
+                backend = dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None)
+        self._multiple = self.encoding.multiple = backend.multiple
         self.encoding.joins_products = backend.attend_context is not None
         for layer in self.layers:
             layer.attention.attend, layer.attention.attend_context = backend.attend, backend.attend_context
+            layer.attention.multiple = backend.multiple
             for module in layer.modules():
                 if isinstance(module, Linear | Dropout):
                     module.backend = backend
 
-    def compile_layers(self) -> None:
-        """Compile each layer with torch.compile: norms, residuals, activations and products in few kernels.
+    @property
+    def _is_odd(self) -> bool:
+        """True if rows of the layers are padded for CUDA's products, which models with other parts do without."""
+        sizes = self.settings
+        odd = any(size % row_multiple(self.device) for size in (sizes.d_model, sizes.d_head, sizes.inner_width))
+        usual = sizes.arch == "transformer" and sizes.gating == "residual" and sizes.parts.qk_norm == "none"
+        return odd and usual and sizes.position not in ("learned", "rotary")
 
-        All layers have one shape, so one compilation serves all. Embedding and softmax stay as they are.
-        """
+    def compile_layers(self) -> None:
+        """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
         check_compiler(self.device, "compile", "`compile` off")
         compile_across_ddp_buckets()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
-        options: Any = {"fullgraph": True, "dynamic": False, "options": {"shape_padding": False}}
+        how: Any = {"fullgraph": True, "dynamic": False, "options": {"shape_padding": False}}
         if self._recompute == "layers":  # the compiler repeats the random numbers of its own graph
-            self._recomputed = torch.compile(recomputed, **options)
-            return
-        for layer in self.layers:
-            layer.compile(**options)
+            self._recomputed = torch.compile(recomputed, **how)
+        else:
+            self._call_layer = torch.compile(call_layer, **how)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -200,9 +217,11 @@ class TransformerXL(LanguageModel):
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
         last = len(self.layers) - 1
+        hidden = aligned(hidden, -(-hidden.shape[-1] // self._multiple) * self._multiple)
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            output: LayerOutput = self.call_layer(layer, hidden, past, layer_terms, count if number == last else None)
+            inputs = (layer, hidden, past, layer_terms, count if number == last else None)
+            output = self.call_layer(self._call_layer, *inputs)
             yield output
             hidden = output.hidden
 
@@ -269,7 +288,7 @@ class TransformerXL(LanguageModel):
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
-        normed: Tensor = self.output_dropout(self.final_norm(hidden))
+        normed: Tensor = self.output_dropout(self.final_norm(hidden)[..., : self.settings.d_model])
         return normed
 
     def objective(
