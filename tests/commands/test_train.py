@@ -313,16 +313,15 @@ def test_a_dry_run_compares_the_attention_backends(here):
     plan = json.loads(train("--dry-run", "-v", "--json", "--set", "model.attention_dropout=0.1").stdout)
     rows = plan["by_attention"]
     names = [(row["attention"], row["recompute"]) for row in rows]
-    assert names == [("auto", False), ("auto", True), ("reference", False)]
-    auto, recomputed, reference = rows
+    assert names == [("auto", False), ("auto", True), ("auto", "layers"), ("reference", False)]
+    auto, recomputed, layers, reference = rows
     assert auto["step_bytes"] == plan["step_bytes"]["total"]
-    assert recomputed["step_bytes"] < auto["step_bytes"] < reference["step_bytes"]
-    assert plan["training_flops_per_token"] < auto["flops_per_token"] < recomputed["flops_per_token"]
-    assert [row["device"] for row in rows] == ["cpu"] * 3
-    assert [row["refused"] for row in rows] == [None] * 3
+    assert layers["step_bytes"] < recomputed["step_bytes"] < auto["step_bytes"] < reference["step_bytes"]
+    assert [row["device"] for row in rows] == ["cpu"] * 4
+    assert [row["refused"] for row in rows] == [None] * 4
     shown = train("--dry-run", "--verbose").stdout
     assert "by attention backend" in shown
-    assert "auto, train.recompute" in shown
+    assert "auto, train.recompute=layers" in shown
     assert "by attention backend" not in train("--dry-run").stdout
 
 

@@ -52,24 +52,19 @@ def show_forecast(forecast: TrainingForecast) -> None:
 
 
 def _show_backends(rows: Sequence[BackendForecast]) -> None:
-    """Print the memory and the operations of a step with each attention backend."""
+    """Print the memory of a step with each attention backend."""
     lines = [
         [
-            f"{row.attention}{', train.recompute' if row.recompute else ''}",
+            f"{row.attention}, train.recompute={str(row.recompute).lower()}",
             row.device,
             format_size(row.step_bytes),
-            f"{row.flops_per_token / 1e9:,.3f}",
             "refused" if row.refused else "",
         ]
         for row in rows
     ]
-    notes = [
-        "GFLOP: with the keys that no query sees but the backend computes, and what its backward pass computes again.",
-    ]
     refused = [f"{row.attention}: {row.refused}" for row in rows if row.refused and not row.recompute]
-    notes += [console.with_flags(f"refused: {'; '.join(refused)}.")] if refused else []
-    headings = ("--attention", "counted for", "memory of a step", "GFLOP per token", "here")
-    console.show_table("by attention backend", headings, lines, notes)
+    notes = [console.with_flags(f"refused: {'; '.join(refused)}.")] if refused else []
+    console.show_table("by attention backend", ("--attention", "counted for", "memory of a step", "here"), lines, notes)
 
 
 def format_rate(tokens_per_s: float) -> str:

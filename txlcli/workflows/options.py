@@ -753,7 +753,8 @@ class ForecastOptions(HardwareOptions):
 
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
     verbose: bool = flag_option(
-        "With --dry-run: compare the attention backends, too; takes seconds more.", flags=("--verbose", "-v")
+        "With --dry-run: compare train.recompute and the attention backends, too; takes seconds more.",
+        flags=("--verbose", "-v"),
     )
     devices: int | None = option("With --dry-run: forecast a training run on N other GPUs.", metavar="N")
 

@@ -1,10 +1,7 @@
 """The formulas of cost, compared with calculations by hand and with the operations that PyTorch counts."""
 
 import dataclasses
-import itertools
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
-from txlcli.core.kernels import compilation
 from txlcli.core.measures.cost import (
-    PRODUCTS_BY_KEY,
-    attention_flops_per_token,
     counted_shares,
     decoding_flops_per_token,
-    needed_attention_flops_per_token,
-    softmax_flops_per_token,
     training_flops_per_token,
     vocabulary_products,
     window_flops_per_prediction,
@@ -147,56 +139,6 @@ def test_one_token_with_another_memory_equals_a_calculation_by_hand():
     added = 2 * 2 * (14 * 14 + 2 * 14 * 33 / 3)
     given = decoding_flops_per_token(model, V, keys=12)
     assert given == pytest.approx(decoding_flops_per_token(model_settings(), V, keys=12) + added, rel=1e-12)
-
-
-PLAIN, WINDOWS = [{}, {"position": "sinusoid"}, {"position": "alibi"}, {"position": "t5"}], [4, M + 1, M + 3]
-
-
-@pytest.mark.parametrize(
-    ("backend", "recompute", "changed"),
-    [
-        *itertools.product(["auto"], [False, True], PLAIN),
-        *itertools.product(["reference"], [False], PLAIN),
-        *(("auto", *case) for case in itertools.product([False, True], [{"window": window} for window in WINDOWS])),
-        *(("auto", True, {"window": window, "position": "none"}) for window in WINDOWS),
-    ],
-    ids=str,
-)
-def test_a_step_with_a_backend_equals_the_count_of_pytorch(backend, recompute, changed):
-    model = small_model(dtype=torch.float32, **changed)
-    lengths, window = {"seg_len": L, "mem_len": M}, changed.get("window", L + M)
-    keys = min(M, window - 1) + L
-    needed = training_flops_per_token(model.settings, V, **lengths, batch_size=B)
-    others = needed - needed_attention_flops_per_token(model.settings, **lengths)
-    sizes = {"scores": L * keys, "position_scores": L * min(window, keys), "recompute": recompute}
-    of_attention = attention_flops_per_token(model.settings, backend, **lengths, **sizes)
-    others += recompute * softmax_flops_per_token(model.settings, V)
-    model.recompute(recompute)
-    model.set_attention_backend(backend)
-    counted = count(model, read_memory(model, M), draw_tokens(B, L))
-    assert counted == pytest.approx(B * L * (others + of_attention), rel=1e-12)
-
-
-def products_of(kernel, source):
-    """Count the products in a kernel of the source, with those of the functions of the module that it calls."""
-    body = re.search(rf"^def {kernel}\(.*?(?=^@triton|\Z)", source, flags=re.MULTILINE | re.DOTALL)[0]
-    called = {name for name in re.findall(r"\b(_\w+)\(", body) if f"def {name}(" in source}
-    return body.count("tl.dot(") + sum(products_of(name, source) for name in called - {kernel})
-
-
-def test_products_of_tritons_kernels_are_those_of_their_source():
-    source = Path(compilation.__file__).with_name("attention_triton_kernels.py").read_text(encoding="utf-8")
-    kernels = ("forward_kernel", "backward_of_keys_kernel", "backward_of_queries_kernel")
-    assert [products_of(kernel, source) for kernel in kernels] == [2, 4, 1]
-    assert PRODUCTS_BY_KEY["triton"] == 2 + 4 + 1
-
-
-def test_kernels_that_skip_unseen_keys_compute_no_product_with_them():
-    # Five queries see 7 + 1 to 7 + 5 keys, 50 pairs of 60: seven products by key, three by distance with all of 60.
-    model = model_settings()
-    every = {"scores": L * (M + L), "position_scores": L * (M + L)}
-    given = attention_flops_per_token(model, "triton", seg_len=L, mem_len=M, **every)
-    assert given == 2 * model.n_layers * 33 * (7 * 50 + 3 * 60) / L
 
 
 def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():

@@ -63,11 +63,6 @@ def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | 
     return embedding, softmax
 
 
-def softmax_flops_per_token(model: ModelSettings, vocab_size: int, shares: Shares | None = None) -> float:
-    """Return the operations of one token's logits, which train.recompute computes once more."""
-    return 2.0 * vocabulary_products(model, vocab_size, shares)[1]
-
-
 class LayerProducts(ABC):
     """Multiplications of a model's layers, without embedding and softmax. One subclass per architecture."""
 
@@ -207,49 +202,6 @@ class RmtProducts(TransformerProducts):
     def training(self, *, seg_len: int, mem_len: int, batch_size: int) -> float:
         layers = super().training(seg_len=self.model.rows, mem_len=0, batch_size=batch_size)
         return layers * self.model.rows / self.model.segment_len
-
-
-PRODUCTS_BY_KEY = {"auto": 6, "reference": 6, "triton": 7}
-"""Products between queries and keys that each value of `train.attention`, and Triton's kernels, compute in a training
-step: content scores, weighted values and their gradients, with those that the backward pass computes again."""
-PRODUCTS_BY_DISTANCE = 3
-"""Position scores and their gradients; none without position keys."""
-SKIP_UNSEEN = ("triton",)
-"""Backends that leave out tiles of keys that no query of theirs sees."""
-ADD_BIAS = ("reference", "triton")
-"""Backends that add a bias by distance; others multiply with it, as one more column of queries and keys."""
-
-
-def attention_flops_per_token(
-    model: TransformerSettings,
-    backend: str,
-    *,
-    seg_len: int,
-    mem_len: int,
-    scores: int,
-    position_scores: int,
-    recompute: bool = False,
-) -> float:
-    """Return the operations between queries and keys per predicted token of a training step, with a backend.
-
-    For each head and sequence it computes `scores` by key, L K if none is left out, and `position_scores` by distance;
-    with `recompute` once more in the backward pass.
-    """
-    seen = seg_len * model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
-    by_key = (PRODUCTS_BY_KEY[backend] + recompute) * (seen if backend in SKIP_UNSEEN else scores)
-    terms = model.encoding.score_terms
-    has_bias_column = "d" in terms and "b" not in terms and backend not in ADD_BIAS
-    scores_by_distance = position_scores if "b" in terms or has_bias_column else 0
-    by_distance = (PRODUCTS_BY_DISTANCE + recompute) * scores_by_distance
-    width = model.d_head + has_bias_column
-    return 2.0 * model.n_layers * model.n_heads * width * (by_key + by_distance) / seg_len
-
-
-def needed_attention_flops_per_token(model: TransformerSettings, *, seg_len: int, mem_len: int) -> float:
-    """Return the part of `training_flops_per_token` between queries and the keys that they see."""
-    terms = 3 if "b" in model.encoding.score_terms else 2
-    keys = model.mean_keys(seg_len=seg_len, mem_len=model.memory_keys(mem_len))
-    return 2.0 * 3 * terms * model.n_layers * model.n_heads * model.d_head * keys
 
 
 ARCHITECTURES: dict[str, type[LayerProducts]] = {

@@ -180,28 +180,6 @@ def with_plain_softmax(model: ModelSettings) -> ModelSettings:
     return dataclasses.replace(model, cutoffs=(), tie_projections=None, div_val=1, d_embed=None)
 
 
-def computed_scores(
-    model: ModelSettings,
-    train: TrainSettings,
-    device: torch.device,
-    *,
-    max_keys: int | None = None,
-    workspace: Workspace | None = None,
-) -> int:
-    """Return how many scores of one head are computed for a sequence: a CPU leaves out most of the future.
-
-    A query has at most `max_keys` scores, as by distance in a window. `workspace` divides queries into blocks.
-    """
-    seg_len, mem_len = train.seg_len, model.visible_memory(model.memory_keys(train.mem_len))
-    block = seg_len
-    if isinstance(model, TransformerSettings) and train.attention == "auto" and device.type == "cpu":
-        row_bytes = model.n_heads * (mem_len + 2 * seg_len - 1) * DTYPES[train.precision].itemsize
-        block = (workspace or Workspace()).block_of_queries(seg_len, row_bytes)
-    ends = np.arange(seg_len, 0, -block)  # of the blocks
-    keys = mem_len + ends
-    return int((np.minimum(ends, block) * np.minimum(keys, max_keys or keys)).sum())
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Step:
     """Forward and backward pass of a micro-batch, whose bytes are linear in layers, sequences and columns."""
@@ -246,18 +224,24 @@ class _Step:
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
-        (saved, _), model, train = self.traced_bytes(), self.model, self.train
-        if self.on_gpu and train.recompute == "layers":
-            return saved + self._layer_bytes()
-        if not isinstance(model, TransformerSettings) or model.recurrent_state or self.on_gpu:
+        saved, model, train = self.traced_bytes()[0], self.model, self.train
+        if self.on_gpu:
+            return saved + (self._layer_bytes() if train.recompute == "layers" else 0)
+        is_tiled = isinstance(model, TransformerSettings) and not model.recurrent_state
+        if not is_tiled or train.recompute or train.attention != "auto":
             return saved
-        if train.recompute or train.attention != "auto":
-            return saved
-        traced, computed = (
-            computed_scores(model, train, CPU, workspace=workspace) for workspace in (self.workspace, None)
-        )
-        skipped = self.batch_size * self.n_layers * model.n_heads * (traced - computed)
-        return saved - skipped * DTYPES[train.precision].itemsize
+        skipped = self._computed_scores(self.workspace) - self._computed_scores(Workspace())
+        return saved - self.batch_size * self.n_layers * skipped * DTYPES[train.precision].itemsize
+
+    def _computed_scores(self, workspace: Workspace) -> int:
+        """Return how many scores a layer computes for a sequence: blocks of queries leave out most of the future."""
+        assert isinstance(self.model, TransformerSettings)
+        seg_len, heads = self.train.seg_len, self.model.n_heads
+        mem_len = self.model.visible_memory(self.model.memory_keys(self.train.mem_len))
+        row_bytes = heads * (mem_len + 2 * seg_len - 1) * DTYPES[self.train.precision].itemsize
+        block = workspace.block_of_queries(seg_len, row_bytes)
+        ends = np.arange(seg_len, 0, -block)  # of the blocks
+        return heads * int((np.minimum(ends, block) * (mem_len + ends)).sum())
 
     def _layer_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass of one layer reads."""

@@ -11,19 +11,12 @@ import torch
 
 from txlcli.config import recipe
 from txlcli.config.bands import bands
-from txlcli.config.model_settings import ModelSettings, TransformerSettings
-from txlcli.config.settings import AttentionBackend, Settings, TrainSettings
+from txlcli.config.model_settings import ModelSettings
+from txlcli.config.settings import AttentionBackend, Recompute, Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.measures.cost import (
-    Shares,
-    attention_flops_per_token,
-    counted_shares,
-    needed_attention_flops_per_token,
-    softmax_flops_per_token,
-    training_flops_per_token,
-)
-from txlcli.core.measures.forecast import StepBytes, computed_scores, parameters_by_part, snapshot_bytes, step_bytes
+from txlcli.core.measures.cost import Shares, counted_shares, training_flops_per_token
+from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes, step_bytes
 from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
@@ -72,14 +65,12 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendForecast:
-    """Cost of a step of one process with an attention backend."""
+    """Memory of a step of one process with an attention backend, with or without recomputation."""
 
     attention: AttentionBackend
-    recompute: bool
+    recompute: Recompute
     device: str
-
     step_bytes: int
-    flops_per_token: float
     refused: str | None
     """The error that training with it would end with here."""
 
@@ -151,7 +142,7 @@ def run(
         tokens_per_s=rate,
         seconds=tokens / rate,
         published=recipe.to_keys(settings.published),
-        by_attention=tuple(_by_attention(planned, of_one, device, processes)) if backends else (),
+        by_attention=tuple(_by_attention(settings, vocab_size, of_one, device, processes)) if backends else (),
     )
 
 
@@ -183,54 +174,29 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
         return None
 
 
-BACKENDS: tuple[tuple[AttentionBackend, bool], ...] = (
+BACKENDS: tuple[tuple[AttentionBackend, Recompute], ...] = (
     ("auto", False),
     ("auto", True),
+    ("auto", "layers"),
     ("reference", False),
 )
-"""Attention backends that are compared, each with or without recomputation."""
+"""Values of train.attention and train.recompute that are compared."""
 
 
 def _by_attention(
-    planned: PlannedRun, train: TrainSettings, device: torch.device, processes: int
+    settings: Settings, vocab_size: int, train: TrainSettings, device: torch.device, processes: int
 ) -> Iterator[BackendForecast]:
-    """Yield the memory and the operations of a step of one process with each attention backend."""
-    settings, vocab_size = planned.run.settings, planned.run.vocab_size
-    model = settings.model
-    if not isinstance(model, TransformerSettings) or model.recurrent_state:
-        return  # formulas of the backends know keys of a memory, but no memory tokens
-    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len}
-    others = planned.flops_per_token - needed_attention_flops_per_token(model, **lengths)
-    logits = softmax_flops_per_token(model, vocab_size, planned.shares)
-    for backend, recompute in BACKENDS:
-        changed = dataclasses.replace(train, attention=backend, recompute=recompute, deterministic=False)
-        uses_triton = device.type == "cuda" and backend == "auto"  # and computes probabilities again in any case
-        of_attention = attention_flops_per_token(
-            model,
-            "triton" if uses_triton else backend,
-            **lengths,
-            scores=computed_scores(model, changed, device),
-            position_scores=computed_scores(model, changed, device, max_keys=model.window),
-            recompute=recompute and not uses_triton,
-        )
-        yield BackendForecast(
-            attention=backend,
-            recompute=recompute,
-            device=device.type,
-            step_bytes=step_bytes(model, vocab_size, changed, device=device, processes=processes).total,
-            flops_per_token=others + of_attention + recompute * logits,
-            refused=_reason_against(settings, backend, recompute=recompute),
-        )
-
-
-def _reason_against(settings: Settings, backend: AttentionBackend, *, recompute: bool) -> str | None:
-    """Return the error that training with an attention backend would end with; None if it would train."""
-    try:
-        train = dataclasses.replace(settings.train, attention=backend, recompute=recompute)
-        dataclasses.replace(settings, train=train)
-    except UsageError as error:
-        return str(error)
-    return None
+    """Yield the memory of a step of one process with each attention backend; `train` are the settings of one."""
+    for attention, recompute in BACKENDS if settings.model.has_attention else ():
+        changes: dict[str, Any] = {"attention": attention, "recompute": recompute}
+        refused = None
+        try:
+            dataclasses.replace(settings, train=dataclasses.replace(settings.train, **changes))
+        except UsageError as error:
+            refused = str(error)
+        changed = dataclasses.replace(train, **changes, deterministic=False)
+        needed = step_bytes(settings.model, vocab_size, changed, device=device, processes=processes)
+        yield BackendForecast(**changes, device=device.type, step_bytes=needed.total, refused=refused)
 
 
 def timed_share_of_peak(
