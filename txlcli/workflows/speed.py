@@ -12,7 +12,7 @@ from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import check_precision, describe, pick_device
-from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import (
     MIN_STEPS,
@@ -301,13 +301,7 @@ class Bench:
     def training(self) -> ThroughputRow:
         """Time optimizer steps with a full memory; they change the weights."""
         train, full = self._train, self.settings.train.batch_size
-        flops = training_flops_per_token(
-            self.settings.model,
-            self.model.vocab_size,
-            seg_len=train.seg_len,
-            mem_len=train.mem_len,
-            batch_size=train.batch_size,
-        )
+        flops = step_flops_per_token(self.settings.model, self.model.vocab_size, train)
         lanes = f"{train.batch_size} of {full}" if train.batch_size < full else f"{full}"
         work = f"training, {lanes} lanes, L {train.seg_len}{self._memory(train)}"
         timed = partial(time_training, self.model, train)

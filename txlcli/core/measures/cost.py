@@ -23,6 +23,7 @@ from txlcli.config.model_settings import (
     RnnSettings,
     TransformerSettings,
 )
+from txlcli.config.settings import TrainSettings
 
 COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
 
@@ -179,9 +180,8 @@ class CompressiveProducts(TransformerProducts):
         if not (mem_len and self._compression):
             return layers
         rate = self.model.compression_rate
-        projections = (
-            3 * self._projection + 2 * 2 * self._projection / rate
-        )  # query, key, value; and of slots, there and back
+        # Query, key, value; and those of the slots, there and back.
+        projections = 3 * self._projection + 2 * 2 * self._projection / rate
         attention = 2 * seg_len * self._width + 5 * seg_len * self._width / rate
         return layers + self.model.n_layers * (2 * self._compression + projections + attention)
 
@@ -249,3 +249,11 @@ def training_flops_per_token(
     layers = products.training(seg_len=seg_len, mem_len=mem_len, batch_size=batch_size)
     once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
     return 2.0 * (layers + 3 * once)
+
+
+def step_flops_per_token(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, shares: Shares | None = None
+) -> float:
+    """Return `training_flops_per_token` with the sizes of these settings."""
+    sizes = {"seg_len": train.seg_len, "mem_len": train.mem_len, "batch_size": train.batch_size}
+    return training_flops_per_token(model, vocab_size, **sizes, shares=shares)

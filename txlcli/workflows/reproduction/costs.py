@@ -9,7 +9,7 @@ from typing import Any
 
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.measures.cost import training_flops_per_token
+from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.runs import history, run_directory
@@ -68,12 +68,9 @@ def run(
     def flops_and_seconds(settings: Settings) -> tuple[float, float]:
         """Return the operations and the time of a training run."""
         model, train, vocab_size = settings.model, settings.train, _vocab_size(settings, scale, workspace)
-        batch_size, seg_len, mem_len = train.batch_size, train.seg_len, train.mem_len
-        flops_per_token = training_flops_per_token(
-            model, vocab_size, seg_len=seg_len, mem_len=mem_len, batch_size=batch_size
-        )
-        flops = train.max_steps * batch_size * seg_len * flops_per_token
-        shape = (model, vocab_size, batch_size, seg_len, mem_len)
+        tokens = train.max_steps * train.batch_size * train.seg_len
+        flops = tokens * step_flops_per_token(model, vocab_size, train)
+        shape = (model, vocab_size, train.batch_size, train.seg_len, train.mem_len)
         if shape not in shares and clock() < timed_until:
             shares[shape] = timed_share_of_peak(model, vocab_size, train, device=device, peak=peak) or CPU_SHARE
         share = shares.get(shape) or statistics.median(shares.values() or [CPU_SHARE])

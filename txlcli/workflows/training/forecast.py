@@ -15,9 +15,9 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, Recompute, Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.measures.cost import Shares, counted_shares, training_flops_per_token
+from txlcli.core.measures.cost import Shares, counted_shares, step_flops_per_token
 from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes, step_bytes
-from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
+from txlcli.core.measures.gpus import CPU_SHARE, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
@@ -55,9 +55,9 @@ class PlannedRun:
     @cached_property
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step."""
-        return plans.flops_per_token(self.run, self.shares)
+        return step_flops_per_token(self.run.settings.model, self.run.vocab_size, self.run.settings.train, self.shares)
 
-    def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
+    def expected_share(self, train: TrainSettings, device: torch.device) -> tuple[float, str]:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
         return expected_share(self.run.settings.model, step_flops, device.type)
@@ -121,8 +121,8 @@ def run(
     flops = planned.flops_per_token
     peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
     timed = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
-    expected = planned.expected_share(of_one, device)
-    share = timed or expected.share
+    expected, source = planned.expected_share(of_one, device)
+    share = timed or expected
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * share * peak / flops
     tokens = planned.plan.steps * train.batch_size * train.seg_len
@@ -137,7 +137,7 @@ def run(
         training_flops=tokens * flops,
         peak_flops_per_s=peak,
         share_of_peak=share,
-        share_source="" if timed else expected.source,
+        share_source="" if timed else source,
         step_was_timed=timed is not None,
         tokens_per_s=rate,
         seconds=tokens / rate,
@@ -215,9 +215,7 @@ def timed_share_of_peak(
     """
     if train.compile == "on":  # compiling takes longer than a forecast may
         return None
-    flops = training_flops_per_token(
-        model, vocab_size, seg_len=train.seg_len, mem_len=train.mem_len, batch_size=train.batch_size
-    )
+    flops = step_flops_per_token(model, vocab_size, train)
     step_flops = train.batch_size * train.seg_len * flops
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
     expected_s = n_steps * step_flops / (CPU_SHARE * peak)

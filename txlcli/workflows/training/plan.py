@@ -7,7 +7,6 @@ import torch
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
-from txlcli.core.measures.cost import Shares, training_flops_per_token
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
@@ -76,13 +75,6 @@ def plan(
         device=devices,
         folder=str(run.directory),
     )
-
-
-def flops_per_token(run: Run, shares: Shares | None = None) -> float:
-    """Return the operations per predicted token of a step; `shares` are those of `cost`."""
-    model, train = run.settings.model, run.settings.train
-    lengths = {"seg_len": train.seg_len, "mem_len": train.mem_len, "batch_size": train.batch_size}
-    return training_flops_per_token(model, run.vocab_size, **lengths, shares=shares)
 
 
 def describe_devices(device: torch.device, processes: int) -> str:

@@ -189,8 +189,9 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     model, vocab_size, train = planned.run.settings.model, planned.run.vocab_size, planned.run.settings.train
     needed = device_bytes(model, vocab_size, train, devices)
     exchanged = exchanged_bytes(gradient_bytes, devices, parallel=train.parallel)
-    expected = planned.expected_share(of_one_process(train, devices), GPU)
-    step_s = _step_s(planned, hardware, devices, exchanged, share=expected.share)
+    of_one = of_one_process(train, devices)
+    share, source = planned.expected_share(of_one, GPU)
+    step_s = _step_s(planned, hardware, devices, exchanged, share=share)
     usable = USABLE * (hardware.device_memory or 0)
     fits = None if hardware.device_memory is None else needed["total"] <= usable
     would_fit: tuple[str | None, int | None] = (None, None)
@@ -202,9 +203,9 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
         would_fit = next(iter(fitting(train, devices, usable, forecast, count=1)), would_fit)
     return DeviceCost(
         devices=devices,
-        batch_size_per_device=of_one_process(train, devices).batch_size,
-        share_of_peak=expected.share,
-        share_source=expected.source,
+        batch_size_per_device=of_one.batch_size,
+        share_of_peak=share,
+        share_source=source,
         device_bytes=needed,
         exchanged_bytes=exchanged,
         step_s=step_s,
