@@ -4,12 +4,20 @@ import functools
 import math
 import tomllib
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from txlcli.config.model_settings import ModelSettings
 
 CPU_SHARE = 0.5
 """Share of the rate of a large matrix product that a training step is expected to reach on a CPU."""
+
+
+class ExpectedShare(NamedTuple):
+    """Share of the rate of a large matrix product that a training step is expected to reach."""
+
+    share: float
+    source: str
+    """The measurement that it is from, in words; empty if it is not measured."""
 
 
 @functools.cache
@@ -23,15 +31,14 @@ def data_sheet_flops_per_s(card: str, precision: str) -> float | None:
     return None if tflops is None else 1e12 * tflops
 
 
-def expected_share(model: ModelSettings, step_flops: float, device_type: str) -> tuple[float, str]:
-    """Return the share of a product's rate that a training step is expected to reach, and its source in words.
+def expected_share(model: ModelSettings, step_flops: float, device_type: str) -> ExpectedShare:
+    """Return the share that the most similar training step has reached on a GPU: with or without tail bands, as large.
 
-    On a GPU, the most similar step has reached it: with or without tail bands, as large. `step_flops` are the
-    operations of a step on one device. A source is empty if nothing was measured.
+    `step_flops` are the operations of a step on one device.
     """
     if device_type != "cuda":
-        return CPU_SHARE, ""
+        return ExpectedShare(CPU_SHARE, "")
     measured = _data()["measured"]
     similar = [step for step in measured["steps"] if step["has_tails"] == bool(model.cutoffs)]
     nearest = min(similar, key=lambda step: abs(math.log(step_flops / (1e12 * step["tflop"]))))
-    return nearest["share"], f"{nearest['recipe']} on one {measured['card']}, with an earlier version"
+    return ExpectedShare(nearest["share"], f"{nearest['recipe']} on one {measured['card']}, with an earlier version")

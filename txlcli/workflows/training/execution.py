@@ -17,7 +17,7 @@ from txlcli.config.bands import bands
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import describe
-from txlcli.core.measures.cost import counted_shares, step_flops_per_token
+from txlcli.core.measures.cost import counted_shares
 from txlcli.core.measures.gpus import data_sheet_flops_per_s
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
@@ -30,7 +30,7 @@ from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter, Step
-from txlcli.workflows.training import out_of_memory, trackers
+from txlcli.workflows.training import out_of_memory, plan, trackers
 from txlcli.workflows.workspace import Workspace
 
 Line = dict[str, Any]
@@ -273,9 +273,8 @@ def peak_tokens_per_s(run: Run, training: Training) -> float | None:
     peak = data_sheet_flops_per_s(describe(training.device), run.settings.train.precision)
     if peak is None:
         return None
-    model = run.settings.model
-    shares = counted_shares(bands(model, run.vocab_size), training.segments.ids)
-    return training.world.size * peak / step_flops_per_token(model, run.vocab_size, run.settings.train, shares)
+    shares = counted_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
+    return training.world.size * peak / plan.flops_per_token(run, shares)
 
 
 def as_line(report: Report, metric: str) -> Line:

@@ -17,7 +17,7 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import Shares, counted_shares, step_flops_per_token
 from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes, step_bytes
-from txlcli.core.measures.gpus import CPU_SHARE, expected_share
+from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
@@ -55,9 +55,9 @@ class PlannedRun:
     @cached_property
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step."""
-        return step_flops_per_token(self.run.settings.model, self.run.vocab_size, self.run.settings.train, self.shares)
+        return plans.flops_per_token(self.run, self.shares)
 
-    def expected_share(self, train: TrainSettings, device: torch.device) -> tuple[float, str]:
+    def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
         return expected_share(self.run.settings.model, step_flops, device.type)

@@ -7,6 +7,7 @@ import torch
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
+from txlcli.core.measures.cost import Shares, step_flops_per_token
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
@@ -75,6 +76,11 @@ def plan(
         device=devices,
         folder=str(run.directory),
     )
+
+
+def flops_per_token(run: Run, shares: Shares | None = None) -> float:
+    """Return the operations per predicted token of a step of a run."""
+    return step_flops_per_token(run.settings.model, run.vocab_size, run.settings.train, shares)
 
 
 def describe_devices(device: torch.device, processes: int) -> str:
