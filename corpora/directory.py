@@ -10,17 +10,19 @@ Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or b
 
 import codecs
 import math
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .locate import list_names, missing_note, split_of, text_files
-from .signatures import reject_other_than_text, reject_packed
+from .signatures import head_of, reject_other_than_text, reject_packed
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
-JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
+"""Beginning of JSON, whatever the name of the file."""
 
 
 def read(source: Path, options: ReadOptions) -> Text:
@@ -30,7 +32,7 @@ def read(source: Path, options: ReadOptions) -> Text:
     reject_packed(*files)
     reject_other_than_text(*files)
     notes: tuple[str, ...] = ()
-    if records := [path for path in files if path.suffix.lower() in JSON_ENDINGS]:
+    if records := [path for path in files if path.is_file() and JSON.match(head_of(path))]:
         named = list_names(records, directory)
         notes = (
             f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed",

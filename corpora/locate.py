@@ -12,6 +12,7 @@ from .special_files import reject_special
 
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
+COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
 SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
 
 
@@ -47,6 +48,11 @@ def list_names(paths: Sequence[Path], directory: Path) -> str:
     """Return the names of files, relative to a directory: the first three and the number of others."""
     names = ", ".join(printable(path.relative_to(directory).as_posix()) for path in paths[:3])
     return names + (f" and {len(paths) - 3:,} more" if len(paths) > 3 else "")
+
+
+def is_companion(path: Path) -> bool:
+    """True for a file that describes the text next to it: a README, a licence, or metadata."""
+    return bool(COMPANION.fullmatch(path.name.lower()))
 
 
 def split_of(name: str) -> str | None:

@@ -41,11 +41,15 @@ def format_of(path: Path, group: str = "packed") -> str | None:
     """Return the format of a file, by default that of an archive or compressed file; None if it is another file."""
     if not reject_special(path).is_file():
         return None
-    head = head_of(path)
-    if group == "packed" and _is_zlib(head):
-        return "zlib"
     by_name = (name for name, row in _table()[group].items() if path.suffix.lower() in row.get("endings", ()))
-    return next((name for name, mark, at in _signatures(group) if head.startswith(mark, at)), next(by_name, None))
+    return format_in(head_of(path), group) or next(by_name, None)
+
+
+def format_in(head: bytes, *groups: str) -> str | None:
+    """Return the format of a group that a file with these first bytes has; None if it has none of them."""
+    if "packed" in groups and _is_zlib(head):
+        return "zlib"
+    return next((name for group in groups for name, mark, at in _signatures(group) if head.startswith(mark, at)), None)
 
 
 def head_of(path: Path) -> bytes:
@@ -101,8 +105,8 @@ def reject_packed(*paths: Path) -> None:
             raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
 
 
-def reject_other_than_text(*paths: Path) -> None:
-    """Reject files of another format or encoding, including txl's own files."""
+def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
+    """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
     formats = {path: format_of(path, "other") for path in paths}
     for path, name in formats.items():
         if rows := format_of(path, "rows"):
@@ -111,7 +115,7 @@ def reject_other_than_text(*paths: Path) -> None:
             way = "" if None in formats.values() else _table()["other"][name].get("way", "")
             way = way or "keep the text in a folder of its own, or name a file of it"
             raise CorpusError(f"{path}: {name} is not text; {way}")
-        if path.is_file() and (encoding := encoding_of(head_of(path))):
+        if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
             code = encoding.upper()
             raise CorpusError(
                 f"{path}: {code} is not UTF-8; give `encoding` {encoding}, or convert it: iconv -f {code} -t UTF-8"

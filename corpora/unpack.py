@@ -66,19 +66,24 @@ def _bomb(archive: Path) -> CorpusError:
     )
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that yields no more bytes than an archive may unpack to."""
+class Bounded(io.RawIOBase):
+    """A stream that yields no more bytes than an archive may unpack to; an error follows."""
 
     def __init__(self, archive: Path, file: IO[bytes]) -> None:
         self._archive, self._file, self._left = archive, file, max_bytes(archive)
 
-    def read(self, size: int = BLOCK) -> bytes:
-        """Read a block; raise an error beyond the limit."""
-        block = self._file.read(min(size, BLOCK))
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read at most a block into a buffer; return the number of bytes."""
+        block = self._file.read(min(len(buffer), BLOCK))
         self._left -= len(block)
         if self._left < 0:
             raise _bomb(self._archive)
-        return block
+        buffer[: len(block)] = block
+        return len(block)
 
 
 def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
@@ -92,7 +97,7 @@ def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
         with OPENERS[kind](archive, "rb") as file:
             is_tar = file.read(HEAD).startswith(*TAR)
             file.seek(0)
-            stream = _Bounded(archive, file)
+            stream = Bounded(archive, file)
             yield from _tar_members(stream) if is_tar else [(None, stream)]
 
 
@@ -105,10 +110,10 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.filename, content
 
 
-def _tar_members(stream: _Bounded) -> Iterator[tuple[str, IO[bytes] | None]]:
+def _tar_members(stream: Bounded) -> Iterator[tuple[str, IO[bytes] | None]]:
     with tarfile.open(fileobj=stream, mode="r|") as source:
         for member in source:
             if member.isfile() and not member.issparse():
                 yield member.name, source.extractfile(member)
-    while stream.read():  # the checksum is at the end
+    while stream.read(BLOCK):  # the checksum is at the end
         pass

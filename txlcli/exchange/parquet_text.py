@@ -8,7 +8,6 @@ import codecs
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import pyarrow as arrow
 from pyarrow import parquet
 
 from txlcli.corpora.unpack import max_bytes
-from txlcli.errors import CorpusInputError, shortened
+from txlcli.errors import CorpusInputError
+from txlcli.exchange.text_rows import TEXT, TextColumn, choose_column, too_large, write_rows
 from txlcli.system.input_files import check_regular
 
-TEXT = "text"
-"""Column that is read if no other is named, and that is written."""
 ROWS, PIECES = b"txl.rows", b"pieces"
 """Key and value of the metadata of files whose rows are pieces of one text."""
 DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
@@ -32,19 +30,11 @@ BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
 """Most text of rows of mean length, and most rows, that are read at once."""
 LONGEST_ROW = 1 << 20  # bytes of a part of a line, at least, that is written as a row
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
-MAX_LISTED = 10
-"""Most columns that an error names."""
 DAMAGE = (arrow.ArrowException, OSError, ValueError, LookupError, OverflowError, RuntimeError)
 
 
-@dataclass(frozen=True)
-class ParquetText:
-    """The text column of a file."""
-
-    path: Path
-    column: str
-    is_pieces: bool
-    """True if the rows are pieces of one text."""
+class ParquetText(TextColumn):
+    """The text column of a Parquet file."""
 
 
 def open_text(path: Path, column: str | None) -> ParquetText:
@@ -54,13 +44,8 @@ def open_text(path: Path, column: str | None) -> ParquetText:
             schema = file.schema_arrow
     except DAMAGE as error:
         raise _not_read(path, error) from error
-    names = [field.name for field in schema if _is_text(field.type)]
-    if not names:
-        raise CorpusInputError(f"{path}: no column has text; write the text as a column of strings, or as a text file")
-    chosen = column or (names[0] if len(names) == 1 else TEXT)
-    if chosen not in names:
-        listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED])
-        raise CorpusInputError(f'{path}: no column "{shortened(chosen)}" has text; give --column one of: {listed}')
+    names = [field.name for field in schema if is_text(field.type)]
+    chosen = choose_column(path, names, column)
     return ParquetText(path, chosen, (schema.metadata or {}).get(ROWS) == PIECES)
 
 
@@ -70,7 +55,8 @@ def _open(path: Path, **options: Any) -> Any:
     )
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """True if a column of this Arrow type has text."""
     value = kind.value_type if arrow.types.is_dictionary(kind) else kind
     return value in TEXT_TYPES
 
@@ -89,31 +75,11 @@ def extract(
     With `only_utf8`, other bytes are rejected. An empty row becomes the line `blank`.
     """
     most = max_bytes(text.path)
-    size = missing = number = 0
-    with target.open("ab" if append else "wb") as file:
-        for row in _rows(text, most):
-            number += 1
-            if row is None:
-                missing += 1
-                continue
-            if only_utf8 and not is_utf8([row]):
-                raise CorpusInputError(
-                    f'{text.path}: row {number:,} of the column "{shortened(text.column)}" is not valid UTF-8; '
-                    "repair the file or use --tokenizer byte"
-                )
-            size += file.write(row if text.is_pieces or row.endswith(b"\n") else row + b"\n" if row else blank)
-            if size > most:
-                raise _too_large(text, most)
-    return size, missing
+    written = write_rows(text, rows(text, most), target, most=most, only_utf8=only_utf8, blank=blank, append=append)
+    return written.size, written.missing
 
 
-def _too_large(text: ParquetText, most: int) -> CorpusInputError:
-    return CorpusInputError(
-        f"{text.path}: its text has more than {most:,} bytes, the most for a file of its size; write it as a text file"
-    )
-
-
-def _rows(text: ParquetText, most: int) -> Iterator[bytes | None]:
+def rows(text: TextColumn, most: int) -> Iterator[bytes | None]:
     """Yield the rows of the column, after comparing its declared size with the limit."""
     try:
         with _open(text.path) as file:
@@ -121,28 +87,29 @@ def _rows(text: ParquetText, most: int) -> Iterator[bytes | None]:
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             declared = sum(group.total_byte_size for group in groups)
             if declared > most:
-                raise _too_large(text, most)
+                raise too_large(text.path, most)
             next(file.iter_batches(1, columns=[text.column]), None)  # encrypted metadata would end the process below
             chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
         own = (chunk for chunk in chunks if chunk.path_in_schema == text.column)
         has_deltas = any(not DELTAS.isdisjoint(chunk.encodings) for chunk in own)
-        rows = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
+        count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
         # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
         with _open(text.path, read_dictionary=[] if has_deltas else [text.column]) as file:
-            for batch in file.iter_batches(rows, columns=[text.column], use_threads=False):
-                yield from _values(batch.column(text.column))
+            for batch in file.iter_batches(count, columns=[text.column], use_threads=False):
+                yield from values(batch.column(text.column))
     except DAMAGE as error:
         raise _not_read(text.path, error) from error
 
 
-def _values(column: Any) -> list[bytes | None]:
+def values(column: Any) -> list[bytes | None]:
+    """Return the texts of an Arrow array; None for a row without one."""
     if arrow.types.is_dictionary(column.type):
-        values = _values(column.dictionary)
-        return [None if index is None else values[index] for index in column.indices.to_pylist()]
+        distinct = values(column.dictionary)
+        return [None if index is None else distinct[index] for index in column.indices.to_pylist()]
     if arrow.types.is_string_view(column.type):
         column = column.cast(arrow.large_string())
-    rows: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
-    return rows
+    texts: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
+    return texts
 
 
 def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:

@@ -579,11 +579,16 @@ class PrepareOptions(Options):
     dtype: Literal["uint16", "uint32"] | None = option(
         "Type of the ids of a .bin file without a header [default: uint16]."
     )
-    column: str | None = option("Column of Parquet files with the text [default: text, or the only one].")
+    column: str | None = option("Column or key of rows with the text [default: text, or the only one].")
+    encoding: str | None = option("Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")
     force: bool = force_option()
 
     def _check(self) -> None:
         check_plain_name(self.name)
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError:
+            raise UsageError(f'`encoding` "{self.encoding}" is not known; give one of Python, such as cp1252') from None
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")

@@ -17,10 +17,11 @@ from txlcli.exchange import token_files
 from txlcli.exchange.token_files import BIN, BLOCK, IDX, VOCABULARY
 from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.options import ExportOptions, PrepareOptions
-from txlcli.workflows.preparation.planning import PARQUET, make_plan
+from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import run_plan
 from txlcli.workflows.reporter import Reporter
 
+PARQUET = ".parquet"
 NAMES = {
     "nanogpt": {"valid": "val"},
     "llm.c": {"valid": "val"},

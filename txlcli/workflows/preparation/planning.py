@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import corpora
 from txlcli.config.settings import plain_name
-from txlcli.corpora.corpus import Corpus, ReadOptions
-from txlcli.corpora.locate import text_files
+from txlcli.corpora.corpus import Corpus, CorpusError, ReadOptions
 from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
@@ -21,10 +20,9 @@ from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import PrepareOptions
 
 if TYPE_CHECKING:
-    from txlcli.exchange.parquet_text import ParquetText
+    from txlcli.exchange.containers import TextFile
 
 DEFAULT_VOCAB_SIZE = 8000  # of SentencePiece models
-PARQUET = ".parquet"
 UNITS = {"sentencepiece": "piece", "ids": "id"}
 """Unit of a token where it is not called like the tokenizer."""
 
@@ -45,8 +43,8 @@ class Plan:
     """File of that vocabulary."""
     tokens: Tokens
     """Token files, whose ids are kept; empty for text."""
-    parquet: "tuple[ParquetText, ...]"
-    """Parquet files that have the text in a column; empty for text files."""
+    files: "tuple[TextFile, ...]"
+    """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
 
     @property
     def own_convention(self) -> bool:
@@ -95,13 +93,13 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     corpus, source = _find_source(corpus_or_path, options)
     own = source if corpus is corpora.OWN_TEXT else None
     tokens = token_files.find(own, options.dtype) if own and options.tokenizer is None else {}
-    parquet = _find_parquet(own, options) if own and not tokens else ()
+    files = _find_files(own, options) if own and not tokens else ()
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
-    if own and vocab is None and (tokens or (parquet and all(text.is_pieces for text in parquet))):
+    if own and vocab is None and (tokens or (files and all(file.column and file.is_pieces for file in files))):
         vocab_file, vocab = _exported_vocabulary(own, options)
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
-    _reject_unused(options, corpus, tokenizer, tokens, is_parquet=bool(parquet))
+    _reject_unused(options, corpus, tokenizer, tokens, has_rows=any(file.column for file in files))
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"`data_dir` {data_dir} is a file; give a folder")
     plan = Plan(
@@ -113,7 +111,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
         vocab=vocab,
         vocab_file=vocab_file,
         tokens=tokens,
-        parquet=parquet,
+        files=files,
     )
     plan.check_free()
     return plan
@@ -152,14 +150,14 @@ def _unknown_source(word: str) -> UsageError:
     return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 
-def _find_parquet(source: Path, options: PrepareOptions) -> "tuple[ParquetText, ...]":
-    """Return the Parquet files of the user's own, in the order of their names; empty if there are none."""
-    files = [path for path in text_files(source) if path.suffix.lower() == PARQUET]
-    if not files:
-        return ()
-    from txlcli.exchange import parquet_text
+def _find_files(source: Path, options: PrepareOptions) -> "tuple[TextFile, ...]":
+    """Return the files of the user's own whose text must be extracted; empty for plain text."""
+    from txlcli.exchange import containers
 
-    return tuple(parquet_text.open_text(path, options.column) for path in files)
+    try:
+        return containers.find(source, options.column, options.encoding)
+    except CorpusError as error:
+        raise CorpusInputError(str(error)) from error
 
 
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> tuple[Path | None, Vocab | None]:
@@ -177,14 +175,15 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> tuple[Path | 
 
 
 def _reject_unused(
-    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: Tokens, *, is_parquet: bool
+    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: Tokens, *, has_rows: bool
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
     built = None if tokens or tokenizer == corpus.unit else tokenizer
     has_header, is_cut = token_files.format_of(tokens) != token_files.WITHOUT_HEADER, "" in tokens
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
-        ("column", is_parquet, f"files that end with {PARQUET}"),
+        ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .csv or .tsv"),
+        ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
         ("split", is_cut or (not tokens and corpus.splittable), "text or a file of ids without splits of its own"),
         ("workers", not tokens, "text, not for token ids"),
         ("released_convention", corpus.released_conventions and not built, "enwik8 and lm1b with their own tokenizer"),

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from txlcli import __version__
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, Rows, Slice, Text
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_names, text_files
-from txlcli.corpora.signatures import format_of
+from txlcli.corpora.signatures import format_of, reject_other_than_text, reject_packed
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
@@ -28,8 +28,8 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
             wrong = "; ".join(f"{path}: {fault}" for path, fault in altered)
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return corpus.read(work, plan.read)
-    if plan.parquet:
-        return _read_parquet(plan, source, work / "text", reporter)
+    if plan.files:
+        return _extract_text(plan, source, work / "text", reporter)
     for path in (packed := _packed_files(source, corpus)):
         _unpack_or_copy(path, work, corpus, reporter)
     source = work if packed else source
@@ -38,34 +38,57 @@ def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
     return replace(text, notes=(*text.notes, *notes))
 
 
-def _read_parquet(plan: Plan, source: Path, work: Path, reporter: Reporter) -> Text:
-    """Write the text column of Parquet files into text files of the same names, and find the splits in these."""
-    from txlcli.exchange import parquet_text
+def _extract_text(plan: Plan, source: Path, work: Path, reporter: Reporter) -> Text:
+    """Write the text of files into text files of the same names, and find the splits in these."""
+    from txlcli.exchange import containers
 
-    directory, count = source if source.is_dir() else source.parent, len(plan.parquet)
+    plain = [file.path for file in plan.files if not (file.column or file.packing)]
+    reject_packed(*plain)
+    reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
+    directory, count = source if source.is_dir() else source.parent, len(plan.files)
     size = missing = 0
-    with reporter.progress("reading Parquet files", count, "files") as step:
-        for text in plan.parquet:
-            target = work / text.path.relative_to(directory)
+    with reporter.progress("reading files", count, "files") as step:
+        for file in plan.files:
+            target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            extracted = parquet_text.extract(text, target, only_utf8=plan.tokenizer != "byte")
-            size, missing = size + extracted[0], missing + extracted[1]
+            written = containers.extract(file, target, only_utf8=plan.tokenizer != "byte")
+            size, missing = size + written.size, missing + written.missing
             step.advance(1)
+    column = plan.files[0].column
     if not size:
-        raise CorpusError(f"{source}: the column {plan.parquet[0].column} has no text; give `column` another")
-    written = work if source.is_dir() else work / source.name
+        fault = f"the column {column} has no text; give `column` another" if column else "there is no text in it"
+        raise CorpusError(f"{source}: {fault}")
+    written_to = work if source.is_dir() else work / source.name
     try:
-        found = plan.corpus.read(written, plan.read)
+        found = plan.corpus.read(written_to, plan.read)
     except CorpusError as error:
-        raise CorpusError(str(error).replace(str(written), str(source))) from error
-    columns = ", ".join(dict.fromkeys(text.column for text in plan.parquet))
-    notes = [f"text of the column {columns} of {count:,} Parquet file{'s' * (count > 1)}"]
-    used = {*(text.path for text in plan.parquet), plan.vocab_file}
-    if others := [path for path in text_files(source) if path not in used]:
-        notes.append(f"files in the folder that are not Parquet, which were left out: {list_names(others, source)}")
+        raise CorpusError(str(error).replace(str(written_to), str(source))) from error
+    used = {*(file.path for file in plan.files), plan.vocab_file}
+    others = [path for path in text_files(source) if path not in used]
+    changes = {"rows_without_text": missing, "files_skipped": len(others) + found.changes.get("files_skipped", 0)}
+    return replace(
+        found,
+        notes=(*found.notes, *_extraction_notes(plan, source, others, missing)),
+        changes={**found.changes, **changes},
+    )
+
+
+def _extraction_notes(plan: Plan, source: Path, others: Sequence[Path], missing: int) -> Iterator[str]:
+    """Yield notes on the files that were read, those that were left out, and rows without a text."""
+    count = len(plan.files)
+    ending = f"{count:,} {{}} file{'s' * (count > 1)}"
+    formats = " and ".join(dict.fromkeys(file.format for file in plan.files))
+    if columns := ", ".join(dict.fromkeys(file.column for file in plan.files if file.column)):
+        yield f"text of the column {columns} of {ending.format(formats)}"
+    if packings := sorted({file.packing for file in plan.files if file.packing}):
+        yield f"unpacked: {' and '.join(packings)}"
+    if plan.options.encoding:
+        yield f"converted from {plan.options.encoding} to UTF-8"
+    if others:
+        named = list_names(others, source)
+        yield f"files in the folder that are not {formats}, which were left out: {named}"
     if missing:
-        notes.append(f"rows without a text (null), which were left out: {missing:,}")
-    return replace(found, notes=(*found.notes, *notes))
+        yield f"rows without a text (null), which were left out: {missing:,}"
 
 
 def _download(plan: Plan, work: Path, reporter: Reporter) -> None:

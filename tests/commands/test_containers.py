@@ -1,0 +1,155 @@
+"""txl prepare with text in other containers and encodings: the store is that of the same text in a plain file."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from tests.commands.novel import digests, done, json_of, refusal, store
+
+ROWS = [f'line {number} of "many", é' + "\nand a second" * (number % 7 == 0) for number in range(300)]
+TEXT = "".join(f"{row}\n" for row in ROWS).encode()
+TABLE = arrow.table({"id": range(len(ROWS)), "text": ROWS, "title": ["a title"] * len(ROWS)})
+
+
+def json_lines(rows=ROWS, **more):
+    return "".join(json.dumps({"id": 1, "text": row, "title": "a title"} | more) + "\n" for row in rows).encode()
+
+
+def delimited(delimiter):
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter=delimiter).writerows([["id", "text", "title"], *([7, row, "a title"] for row in ROWS)])
+    return file.getvalue().encode()
+
+
+def arrow_bytes(new_writer, table=TABLE):
+    stream = arrow.BufferOutputStream()
+    with new_writer(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=101)
+    return stream.getvalue().to_pybytes()
+
+
+def parquet_bytes():
+    stream = arrow.BufferOutputStream()
+    parquet.write_table(TABLE, stream)
+    return stream.getvalue().to_pybytes()
+
+
+def zstd(data):
+    stream = arrow.BufferOutputStream()
+    with arrow.CompressedOutputStream(stream, "zstd") as file:
+        file.write(data)
+    return stream.getvalue().to_pybytes() if data else b""
+
+
+CONTAINERS = {
+    "rows.jsonl": json_lines(),
+    "rows.csv": delimited(","),
+    "marked.tsv": b"\xef\xbb\xbf" + delimited("\t"),
+    "rows.arrow": arrow_bytes(arrow.ipc.new_file),
+    "stream": arrow_bytes(arrow.ipc.new_stream),
+    "dictionary": arrow_bytes(
+        arrow.ipc.new_stream, TABLE.set_column(1, "text", TABLE["text"].combine_chunks().dictionary_encode())
+    ),
+    "0f3a9c": parquet_bytes(),
+    "text.gz": gzip.compress(TEXT[:5000]) + gzip.compress(TEXT[5000:]),
+    "text.xz": lzma.compress(TEXT),
+    "any name": bz2.compress(TEXT),
+    "text.txt.zst": zstd(TEXT[:5000]) + zstd(TEXT[5000:]),
+    "rows.ndjson.gz": gzip.compress(json_lines()),
+    "rows.csv.zst": zstd(delimited(",")),
+}
+
+
+@pytest.fixture
+def plain(untouched):
+    (untouched / "plain.txt").write_bytes(TEXT)
+    done("prepare", "plain.txt", "--tokenizer", "char")
+    return untouched
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_gives_the_store_of_its_text(plain, name):
+    (plain / name).write_bytes(CONTAINERS[name])
+    done("prepare", name, "--name", "again", "--tokenizer", "char")
+    assert digests("again") == digests("plain")
+    assert store("again").source_digest == store("plain").source_digest
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "cp1252"])
+def test_a_text_in_another_encoding_is_converted(plain, encoding):
+    (plain / "legacy.txt").write_bytes(TEXT.decode().encode(encoding))
+    done("prepare", "legacy.txt", "--encoding", encoding, "--name", "again", "--tokenizer", "char")
+    assert digests("again") == digests("plain")
+    (plain / "rows.csv.gz").write_bytes(gzip.compress(delimited(",").decode().encode(encoding)))
+    told = json_of(
+        "prepare", "rows.csv.gz", "--encoding", encoding, "--name", "again", "--tokenizer", "char", "--force"
+    )
+    assert digests("again") == digests("plain")
+    assert told["notes"][-2:] == ["unpacked: gzip", f"converted from {encoding} to UTF-8"]
+
+
+def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
+    for split in ("train", "validation"):
+        (plain / "saved" / split).mkdir(parents=True)
+        (plain / "saved" / split / "data-00000-of-00001.arrow").write_bytes(arrow_bytes(arrow.ipc.new_stream))
+        (plain / "saved" / split / "state.json").write_text("{}")
+    told = json_of("prepare", "saved")
+    assert {split: info["bytes"] for split, info in told["splits"].items()} == dict.fromkeys(
+        ("train", "valid"), len(TEXT)
+    )
+    assert told["changes"] == {"files_skipped": 2}
+
+
+def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
+    (plain / "mixed").mkdir()
+    (plain / "mixed/notes.txt").write_text("a note\n" * 9)
+    (plain / "mixed/rows.jsonl").write_bytes(json_lines([*ROWS, None, ""], title=None))
+    told = json_of("prepare", "mixed", "--name", "all")
+    assert "rows.jsonl: read as plain text, including the keys, quotes and escapes of JSON" in told["notes"][0]
+    told = json_of("prepare", "mixed", "--column", "text", "--name", "rows")
+    assert sum(info["bytes"] for info in told["splits"].values()) == len(TEXT) + 1
+    assert told["changes"] == {"rows_without_text": 1, "files_skipped": 1}
+    (plain / "rows.txt").write_bytes(json_lines())
+    assert "rows.txt: read as plain text, including the keys" in json_of("prepare", "rows.txt", "--force")["notes"][0]
+
+
+def test_half_a_character_of_json_is_replaced(plain):
+    (plain / "half.jsonl").write_text('{"text": "a \\ud83d b"}\n{"text": "\\ud83e\\udd8a"}\n' * 20)
+    done("prepare", "half.jsonl", "--split", "100,0,0")
+    assert store("half").ids("train").tobytes().decode() == "a \ufffd b\n🦊\n" * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is not a JSON object; repair it, or name the file .txt"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2 is not a text; repair it'),
+        ("a.jsonl", b'{"a": "b", "c": "d"}\n', 'no column "text" has text; give --column one of: "a", "c"'),
+        ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4 has 3 fields, the first one 2; quote "),
+        ("a.csv", b'text\n"a"b\n', "damaged, or not CSV ("),
+        ("a.gz", gzip.compress(TEXT)[:-9], "damaged, or not gzip ("),
+        ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd ("),
+        ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow ("),
+        ("a.csv", delimited(",").decode().encode("utf-16"), "UTF-16 is not UTF-8; give --encoding utf-16"),
+        ("a.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet), not text; unpack it first"),
+        ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB, far more than its size"),
+    ],
+)
+def test_what_is_wrong_with_a_container_is_named(untouched, name, data, message):
+    (untouched / name).write_bytes(data)
+    assert refusal("prepare", name, code=1).startswith(f"{name}: {message}")
+
+
+def test_an_encoding_that_is_unknown_or_does_not_fit_is_rejected(untouched):
+    (untouched / "a.txt").write_bytes(b"caf\xe9\n" * 99)
+    assert refusal("prepare", "a.txt", "--encoding", "cp1253x").startswith('--encoding "cp1253x" is not known; ')
+    assert refusal("prepare", "stdlib", "--encoding", "cp1252").startswith("--encoding has no effect here; ")
+    assert refusal("prepare", "a.txt", "--encoding", "utf-8", code=1).startswith("a.txt: not valid utf-8 (")
+    assert "give its --encoding, such as cp1252" in refusal("prepare", "a.txt", "--tokenizer", "char", code=1)

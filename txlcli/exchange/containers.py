@@ -1,0 +1,231 @@
+"""Text in other containers: rows of JSON lines, CSV, TSV, Arrow and Parquet, compressed files, and other encodings.
+
+Everything is read in blocks and written as UTF-8 into a text file, so that memory does not grow with the file.
+"""
+
+import csv
+import io
+import json
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+
+from txlcli.corpora.locate import is_companion, text_files
+from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
+from txlcli.corpora.unpack import DAMAGE, OPENERS, Bounded, max_bytes
+from txlcli.errors import CorpusInputError
+from txlcli.exchange import parquet_text
+from txlcli.exchange.text_rows import TEXT, TextColumn, Written, choose_column, write_rows
+from txlcli.system.input_files import check_regular
+
+BY_ENDING = {".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV", ".parquet": "Parquet"}
+DELIMITERS = {"CSV": ",", "TSV": "\t"}
+BLOCK = 1 << 20  # bytes or characters that are read at once
+LONGEST_ROW = 64 << 20
+"""Most characters of a line or a field."""
+ARROW_BYTES = 8 << 20
+"""Bytes of an Arrow file that are converted together."""
+
+
+@dataclass(frozen=True)
+class TextFile(TextColumn):
+    """A file, and the way to its text; the column is empty for a file without rows."""
+
+    format: str = TEXT
+    """JSONL, CSV, TSV, Arrow, Parquet, or text."""
+    packing: str | None = None
+    """Compression of the whole file; None for others."""
+    encoding: str | None = None
+    """Encoding of its characters; None is UTF-8."""
+
+
+def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFile, ...]:
+    """Return the files of the user's whose text must be extracted, in the order of their names; none for plain text.
+
+    If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
+    plain text, unless `column` is given.
+    """
+    files = [_describe(path, encoding) for path in text_files(source) if not _is_plain_and_empty(path)]
+    rows = [file for file in files if file.format in ("Parquet", "Arrow")]
+    records = [file for file in files if file.format in ("JSONL", "CSV", "TSV")]
+    others = [file for file in files if file.format == TEXT and not is_companion(file.path)]
+    if rows or (records and (column is not None or not others)):
+        return tuple(_with_column(file, column) for file in rows or records)
+    if not any(file.packing or file.encoding for file in files):
+        return ()
+    return tuple(replace(file, format=TEXT, is_pieces=True) for file in files)
+
+
+def _is_plain_and_empty(path: Path) -> bool:
+    return path.is_file() and not path.stat().st_size
+
+
+def _describe(path: Path, encoding: str | None) -> TextFile:
+    """Return a file with its format and packing, without a column."""
+    if rows := format_of(path, "rows"):
+        return TextFile(path, "", False, rows)
+    packing = format_of(path)
+    packing = packing if packing in (*OPENERS, "zstd") and packing != "tar" else None
+    ending = Path(path.stem if packing else path.name).suffix.lower()
+    return TextFile(path, "", False, BY_ENDING.get(ending, TEXT), packing, encoding)
+
+
+def _with_column(file: TextFile, column: str | None) -> TextFile:
+    """Return a file with rows and the column of its text: the named one, or "text", or the only one with text."""
+    if file.format == "Parquet":
+        text = parquet_text.open_text(file.path, column)
+        return replace(file, column=text.column, is_pieces=text.is_pieces)
+    return replace(file, column=choose_column(file.path, _columns(file), column))
+
+
+def _columns(file: TextFile) -> list[str]:
+    """Return the names of the columns that have text, in the first row of JSON lines."""
+    with _reading(file):
+        if file.format == "Arrow":
+            return [field.name for field in _open_arrow(file.path)[0].schema if parquet_text.is_text(field.type)]
+        with _open_text(file) as stream:
+            if file.format == "JSONL":
+                _, first = next(_json_records(file, stream), (0, {}))
+                return [name for name, value in first.items() if isinstance(value, str | None)]
+            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), [])
+
+
+@contextmanager
+def _reading(file: TextFile) -> Iterator[None]:
+    """Report a file that cannot be read or decoded as an error of the user's input."""
+    try:
+        yield
+    except UnicodeError as error:
+        name = file.encoding or "UTF-8"
+        raise CorpusInputError(f"{file.path}: not valid {name} ({error}); give the `encoding` of its text") from error
+    except (*DAMAGE, csv.Error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = " ".join(str(error).split())[:160]
+        raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason})") from error
+
+
+def open_bytes(file: TextFile) -> io.BufferedReader:
+    """Open the unpacked bytes of a file; more of them than an archive may unpack to are an error."""
+    path = check_regular(file.path)
+    if file.packing is None:
+        return path.open("rb")
+    if file.packing == "zstd":
+        packed = arrow.CompressedInputStream(str(path), "zstd")
+    else:
+        packed = OPENERS[file.packing](path, "rb")
+    stream = io.BufferedReader(Bounded(path, packed), BLOCK)
+    if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
+        raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
+    return stream
+
+
+def _open_text(file: TextFile) -> io.TextIOWrapper:
+    """Open the characters of a file; bytes that are not UTF-8 are kept as surrogates unless there is an encoding."""
+    encoding, errors = (file.encoding, "strict") if file.encoding else ("utf-8-sig", "surrogateescape")
+    stream = open_bytes(file)
+    if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
+        raise CorpusInputError(f"{file.path}: {other.upper()} is not UTF-8; give `encoding` {other}")
+    return io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
+
+
+def _lines(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
+    while line := stream.readline(LONGEST_ROW + 1):
+        if len(line) > LONGEST_ROW:
+            raise CorpusInputError(f"{file.path}: a line has more than {LONGEST_ROW >> 20} Mi characters; cut it")
+        yield line
+
+
+def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the number of each line, from 1, and its object."""
+    for number, line in enumerate(_lines(file, stream), 1):
+        if line.isspace():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise CorpusInputError(
+                f"{file.path}: line {number:,} is not a JSON object; repair it, or name the file .txt"
+            )
+        yield number, record
+
+
+def _rows(file: TextFile, most: int) -> Iterator[bytes | None]:
+    """Yield the rows of a file, or blocks of its text; None is a row without a text."""
+    if file.format == "Parquet":
+        yield from parquet_text.rows(file, most)
+        return
+    with _reading(file):
+        if file.format == "Arrow":
+            yield from _arrow_rows(file)
+        elif file.format == TEXT and file.encoding is None:
+            with open_bytes(file) as binary:
+                yield from iter(lambda: binary.read(BLOCK), b"")
+        else:
+            with _open_text(file) as stream:
+                yield from map(_encode, _texts(file, stream))
+
+
+def _texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
+    if file.format == TEXT:
+        yield from iter(lambda: stream.read(BLOCK), "")
+    elif file.format == "JSONL":
+        for number, record in _json_records(file, stream):
+            text = record.get(file.column)
+            if not isinstance(text, str | None):
+                raise CorpusInputError(f'{file.path}: "{file.column}" of line {number:,} is not a text; repair it')
+            yield text
+    else:
+        csv.field_size_limit(LONGEST_ROW)
+        reader = csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format], strict=True)
+        header = next(reader, [])
+        place = header.index(file.column)
+        for fields in filter(None, reader):
+            if len(fields) != len(header):
+                raise CorpusInputError(
+                    f"{file.path}: the row that ends on line {reader.line_num:,} has {len(fields):,} fields, the first "
+                    f"one {len(header):,}; quote texts that contain a delimiter or a line end"
+                )
+            yield fields[place]
+
+
+def _encode(text: str | None) -> bytes | None:
+    """Encode a text; half a character, which JSON can have, becomes the replacement character."""
+    try:
+        return text if text is None else text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return str(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _open_arrow(path: Path) -> tuple[Any, mmap.mmap]:
+    """Open an Arrow file, or a stream as `save_to_disk` writes it, and the map of it into memory."""
+    with check_regular(path).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    is_stream, buffer = mapped[:4] == b"\xff" * 4, arrow.py_buffer(mapped)
+    return arrow.ipc.open_stream(buffer) if is_stream else arrow.ipc.open_file(buffer), mapped
+
+
+def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
+    """Yield the rows of a column; pages that were read are released, so that they do not count as memory."""
+    reader, mapped = _open_arrow(file.path)
+    is_stream = isinstance(reader, arrow.RecordBatchStreamReader)
+    for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
+        column = batch.column(file.column)
+        count = max(1, ARROW_BYTES * len(column) // max(1, column.nbytes))
+        for start in range(0, len(column), count):
+            part = column.slice(start, count)
+            yield from parquet_text.values(part.dictionary_decode() if arrow.types.is_dictionary(part.type) else part)
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def extract(file: TextFile, target: Path, *, only_utf8: bool) -> Written:
+    """Write the text of a file to `target`; with `only_utf8`, bytes that are not UTF-8 are rejected."""
+    most = max_bytes(file.path)
+    return write_rows(file, _rows(file, most), target, most=most, only_utf8=only_utf8)
