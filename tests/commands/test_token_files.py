@@ -60,6 +60,19 @@ def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokeniz
         assert again.info(split).unknown == first.info(split).unknown
 
 
+@pytest.mark.parametrize("line", ["a\n", "b a\n", "\n"])
+@pytest.mark.parametrize("names", [["train"], ["valid", "test"]])
+def test_an_export_of_any_text_and_any_splits_is_read_again(untouched, line, names):
+    (untouched / "odd").mkdir()
+    for name in names:
+        (untouched / f"odd/{name}.txt").write_text("a b\n" + line * 99)
+    done("prepare", "odd", "--tokenizer", "word")
+    done("export", "odd", "files", "--format", "nanogpt")
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("odd")
+    assert store("again").fingerprint == store("odd").fingerprint
+
+
 @pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
 def test_ids_without_a_vocabulary_keep_their_digests(here, form):
     done("export", "word", "files", "--format", form)
@@ -81,8 +94,9 @@ def test_a_large_vocabulary_has_wider_ids(untouched, form, dtype):
     assert [note.split(":")[0] for note in told["notes"]] == ["V = 70,001 needs uint32"] * (form != "megatron")
     printed = done("export", "large", "files", "--format", form, "--force").stdout
     assert f" txl prepare {' '.join(['files', *dtype])} " in printed
-    done("prepare", "files", "--name", "again", *dtype)
-    assert digests("again") == digests("large")
+    for name, given in (("given", dtype), ("again", [])):  # the vocabulary next to the files tells their type
+        done("prepare", "files", "--name", name, *given)
+        assert digests(name) == digests("large")
 
 
 def test_sentences_become_documents_of_megatron(here):
@@ -126,6 +140,17 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert [*cut.ids("train"), *cut.ids("valid"), *cut.ids("test")] == sample(1000)
     done("prepare", "all.bin", "--split", "80,20,0", "--force")
     assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
+
+
+def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(untouched):
+    for number, ids in enumerate([sample(300), sample(300), sample(400)]):
+        write_ids(untouched / f"chunks/chunk_{number}.bin", ids, "q")
+    told = json_of("prepare", "chunks", "--dtype", "int64")
+    assert [told["splits"][split]["tokens"] for split in ("train", "valid", "test")] == [900, 50, 50]
+    ids = [*sample(300), *sample(300), *sample(400)]
+    assert [*store("chunks").ids("train"), *store("chunks").ids("valid"), *store("chunks").ids("test")] == ids
+    told = json_of("prepare", "chunks", "--dtype", "uint16", "--force")
+    assert told["notes"][1] == "the ids are read as uint16, but their bytes look like int64; check `dtype`"
 
 
 def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):

@@ -151,6 +151,55 @@ def test_a_file_of_uint32_is_not_read_as_uint16(tmp_path, largest):
     assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
 
 
+def skewed(size, count=3001):
+    """Return ids of which the small ones are the most frequent, as in every vocabulary of text."""
+    return (size ** np.random.default_rng(5).random(2 * count)).astype(np.int64).tolist()
+
+
+@pytest.mark.parametrize("size", [61, 251, 5003, 50_257, 70_001])
+@pytest.mark.parametrize(
+    ("dtype", "order", "code"),
+    [
+        ("uint8", "<", "B"),
+        ("uint16-be", ">", "H"),
+        ("uint32-be", ">", "I"),
+        ("int64", "<", "q"),
+        ("int64-be", ">", "q"),
+    ],
+)
+def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, dtype, order, code):
+    if size > 1 << 8 * struct.calcsize(code):
+        return
+    ids = skewed(size)
+    (tmp_path / "train.bin").write_bytes(struct.pack(f"{order}{len(ids)}{code}", *ids))
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/train.bin: its bytes are not distributed like uint16, as in a file of {dtype} ids; give --dtype "
+        f"{dtype}, or --dtype uint16 if that is right"
+    )
+    assert read(tmp_path, dtype) == ("nanoGPT", {"train": ids})
+
+
+@pytest.mark.parametrize("size", [2, 61, 5003, 50_257, 65_536])
+def test_every_vocabulary_of_uint16_is_read_without_a_word(tmp_path, size):
+    for ids in (skewed(size), np.random.default_rng(3).integers(size, size=5003).tolist()):
+        (tmp_path / "train.bin").write_bytes(packed("H", ids))
+        assert read(tmp_path) == ("nanoGPT", {"train": ids})
+
+
+def test_files_in_folders_named_as_splits_and_folders_of_token_files_alone(tmp_path):
+    for name, ids in {"a/train/0.bin": [1], "a/val/0.bin": [2], "a/train/1.bin": [3]}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(packed("H", ids))
+    (tmp_path / "a/README.md").write_text("about the ids")
+    assert read(tmp_path / "a") == ("nanoGPT", {"train": [1, 3], "valid": [2]})
+    (tmp_path / "chunks").mkdir()
+    for number in (2, 1):
+        (tmp_path / f"chunks/chunk_{number}.bin").write_bytes(packed("H", [number]))
+    assert read(tmp_path / "chunks") == ("nanoGPT", {"": [1, 2]})
+    (tmp_path / "chunks/weights.bin").write_bytes(b"PK\3\4" * 32)
+    assert "an archive, such as a checkpoint of PyTorch, not ids" in refusal(tmp_path / "chunks")
+
+
 UNFIT = (
     "{path}: 1,038 bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it again, or give "
     "--dtype uint16 if the file has no header"

@@ -110,7 +110,7 @@ def _reading(file: TextFile) -> Iterator[None]:
         raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason})") from error
 
 
-def open_bytes(file: TextFile) -> io.BufferedReader:
+def open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file; more of them than an archive may unpack to are an error."""
     path = check_regular(file.path)
     if file.packing is None:

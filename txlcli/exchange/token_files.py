@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SPLITS
-from txlcli.corpora.locate import split_of
+from txlcli.corpora.locate import is_companion, split_of, text_files
+from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
 from txlcli.system.input_files import check_regular
 
@@ -34,6 +35,11 @@ MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, d
 MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 PROBE = 1 << 16
 """Ids at the beginning of a file that tell if it has another type."""
+MIN_PROBE, MIN_DISTRIBUTION = 128, 1 << 12
+"""Fewest bytes that tell by zeros, and by the distribution of values."""
+MAX_DISTANCE, MIN_RATIO = 0.2, 1.25
+"""Of the two bytes of uint16: largest distance of their distributions, if these are not even, that is taken for uint8;
+ratio of the sums of squared shares of the first and the second byte that is taken for big-endian ids."""
 LONGEST_DOCUMENT = 1 << 30
 """Most ids of a document that is written for Megatron, whose lengths are int32."""
 MAX_IDS = (1 << 31) - 1
@@ -75,17 +81,19 @@ Tokens = Mapping[str, tuple[TokenPart, ...]]
 """Ids of each split; those of a single file are under "" until they are cut."""
 
 
-def find(source: Path, dtype: str | None) -> Tokens:
+def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Tokens:
     """Return the token files at a path; empty if it is text.
 
-    Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train.
-    Ids without a header are of the type `dtype`, by default uint16.
+    Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train,
+    or if there is no text. Ids without a header are of the type `dtype`, by default that of an export of txl with a
+    vocabulary of `vocab_size`, which lies next to them, else uint16.
     """
     if source.is_dir():
-        by_split = _by_split(source)
+        by_split = _by_split(source, is_export=vocab_size is not None)
     else:
         by_split = {"": [_with_ending(source, BIN)]} if source.suffix.lower() in (BIN, IDX) else {}
-    tokens = {split: tuple(_open(path, dtype) for path in paths) for split, paths in by_split.items()}
+    exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
+    tokens = {split: tuple(_open(path, dtype or exported) for path in paths) for split, paths in by_split.items()}
     formats = sorted({part.format for parts in tokens.values() for part in parts})
     if len(formats) > 1:
         raise CorpusInputError(f"{source}: its files are of {' and '.join(formats)}; keep one format in a folder")
@@ -97,22 +105,32 @@ def format_of(tokens: Tokens) -> str | None:
     return next((parts[0].format for parts in tokens.values()), None)
 
 
-def _by_split(directory: Path) -> dict[str, list[Path]]:
-    """Return the .bin files of each split; none if the directory has text."""
-    visible = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
-    files = {path: split_of(path.name) for path in visible if path.suffix.lower() == BIN}
+def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
+    """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
+    visible = text_files(directory)
+    files = {path: _split_in(path.relative_to(directory)) for path in visible if path.suffix.lower() == BIN}
     indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
-    if indexes and ("train" not in files.values() or any(_with_ending(path, BIN) not in files for path in indexes)):
+    is_named = "train" in files.values() or (is_export and bool(files))
+    if indexes and (not is_named or any(_with_ending(path, BIN) not in files for path in indexes)):
         raise CorpusInputError(
             f"{directory}: an .idx without its .bin, or no .bin named after train; add or rename the files, or give "
             "one .idx to split its ids"
         )
-    if "train" not in files.values():
+    others = [path for path in visible if path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)]
+    if not is_named and (others or not files):
         return {}
+    if not any(files.values()):
+        return {"": list(files)}
     if unnamed := [path for path, split in files.items() if split is None]:
         raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")
     by_split = {split: [path for path in files if files[path] == split] for split in SPLITS}
     return {split: paths for split, paths in by_split.items() if paths}
+
+
+def _split_in(path: Path) -> str | None:
+    """Return the split that the parts of a relative path mention; None if they mention none or several."""
+    splits = {split for part in path.parts if (split := split_of(part))}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def _with_ending(path: Path, ending: str) -> Path:
@@ -138,27 +156,64 @@ def _open(path: Path, dtype: str | None) -> TokenPart:
 
 
 def _without_header(path: Path, dtype: str | None) -> TokenPart:
-    size, kind = path.stat().st_size, np.dtype(dtype or "uint16").newbyteorder("<")
+    size, kind = path.stat().st_size, _type_of(dtype or "uint16")
     if size % kind.itemsize:
         raise CorpusInputError(
             f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
             "--dtype; --tokenizer byte reads its bytes"
         )
+    if packed_format(path) == "zip":
+        raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     part = TokenPart(path, WITHOUT_HEADER, kind, 0, size // kind.itemsize)
-    if dtype is None and size % 4 == 0 and _seems_uint32(part):
+    if dtype is None and (other := other_type(part)):
+        reason = (
+            "every second uint16 is small" if other == "uint32" else f"its bytes are not distributed like {kind.name}"
+        )
         raise CorpusInputError(
-            f"{path}: every second uint16 is small, as in a file of uint32 ids; give --dtype uint32, or --dtype uint16 "
-            "if that is right"
+            f"{path}: {reason}, as in a file of {other} ids; give --dtype {other}, or --dtype uint16 if that is right"
         )
     return part
 
 
-def _seems_uint32(part: TokenPart) -> bool:
-    """True if ids that are read as uint16 seem to be the halves of uint32: the upper ones are 0, or below 256."""
-    ids = next(part.blocks())[:PROBE]
-    lower, upper = ids[0::2], ids[1::2]
-    least = 1 if not upper.any() else 256
-    return len(ids) >= 64 and bool(upper.max() < 256 and lower.max() >= least)
+def _type_of(dtype: str) -> np.dtype[Any]:
+    """Return the type with a name like uint16, or uint16-be with the most significant byte first."""
+    return np.dtype(dtype.removesuffix("-be")).newbyteorder(">" if dtype.endswith("-be") else "<")
+
+
+def other_type(part: TokenPart) -> str | None:
+    """Return the type that ids without a header have by their first bytes; None if that is the type of `part`."""
+    with part.path.open("rb") as file:
+        head = np.frombuffer(file.read(8 * PROBE), np.uint8)
+    head = head[: len(head) // 8 * 8]
+    likely = _type_by_zeros(head) or _type_by_distribution(head) if len(head) >= MIN_PROBE else None
+    if likely is None or part.format != WITHOUT_HEADER:
+        return None
+    is_same = _type_of(likely).str.replace("u", "i") == part.dtype.str.replace("u", "i")
+    return None if is_same else likely
+
+
+def _type_by_zeros(head: NDArray[np.uint8]) -> str | None:
+    """Return int64, uint32 or big-endian uint16 by the upper bytes of ids, which are 0 or small."""
+    used = head.reshape(-1, 8).max(axis=0)
+    if used.any() and not (used[3:].any() and used[:5].any()):
+        return "int64-be" if used[5:].any() else "int64"
+    for dtype, upper, lower in (("uint32", 1, 0), ("uint32-be", 0, 1)):
+        halves = head.view(_type_of(dtype.replace("32", "16")))
+        least = 256 if halves[upper::2].any() else 1
+        if halves[upper::2].max() < 256 and halves[lower::2].max() >= least:
+            return dtype
+    return "uint16-be" if used[1::2].any() and not used[::2].any() else None
+
+
+def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
+    """Return uint8 if both bytes of uint16 have the same distribution, big-endian uint16 if the upper is more even."""
+    if len(head) < MIN_DISTRIBUTION:
+        return None
+    lower, upper = (np.bincount(head[first::2], minlength=256) / (len(head) / 2) for first in (0, 1))
+    unevenness, other = (lower**2).sum(), (upper**2).sum()  # 1 / 256 if all values are as frequent
+    if np.abs(lower - upper).sum() / 2 < MAX_DISTANCE and 256 * unevenness > MIN_RATIO:
+        return "uint8"
+    return "uint16-be" if unevenness > MIN_RATIO * other else "uint16"
 
 
 def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:

@@ -23,6 +23,7 @@ from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
 Split = Literal["train", "valid", "test"]
+IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
 Axis = Literal["steps", "tokens", "hours"]
 """Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
@@ -576,8 +577,8 @@ class PrepareOptions(Options):
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
     workers: int | None = option("Processes that read the text [default: one per processor, at most 6].")
-    dtype: Literal["uint16", "uint32"] | None = option(
-        "Type of the ids of a .bin file without a header [default: uint16]."
+    dtype: IdType | None = option(
+        "Type of the ids of a .bin file without a header, -be with the most significant byte first [default: uint16]."
     )
     column: str | None = option("Column or key of rows with the text [default: text, or the only one].")
     encoding: str | None = option("Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")

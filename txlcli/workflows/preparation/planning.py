@@ -40,7 +40,7 @@ class Plan:
     vocab: Vocab | None
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None
-    """File of that vocabulary."""
+    """File of the vocabulary, if there is one."""
     tokens: Tokens
     """Token files, whose ids are kept; empty for text."""
     files: "tuple[TextFile, ...]"
@@ -92,11 +92,15 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
     own = source if corpus is corpora.OWN_TEXT else None
-    tokens = token_files.find(own, options.dtype) if own and options.tokenizer is None else {}
+    exported = _exported_vocabulary(own, options) if own else None
+    size = exported.size if isinstance(exported, Vocab) else None
+    tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else {}
     files = _find_files(own, options) if own and not tokens else ()
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
     if own and vocab is None and (tokens or (files and all(file.column and file.is_pieces for file in files))):
-        vocab_file, vocab = _exported_vocabulary(own, options)
+        if isinstance(exported, VocabularyError):
+            raise exported
+        vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
     _reject_unused(options, corpus, tokenizer, tokens, has_rows=any(file.column for file in files))
@@ -160,18 +164,21 @@ def _find_files(source: Path, options: PrepareOptions) -> "tuple[TextFile, ...]"
         raise CorpusInputError(str(error)) from error
 
 
-def _exported_vocabulary(source: Path, options: PrepareOptions) -> tuple[Path | None, Vocab | None]:
-    """Return the vocabulary that txl exported with the files, unless the user describes another."""
+def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | VocabularyError | None:
+    """Return the vocabulary that txl exported with the files, unless the user describes another.
+
+    If there is another file of its name, return the error for files that need the vocabulary.
+    """
     file = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
     if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
-        return None, None
+        return None
     try:
-        return file, vocabularies.read(file)
-    except VocabularyError as error:
-        raise VocabularyError(
+        return vocabularies.read(file)
+    except VocabularyError:
+        return VocabularyError(
             f"{file}: lies next to the files, but is not a vocabulary of txl; move it away, or give `vocab` or "
             "`vocab_size`"
-        ) from error
+        )
 
 
 def _reject_unused(

@@ -1,7 +1,7 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from txlcli.corpora.locate import list_names, missing_note
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange.token_files import TokenPart, Tokens, format_of
+from txlcli.exchange.token_files import TokenPart, Tokens, format_of, other_type
 from txlcli.exchange.vocabularies import META_OF_NANOGPT
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter, Step
@@ -81,26 +81,38 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArra
 
 
 def _cut(tokens: Tokens, shares: tuple[float, ...]) -> Tokens:
-    """Return the splits; a single file is cut by shares of its ids."""
+    """Return the splits; files without splits are cut together by shares of their ids."""
     if "" not in tokens:
         return tokens
-    (part,) = tokens[""]
-    ends = [*(round(end) for end in np.cumsum((0.0, *shares[:-1])) * part.count / 100), part.count]
+    parts = tokens[""]
+    total = sum(part.count for part in parts)
+    ends = [*(round(end) for end in np.cumsum((0.0, *shares[:-1])) * total / 100), total]
     splits = {
-        split: (part.between(start, stop),)
+        split: tuple(_between(parts, start, stop))
         for split, share, (start, stop) in zip(SPLITS, shares, pairwise(ends), strict=True)
         if share
     }
-    if not all(parts[0].count for parts in splits.values()):
-        raise CorpusInputError(f"{part.path}: {part.count:,} ids are too few to split; give more, or another `split`")
+    if not all(splits.values()):
+        raise CorpusInputError(f"{parts[0].path}: {total:,} ids are too few to split; give more, or another `split`")
     return splits
+
+
+def _between(parts: Iterable[TokenPart], start: int, stop: int) -> Iterator[TokenPart]:
+    """Yield the ids between two places in files that are read one after the other."""
+    for part in parts:
+        low, high = max(start, 0), min(stop, part.count)
+        if low < high:
+            yield part.between(low, high)
+        start, stop = start - part.count, stop - part.count
 
 
 def _notes(plan: Plan, vocab: Vocab, splits: Tokens) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({part.path for parts in splits.values() for part in parts})
-    dtype = next(iter(splits.values()))[0].dtype.name
-    notes = [f"{dtype} ids of {list_names(paths, paths[0].parent)}"]
+    first = next(iter(splits.values()))[0]
+    notes = [f"{first.dtype.name} ids of {list_names(paths, paths[0].parent)}"]
+    if plan.options.dtype and (other := other_type(first)):
+        notes.append(f"the ids are read as {plan.options.dtype}, but their bytes look like {other}; check `dtype`")
     if vocab.tokenizer == "ids":
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
