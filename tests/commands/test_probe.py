@@ -1,5 +1,6 @@
 """txl probe: its numbers, computed token by token and with a pencil."""
 
+import math
 import re
 from pathlib import Path
 
@@ -29,18 +30,19 @@ def scored_alone(model, tokens):
 
 def test_copies_and_recalls_are_those_of_each_text_read_alone(here):
     options = ["--distances", "7,2", "--texts", TEXTS, "--seed", SEED, "--positions", 60]
-    rows = json_of("probe", RUN, *options)["rows"]
-    assert [row["distance"] for row in rows] == list(DISTANCES)
+    *rows, farther, new = json_of("probe", RUN, *options)["rows"]
+    assert [row["distance"] for row in (*rows, farther, new)] == [*DISTANCES, "farther", "new"]
     model, rng = txlcli.load(RUN), np.random.default_rng(SEED)
     symbols = np.unique(TokenStore.open(Path(f"data/{RUN}.h5")).ids("valid")[1:61]).astype(np.int64)
     for row in rows:
-        for name, make, counted in (("copy", copy_texts, row["distance"] - 1), ("recall", recall_texts, 1)):
+        for share, saved, make, counted in (
+            ("copied", "copy_saved_nats", copy_texts, row["distance"] - 1),
+            ("recalled", "recall_saved_nats", recall_texts, 1),
+        ):
             scored = [scored_alone(model, text) for text in make(symbols, TEXTS, row["distance"], rng)]
             losses, hits = (np.array(values)[:, -counted:] for values in zip(*scored, strict=True))
-            assert row[name]["tokens"] == TEXTS * counted
-            assert row[name]["loss_nats"] == pytest.approx(losses[:TEXTS].mean(), rel=1e-5)
-            assert row[name]["control_nats"] == pytest.approx(losses[TEXTS:].mean(), rel=1e-5)
-            assert row[name]["correct"] == pytest.approx(hits[:TEXTS].mean())
+            assert row[saved] == pytest.approx(losses[TEXTS:].mean() - losses[:TEXTS].mean(), abs=1e-6)
+            assert row[share] == pytest.approx(hits[:TEXTS].mean())
 
 
 def test_words_have_the_losses_of_eval(here):
@@ -56,19 +58,18 @@ def test_words_have_the_losses_of_eval(here):
         group = "new" if back == 0 else "10" if back <= 10 else "40" if back <= 40 else "farther"
         part = slice(word.start(), word.end())
         groups[group].append((losses[part].sum(), without[part].sum()))
-    found = [*(row["words"] for row in output["rows"]), output["farther"], output["new"]]
-    for words, of_group in zip(found, groups.values(), strict=True):
-        assert words["words"] == len(of_group)
+    for row, of_group in zip(output["rows"], groups.values(), strict=True):
+        assert row["words"] == len(of_group)
         expected = np.mean(of_group, axis=0).tolist() if of_group else [None, None]
-        assert [words["loss_nats"], words["without_memory_nats"]] == pytest.approx(expected, rel=1e-5)
+        assert [row["word_nats"], row["word_nats_without_memory"]] == pytest.approx(expected, rel=1e-5)
     assert len(groups["40"]) > 5
 
 
 def test_a_repetition_before_the_segment_saves_nothing_without_memory(here):
-    (near, far) = json_of("probe", RUN, "--distances", "2,10", "--mem-len", 0, "--texts", 3)["rows"]
-    assert near["copy"]["loss_nats"] != near["copy"]["control_nats"]
-    assert far["copy"]["loss_nats"] == pytest.approx(far["copy"]["control_nats"], rel=1e-6)
-    assert near["words"]["loss_nats"] == near["words"]["without_memory_nats"]
+    near, far, *_ = json_of("probe", RUN, "--distances", "2,10", "--mem-len", 0, "--texts", 3)["rows"]
+    assert abs(near["copy_saved_nats"]) > 1e-3
+    assert far["copy_saved_nats"] == pytest.approx(0.0, abs=1e-6)
+    assert near["word_nats"] == near["word_nats_without_memory"]
 
 
 def test_generated_texts_repeat_themselves_and_their_controls_do_not():
@@ -107,11 +108,14 @@ def test_the_table_shows_what_the_json_says(here):
     options = ["--distances", "2,4", "--texts", 3]
     table, output = cells(done("probe", "word", *options, "--plot", "probe.png")), json_of("probe", "word", *options)
     assert [row[0] for row in table] == ["2", "4", "farther", "new"]
-    for shown, row in zip(table, output["rows"], strict=False):
-        saved = (row["copy"]["control_nats"] - row["copy"]["loss_nats"]) / np.log(2)
-        assert shown[1:3] == [f"{row['copy']['correct']:.1%}", f"{saved:.2f}"]
-        assert shown[5] == str(row["words"]["words"])
-    assert table[3][5] == str(output["new"]["words"])
+    for shown, row in zip(table, output["rows"], strict=True):
+        assert shown[5] == str(row["words"])
+        assert shown[6] == ("-" if row["word_nats"] is None else f"{row['word_nats'] / math.log(2):.2f}")
+    row = output["rows"][1]
+    assert table[1][1:5] == [
+        *(f"{row['copied']:.1%}", f"{row['copy_saved_nats'] / math.log(2):.2f}"),
+        *(f"{row['recalled']:.1%}", f"{row['recall_saved_nats'] / math.log(2):.2f}"),
+    ]
     assert Path("probe.png").read_bytes().startswith(b"\x89PNG")
 
 

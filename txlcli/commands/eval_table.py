@@ -127,26 +127,20 @@ def plot_loss_and_time(path: Path, result: EvalResult) -> None:
     from txlcli.commands import plots
 
     metric, rows = result.scoring.opened.run.metric, sorted(result.rows, key=lambda row: row.mem_len)
+    losses = ([row.mem_len for row in rows], [row.measures[metric] for row in rows])
     timed = [row for row in rows if row.slowdown is not None]
-    figure = plots.new_figure(9.6, 4.2)
-    loss, time = figure.subplots(1, 2)
-    loss.plot([row.mem_len for row in rows], [row.measures[metric] for row in rows], marker="o")
-    loss.set_ylabel(metrics.METRIC_TITLES[metric])
+    mem_lens, time = [row.mem_len for row in timed], "ms per token, one batch lane"
     times = {
-        "recomputed": [row.vanilla_ms_per_token for row in timed],
-        "with memory": [row.one_lane_ms_per_token for row in timed],
+        "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),
+        "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
     }
-    for label, ms_per_token in times.items():
-        time.plot([row.mem_len for row in timed], ms_per_token, marker="o", label=label)
-    time.set_ylabel("ms per token, one batch lane")
-    if timed:
-        time.set_yscale("log")
-        time.legend(frameon=False)
-    for axes in (loss, time):
-        axes.set_xlabel("memory length M (tokens)")
-        axes.grid(alpha=0.3)
-    figure.suptitle(plots.literal(result.scoring.text.title))
-    plots.save(figure, path)
+    plots.plot_panels(
+        path,
+        {metrics.METRIC_TITLES[metric]: {metric: losses}, time: times},
+        x_label="memory length M (tokens)",
+        title=result.scoring.text.title,
+        log_y=[time] if timed else [],
+    )
 
 
 def plot_curve(path: Path, result: EvalResult) -> None:

@@ -2,12 +2,13 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -18,6 +19,8 @@ from txlcli.system.atomic_files import replacing
 
 matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change the figures, or have LaTeX run
 
+Curves = Mapping[str, tuple[Sequence[float], Sequence[float | None]]]
+"""x and y values of each curve by its name; None leaves a gap."""
 LEGEND_WIDTH = 56
 """Characters that fit into one row of the legend below the curves."""
 
@@ -36,7 +39,7 @@ def literal(text: str) -> str:
 
 def plot_curves(
     path: Path,
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
+    curves: Curves,
     *,
     x_label: str,
     y_label: str,
@@ -45,18 +48,42 @@ def plot_curves(
     log_y: bool = False,
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Plot named curves, each (x values, y values), to a file; None leaves a gap.
-
-    `styles` holds matplotlib's line properties by name.
-    """
+    """Plot curves to a file; `styles` holds matplotlib's line properties by name."""
     columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
     legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
     figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
     axes = figure.add_subplot()
-    for name, (x, y) in curves.items():
-        style: dict[str, Any] = {"marker": "o", "label": literal(name), **(styles or {}).get(name, {})}
-        axes.plot(x, np.array(y, dtype=float), **style)
+    _draw(axes, curves, styles or {}, log_x=log_x, log_y=log_y)
     axes.set(xlabel=x_label, ylabel=y_label, title=literal(title))
+    if legend_rows:  # below the axes, so that it hides no curve
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+    save(figure, path)
+
+
+def plot_panels(
+    path: Path,
+    panels: Mapping[str, Curves],
+    *,
+    x_label: str,
+    title: str,
+    log_x: bool = False,
+    log_y: Collection[str] = (),
+) -> None:
+    """Plot several sets of curves side by side to a file; `panels` has them by the label of their y axis."""
+    figure = new_figure(4.8 * len(panels), 4.2)
+    for axes, (y_label, curves) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        _draw(axes, curves, {}, log_x=log_x, log_y=y_label in log_y)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if len(curves) > 1:
+            axes.legend(frameon=False)
+    figure.suptitle(literal(title))
+    save(figure, path)
+
+
+def _draw(axes: Axes, curves: Curves, styles: Mapping[str, Mapping[str, Any]], *, log_x: bool, log_y: bool) -> None:
+    for name, (x, y) in curves.items():
+        style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
+        axes.plot(x, np.array(y, dtype=float), **style)
     axes.grid(alpha=0.3)
     if log_x:
         axes.set_xscale("log", base=2)
@@ -66,9 +93,6 @@ def plot_curves(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_minor_formatter("")
-    if legend_rows:  # below the axes, so that it hides no curve
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
-    save(figure, path)
 
 
 def save(figure: Figure, path: Path) -> None:

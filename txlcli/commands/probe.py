@@ -1,6 +1,5 @@
 """`txl probe`: how far back a model finds what it has read."""
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from txlcli.runs import run_directory
 from txlcli.workflows.options import ProbeOptions
 
 if TYPE_CHECKING:
-    from txlcli.workflows.probe import ProbeResult, Repetition, WordLosses
+    from txlcli.workflows.probe import ProbeResult, ProbeRow
 
 COLUMNS = ("distance", "copied", "saved", "recalled", "saved", "words", "bits", "M = 0")
 
@@ -39,51 +38,43 @@ def probe(
 
 def show(result: "ProbeResult", *, verbose: bool = False) -> None:
     """Write the table to stdout, a row per distance."""
-    rows = [[f"{row.distance:,}", *_cells(row.copy), *_cells(row.recall), *_words(row.words)] for row in result.rows]
-    rows += [["farther", *["-"] * 4, *_words(result.farther)], ["new", *["-"] * 4, *_words(result.new)]]
-    settings = result.settings
+    scoring, settings = result.scoring, result.scoring.settings
     notes = [
         "copied, recalled: share of repeated tokens that are likeliest; saved: bits per token, by the repetition.",
-        f"L = {settings.seg_len}, M = {settings.mem_len}, {result.opened.precision}; distances in tokens.",
-        f"words: those of {result.text.title} that occurred up to so far back; bits: per word; M = 0: without memory.",
+        f"L = {settings.seg_len}, M = {settings.mem_len}, {scoring.opened.precision}; distances in tokens.",
+        f"words: those of {scoring.text.title} that occurred up to so far back; bits: per word; M = 0: without memory.",
     ]
-    console.show_table(f"Probes of {result.opened.run.directory}", COLUMNS, rows, notes, verbose=verbose)
+    title = f"Probes of {scoring.opened.run.directory}"
+    console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes, verbose=verbose)
 
 
-def _cells(repetition: "Repetition") -> list[str]:
-    return [f"{repetition.correct:.1%}", f"{bits(repetition.control_nats - repetition.loss_nats):.2f}"]
-
-
-def _words(group: "WordLosses") -> list[str]:
-    losses = (group.loss_nats, group.without_memory_nats)
-    return [f"{group.words:,}", *("-" if nats is None else f"{bits(nats):.2f}" for nats in losses)]
+def _cells(row: "ProbeRow") -> list[str]:
+    distance = f"{row.distance:,}" if isinstance(row.distance, int) else row.distance
+    shares = ["-" if share is None else f"{share:.1%}" for share in (row.copied, row.recalled)]
+    nats = (row.copy_saved_nats, row.recall_saved_nats, row.word_nats, row.word_nats_without_memory)
+    copy, recall, word, without = ("-" if loss is None else f"{bits(loss):.2f}" for loss in nats)
+    return [distance, shares[0], copy, shares[1], recall, f"{row.words:,}", word, without]
 
 
 def plot(path: Path, result: "ProbeResult") -> None:
     """Plot the bits that repetitions save, and the losses of words, over the distance."""
-    import numpy as np
-
     from txlcli.commands import plots
 
-    figure, rows, settings = plots.new_figure(9.6, 4.2), result.rows, result.settings
-    panels: dict[str, dict[str, list[float | None]]] = {
-        "bits saved per token": {
-            "copy": [row.copy.control_nats - row.copy.loss_nats for row in rows],
-            "recall": [row.recall.control_nats - row.recall.loss_nats for row in rows],
+    scoring = result.scoring
+    rows = {row.distance: row for row in result.rows if isinstance(row.distance, int)}
+
+    def curve(name: str) -> tuple[list[float], list[float | None]]:
+        nats = [getattr(row, name) for row in rows.values()]
+        return list(rows), [None if loss is None else bits(loss) for loss in nats]
+
+    mem_len = scoring.settings.mem_len
+    plots.plot_panels(
+        path,
+        {
+            "bits saved per token": {"copy": curve("copy_saved_nats"), "recall": curve("recall_saved_nats")},
+            "bits per word": {"M = 0": curve("word_nats_without_memory"), f"M = {mem_len}": curve("word_nats")},
         },
-        "bits per word": {
-            "M = 0": [row.words.without_memory_nats for row in rows],
-            f"M = {settings.mem_len}": [row.words.loss_nats for row in rows],
-        },
-    }
-    for axes, (label, curves) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        for name, nats in curves.items():
-            axes.plot([row.distance for row in rows], np.array(nats, float) / math.log(2), marker="o", label=name)
-        axes.axvline(settings.seg_len + settings.mem_len, color="0.6", linestyle=":", label="L + M")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.set(xlabel="distance (tokens)", ylabel=label)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    figure.suptitle(plots.literal(f"{result.opened.run.name} on {result.text.title}"))
-    plots.save(figure, path)
+        x_label="distance (tokens)",
+        title=f"{scoring.opened.run.name} on {scoring.text.title}, L = {scoring.settings.seg_len}, M = {mem_len}",
+        log_x=True,
+    )

@@ -149,7 +149,7 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
             f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these with "
             "`heads` or `auto`"
         )
-    _eval_settings(run, options)
+    texts.one_lane(run, mem_len=options.mem_len)
     return tuple(sorted(options.figure)) or (FIGURES if has_terms else FIGURES[:-1])
 
 
@@ -157,7 +157,7 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     """Measure the attention of a run on a split."""
     opened = workspace.open_run(run_name)
     figures = select_figures(opened.run, options)
-    settings = _eval_settings(opened.run, options)
+    settings = texts.one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
     text = _text(opened, options, settings, workspace)
     first, count = first_query(settings), len(text.inputs)
     workspace.reporter.say(
@@ -182,14 +182,6 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
         )
     widest = ((layer + 1, head + 1) for layer, head in maps.widest(options.auto or DEFAULT_WIDEST))
     return AttentionResult(opened, text, settings, figures, options.heads or tuple(widest), maps)
-
-
-def _eval_settings(run: Run, options: AttentionOptions) -> EvalSettings:
-    """Return the settings of an evaluation with one lane."""
-    settings = run.settings
-    mem_len = settings.eval.mem_len if options.mem_len is None else options.mem_len
-    settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
-    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=options.seg_len or settings.eval.seg_len)
 
 
 def _text(opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace) -> ScoredText:

@@ -6,21 +6,19 @@ Axes: B texts of t tokens, n distance, R memory lengths, P pieces, W words.
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.likeliest import score_with_likeliest
 from txlcli.core.reading.scoring import score
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import UsageError
 from txlcli.runs import history
-from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
-from txlcli.workflows.evaluation.texts import ScoredText, Scoring
+from txlcli.workflows.evaluation.texts import Scoring, one_lane
 from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
 
@@ -30,68 +28,43 @@ MIN_SYMBOLS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repetition:
-    """Tokens of generated texts that occurred before, at a distance."""
-
-    tokens: int
-    loss_nats: float
-    """Mean loss per token."""
-    control_nats: float
-    """Mean loss of the same tokens in control texts, where other tokens occurred instead."""
-    correct: float
-    """Share of the tokens that the model found likeliest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordLosses:
-    """Words of the split whose last occurrence has a similar distance."""
-
-    words: int
-    loss_nats: float | None
-    """Mean loss per word; None without words."""
-    without_memory_nats: float | None
-    """The same with M = 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """Results at one distance."""
+    """Results at one distance; None where there is nothing to measure."""
 
-    distance: int
-    """In tokens."""
-    copy: Repetition
-    """Texts of n random tokens, twice; the first token of the repetition does not count."""
-    recall: Repetition
-    """Texts of a key and a value, other tokens, and both again n tokens later; the second value counts."""
-    words: WordLosses
-    """Words that last occurred at most this far back, and farther back than the distance before."""
+    distance: int | Literal["farther", "new"]
+    """In tokens. For words, the farthest of a range, words from "farther" back than all, or "new" words."""
+    copied: float | None = None
+    """Share of the tokens of a copy that the model finds likeliest."""
+    copy_saved_nats: float | None = None
+    """Loss per token that the first occurrence saves, compared with control texts."""
+    recalled: float | None = None
+    """Share of the values that the model finds likeliest after their key."""
+    recall_saved_nats: float | None = None
+    words: int
+    """Number of words that last occurred so far back."""
+    word_nats: float | None
+    """Mean loss per word."""
+    word_nats_without_memory: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ProbeResult:
     """Results of a run by distance."""
 
-    opened: OpenRun
-    text: ScoredText
-    settings: EvalSettings
+    scoring: Scoring
     rows: tuple[ProbeRow, ...]
-    farther: WordLosses
-    """Words that last occurred even farther back."""
-    new: WordLosses
-    """Words that occur for the first time."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl probe --json` prints."""
+        opened, settings = self.scoring.opened, self.scoring.settings
         return {
-            "run": str(self.opened.run.directory),
-            "step": self.opened.checkpoint.state["step"],
-            "text": self.text.title,
-            "seg_len": self.settings.seg_len,
-            "mem_len": self.settings.mem_len,
-            "precision": self.opened.precision,
-            "rows": [asdict(row) for row in self.rows],
-            "farther": asdict(self.farther),
-            "new": asdict(self.new),
+            "run": str(opened.run.directory),
+            "step": opened.checkpoint.state["step"],
+            "text": self.scoring.text.title,
+            "seg_len": settings.seg_len,
+            "mem_len": settings.mem_len,
+            "precision": opened.precision,
+            "rows": list(map(asdict, self.rows)),
         }
 
 
@@ -100,34 +73,34 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     opened = workspace.open_run(run_name)
     if not options.unfinished:
         history.check_finished(opened.run)
-    settings = opened.run.settings.evaluation_settings(batch_size=1)
-    if options.mem_len is not None:
-        opened.run.settings.check_memory(options.mem_len, run=opened.run.directory, instead="leave out `mem_len`")
-        settings = replace(settings, mem_len=options.mem_len)
-    distances = options.distances or default_distances(settings.seg_len + settings.mem_len)
+    settings = one_lane(opened.run, mem_len=options.mem_len)
     text = texts.split_text(opened, options.split, options.positions, workspace)
     scoring = Scoring(opened, text, settings, workspace.reporter)
     marks = [number for number in (opened.vocab.boundary, opened.vocab.unknown) if number is not None]
-    symbols = np.setdiff1d(text.targets, marks)
+    symbols, rng = np.setdiff1d(text.targets, marks), np.random.default_rng(options.seed)
     if len(symbols) < MIN_SYMBOLS:
         raise UsageError(
             f"{text.title} has {len(symbols)} different tokens, too few to generate texts; "
             "give `positions` or another `split`"
         )
-    rng = np.random.default_rng(options.seed)
-    words = _words(scoring, np.array(sorted(distances)))
-    rows = []
-    for distance, of_distance in zip(sorted(distances), words, strict=False):
+    distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
+    by_group, rows = _words(scoring, np.array(distances)), []
+    for distance, of_words in zip(distances, by_group, strict=False):
         copies = copy_texts(symbols, options.texts, distance, rng)
+        copied, copy_saved = _repeat(scoring, copies, distance - 1, f"copy at {distance}")
         recalls = recall_texts(symbols, options.texts, distance, rng)
+        recalled, recall_saved = _repeat(scoring, recalls, 1, f"recall at {distance}")
         row = ProbeRow(
             distance=distance,
-            copy=_repetition(scoring, copies, distance - 1, f"copy at {distance}"),
-            recall=_repetition(scoring, recalls, 1, f"recall at {distance}"),
-            words=of_distance,
+            copied=copied,
+            copy_saved_nats=copy_saved,
+            recalled=recalled,
+            recall_saved_nats=recall_saved,
+            **of_words,
         )
         rows.append(row)
-    return ProbeResult(opened=opened, text=text, settings=settings, rows=tuple(rows), farther=words[-2], new=words[-1])
+    rows += [ProbeRow(distance="farther", **by_group[-2]), ProbeRow(distance="new", **by_group[-1])]
+    return ProbeResult(scoring, tuple(rows))
 
 
 def default_distances(reach: int) -> tuple[int, ...]:
@@ -154,37 +127,34 @@ def recall_texts(symbols: Ids, count: int, distance: int, rng: np.random.Generat
     return np.vstack([symbols[np.hstack([keys, first, others, keys, values])] for first in (values, controls)])
 
 
-def _repetition(scoring: Scoring, generated: Ids, counted: int, title: str) -> Repetition:
-    """Score the last tokens of B texts and their B controls, (2B, t), each text in a lane of its own."""
+def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple[float, float]:
+    """Score the last tokens of B texts and their B controls, (2B, t), each text in a lane of its own.
+
+    Return the share of tokens that are the likeliest, and the nats per token that the texts save.
+    """
     inputs, targets = generated[:, :-1], generated[:, 1:]
     text = replace(scoring.text, inputs=inputs.ravel(), targets=targets.ravel())
     lanes = replace(scoring, text=text).changed(batch_size=len(generated))
     scores, likeliest, _ = lanes.score(partial(score_with_likeliest, count=1), title)
-    losses, control = np.split(scores.losses_nats.reshape(targets.shape)[:, -counted:], 2)
+    losses, control = np.split(scores.losses_nats.reshape(targets.shape)[:, -counted:].astype(np.float64), 2)
     hits, _ = np.split((likeliest.reshape(targets.shape) == targets)[:, -counted:], 2)
-    return Repetition(
-        tokens=losses.size,
-        loss_nats=float(losses.mean(dtype=np.float64)),
-        control_nats=float(control.mean(dtype=np.float64)),
-        correct=float(hits.mean()),
-    )
+    return float(hits.mean()), float(control.mean() - losses.mean())
 
 
-def _words(scoring: Scoring, distances: Ids) -> list[WordLosses]:
-    """Return the losses of words at each distance, then of those farther back, then of new words."""
+def _words(scoring: Scoring, distances: Ids) -> list[dict[str, Any]]:
+    """Return the fields of ProbeRow on words at each distance, then farther back, then on new words."""
     vocab, text = scoring.opened.vocab, scoring.text
     mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
-    losses = [scoring.changed(mem_len=mem_len).score(score, f"words, M = {mem_len}") for mem_len in mem_lens]
+    scores = [scoring.changed(mem_len=mem_len).score(score, f"words, M = {mem_len}") for mem_len in mem_lens]
     pieces = Pieces.of(vocab, text)
-    back, nats = word_losses(pieces, pieces.sums([scores.losses_nats for scores in losses]), vocab)
+    back, nats = word_losses(pieces, pieces.sums([of_length.losses_nats for of_length in scores]), vocab)
     groups = np.where(back == 0, len(distances) + 1, np.searchsorted(distances, back))
-    return [_mean(nats[:, groups == group]) for group in range(len(distances) + 2)]
-
-
-def _mean(nats: NDArray[np.float64]) -> WordLosses:
-    """Return the means of losses per word (R, W), the first with memory, the last without."""
-    means = nats.mean(axis=1).tolist() if nats.size else [None]
-    return WordLosses(words=nats.shape[1], loss_nats=means[0], without_memory_nats=means[-1])
+    fields = []
+    for group in range(len(distances) + 2):
+        of_group = nats[:, groups == group]  # (R, W)
+        means = of_group.mean(axis=1).tolist() if of_group.size else [None]
+        fields.append({"words": of_group.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]})
+    return fields
 
 
 def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tuple[Ids, NDArray[np.float64]]:

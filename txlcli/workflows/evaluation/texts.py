@@ -77,6 +77,14 @@ class Scoring:
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **settings))
 
 
+def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:
+    """Return the run's evaluation settings with one lane, and these lengths if they are given."""
+    settings = run.settings
+    mem_len = settings.eval.mem_len if mem_len is None else mem_len
+    settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len or settings.eval.seg_len)
+
+
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data."""
     warn_if_trained_on(opened, split, workspace)
