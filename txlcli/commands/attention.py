@@ -1,8 +1,6 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -15,7 +13,7 @@ from txlcli.runs import run_directory
 from txlcli.workflows.options import AttentionOptions
 
 if TYPE_CHECKING:
-    from txlcli.workflows.attention import AttentionResult, HeadMeasures
+    from txlcli.workflows.attention import AttentionResult
 
 COLUMNS = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
 
@@ -70,18 +68,17 @@ def show(result: "AttentionResult", *, verbose: bool = False) -> None:
 
 def rows(result: "AttentionResult") -> list[list[str]]:
     """Return the cells of each layer."""
-    return [_row(list(heads)) for _, heads in groupby(result.heads, key=lambda head: head.layer)]
-
-
-def _row(heads: "list[HeadMeasures]") -> list[str]:
-    widest = max(heads, key=lambda head: head.width_tokens)
+    distances, widths, entropies, shares = result.heads.values()
     return [
-        str(widest.layer),
-        f"{fmean(head.mean_distance_tokens for head in heads):,.1f}",
-        f"{fmean(head.entropy_nats for head in heads):.2f}",
-        f"{fmean(head.memory_share for head in heads):.1%}",
-        f"{widest.layer}.{widest.head}",
-        f"{widest.width_tokens:,.1f}",
+        [
+            str(layer + 1),
+            f"{distances[layer].mean():,.1f}",
+            f"{entropies[layer].mean():.2f}",
+            f"{shares[layer].mean():.1%}",
+            f"{layer + 1}.{widths[layer].argmax() + 1}",
+            f"{widths[layer].max():,.1f}",
+        ]
+        for layer in range(len(widths))
     ]
 
 

@@ -1,6 +1,5 @@
 """Measures the attention of a run on a split, for Figures 5 to 7 (Appendix D)."""
 
-import dataclasses
 import math
 import random
 from dataclasses import dataclass
@@ -26,21 +25,6 @@ DIGITS = 7  # significant digits in JSON, as many as float32 has
 
 
 @dataclass(frozen=True)
-class HeadMeasures:
-    """Averages over the queries of one head; layer and head are counted from 1."""
-
-    layer: int
-    head: int
-    mean_distance_tokens: float
-    width_tokens: float
-    """exp of the entropy of its averaged attention."""
-    entropy_nats: float
-    """Of the attention of one query, averaged."""
-    memory_share: float
-    """Share of the attention to the memory."""
-
-
-@dataclass(frozen=True)
 class AttentionResult:
     """Attention of a run on a text."""
 
@@ -59,14 +43,15 @@ class AttentionResult:
         return self.opened.transformer.settings.position
 
     @property
-    def heads(self) -> list[HeadMeasures]:
-        """Measures of all heads, layer by layer."""
+    def heads(self) -> dict[str, Numbers]:
+        """Averages over the queries of each head, (N, H), by name; widths are exp of the entropy of the average."""
         maps = self.maps
-        measures = np.stack([maps.mean_distance, maps.width, maps.entropy_nats, maps.memory_share], axis=-1)
-        return [
-            HeadMeasures(layer + 1, head + 1, *map(_rounded, measures[layer, head].tolist()))
-            for layer, head in np.ndindex(maps.width.shape)
-        ]
+        return {
+            "mean_distance_tokens": maps.mean_distance,
+            "width_tokens": maps.width,
+            "entropy_nats": maps.entropy_nats,
+            "memory_share": maps.memory_share,
+        }
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
@@ -84,7 +69,12 @@ class AttentionResult:
         "figure6" has "attention" per head, [row][column], null where a query sees no key, and "top", the columns in
         red. A figure that was not requested is null. Columns and tokens of the split are counted from 0.
         """
-        maps, settings = self.maps, self.settings
+        maps, settings, measures = self.maps, self.settings, self.heads
+        heads = [
+            {"layer": layer + 1, "head": head + 1}
+            | {name: _rounded(float(values[layer, head])) for name, values in measures.items()}
+            for layer, head in np.ndindex(maps.width.shape)
+        ]
         return {
             "run": str(self.opened.run.directory),
             "step": self.opened.checkpoint.state["step"],
@@ -99,7 +89,7 @@ class AttentionResult:
             "precision": self.opened.precision,
             "first_position": maps.first,
             "positions": maps.queries,
-            "heads": [dataclasses.asdict(head) for head in self.heads],
+            "heads": heads,
             "figure5": _to_lists(maps.by_distance) if 5 in self.figures else None,
             "figure6": self._figure6() if 6 in self.figures else None,
             "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} if 7 in self.figures else None,
