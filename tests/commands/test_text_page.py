@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import types
 import zlib
 from pathlib import Path
 
@@ -111,21 +110,24 @@ def test_a_text_too_long_for_a_page_is_rejected(here):
 def annotated(pieces):
     """Return a page's text with memory lengths 0 and 5, whose losses in bits count 0 1 2 3 0 1 2 3 and half of that."""
     count = len(pieces)
-    bits = np.arange(count) % 4
-    rows = [types.SimpleNamespace(mem_len=mem_len, loss_nats=1.0, measures={"bpc": 1.0}) for mem_len in (0, 5)]
+    bits, every = np.arange(count) % 4, -(-count // 100)
     return AnnotatedText(
         title="a run on a text",
         settings="settings",
         metric="bpc",
-        rows=rows,
+        rows=[{"mem_len": 0, "bits": 1.5, "measure": 1.5}, {"mem_len": 5, "bits": 0.75, "measure": 0.75}],
         before="",
-        pieces=pieces,
-        tokens=np.ones(count, dtype=np.int64),
-        loss_nats=np.stack([bits, bits / 2]) * math.log(2),
+        text="".join(pieces),
+        lengths=np.ones(count),
+        tokens=np.ones(count),
+        bits=np.stack([2 * bits, bits]),
+        scale=0.5,
+        names=list("abc"),
         targets=np.arange(count) % 3,
-        likeliest=np.stack([np.zeros(count, dtype=np.int64), np.arange(count) % 3]),
-        probabilities=np.full((2, count), 0.5, dtype=np.float32),
-        symbol=lambda number: "abc"[number],
+        likeliest=np.stack([np.zeros(count), np.arange(count) % 3]),
+        probabilities=np.full((2, count), 128),
+        bins=[{"piece": first, "token": first} for first in range(0, count, every)],
+        by_position=[[1.5] * -(-count // every), [0.75] * -(-count // every)],
     )
 
 

@@ -3,56 +3,25 @@
 Axes: R memory lengths, T tokens, P pieces, K likeliest tokens, N bins of positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.likeliest import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
+from txlcli.paper import metrics
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
-from txlcli.workflows.evaluation.sweep import EvalRow
 from txlcli.workflows.evaluation.texts import ScoredText
 
+Numbers = NDArray[np.number[Any]]
 LIKELIEST = 4
 """Number of tokens that are named at each position, K."""
 BINS = 100
 """Largest number of bins of positions, N."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnotatedText:
-    """The visible pieces of a text, (P,): tokens, or characters that several tokens form together."""
-
-    title: str
-    settings: str
-    """Settings of the evaluation in sentences."""
-    metric: str
-    """bpc or ppl."""
-    rows: Sequence[EvalRow]
-    """Evaluations by memory length, the shortest first, (R,)."""
-    before: str
-    """Text of a first token that was read, but not predicted."""
-    pieces: list[str]
-    tokens: NDArray[np.int64]
-    """Number of tokens of each piece, (P,)."""
-    loss_nats: NDArray[np.float64]
-    """Sum over the tokens of each piece, (R, P)."""
-    targets: NDArray[np.int64]
-    """Id of the last token of each piece, (P,)."""
-    likeliest: NDArray[np.int64]
-    """Ids of the likeliest tokens in its place, read with the longest memory, the likeliest first, (K, P)."""
-    probabilities: NDArray[np.float32]
-    """Probabilities of these, (K, P)."""
-    symbol: Callable[[int], str]
-    """Returns the printable form of an id."""
-
-    def by_position(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the first piece of each bin, (N,), and the mean loss of its tokens in nats, (R, N)."""
-        firsts = np.arange(0, len(self.pieces), -(-len(self.pieces) // BINS))
-        return firsts, np.add.reduceat(self.loss_nats, firsts, axis=1) / np.add.reduceat(self.tokens, firsts)
 
 
 @dataclass(frozen=True)
@@ -83,6 +52,41 @@ class Pieces:
         return np.add.reduceat(np.stack(losses).astype(np.float64), self.firsts, axis=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedText:
+    """A text in visible pieces, with whole numbers for each piece."""
+
+    title: str
+    settings: str
+    """Settings of the evaluation in sentences."""
+    metric: str
+    """Name of the metric."""
+    rows: list[dict[str, float | None]]
+    """Results by memory length, the shortest first: "mem_len", "bits" per token and the "measure" in the metric."""
+    before: str
+    """Text of a first token that was read, but not predicted."""
+    text: str
+    lengths: Numbers
+    """Length of each piece in UTF-16 units, (P,)."""
+    tokens: Numbers
+    """Number of tokens of each piece, (P,)."""
+    bits: Numbers
+    """Loss of each piece as a multiple of `scale` bits, (R, P)."""
+    scale: float
+    names: list[str]
+    """Printable tokens, which the indices of `targets` and `likeliest` point to."""
+    targets: Numbers
+    """The last token of each piece, (P,)."""
+    likeliest: Numbers
+    """The likeliest tokens in its place, read with the longest memory, the likeliest first, (K, P)."""
+    probabilities: Numbers
+    """Probabilities of these, 255 is 1, (K, P)."""
+    bins: list[dict[str, int]]
+    """The first "piece" of each bin of positions, and its first "token", (N,)."""
+    by_position: list[list[float]]
+    """Mean loss of the tokens of each bin in bits, (R, N)."""
+
+
 def annotate(result: EvalResult) -> AnnotatedText:
     """Join the tokens of an evaluated text to visible pieces, and read it once more for the likeliest tokens."""
     scoring, rows = result.scoring, sorted(result.rows, key=lambda row: row.mem_len)
@@ -91,17 +95,31 @@ def annotate(result: EvalResult) -> AnnotatedText:
         partial(score_with_likeliest, count=min(LIKELIEST, opened.vocab.size)), "likeliest tokens"
     )
     pieces = Pieces.of(opened.vocab, text)
+    lasts, count = pieces.lasts, len(pieces.lasts)
+    ids, numbers = np.unique(np.vstack([text.targets, likeliest])[:, lasts], return_inverse=True)
+    numbers = numbers.reshape(-1, count)
+    tokens, bits = lasts - pieces.firsts + 1, pieces.sums([row.losses_nats for row in rows]) / np.log(2)
+    scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
+    bins = np.arange(0, count, -(-count // BINS))  # the first piece of each
+    by_position = np.add.reduceat(bits, bins, axis=1) / np.add.reduceat(tokens, bins)
     return AnnotatedText(
         title=f"{opened.run.name} on {text.title}",
         settings=f"{rows[0].tokens:,} tokens scored. {describe_settings(result, rows[-1])}",
-        metric=opened.run.metric,
-        rows=rows,
+        metric=metrics.METRIC_TITLES[opened.run.metric],
+        rows=[
+            {"mem_len": row.mem_len, "bits": metrics.bits(row.loss_nats), "measure": row.measures[opened.run.metric]}
+            for row in rows
+        ],
         before=pieces.before,
-        pieces=pieces.texts,
-        tokens=pieces.lasts - pieces.firsts + 1,
-        loss_nats=pieces.sums([row.losses_nats for row in rows]),
-        targets=text.targets[pieces.lasts].astype(np.int64),
-        likeliest=likeliest[:, pieces.lasts],
-        probabilities=probabilities[:, pieces.lasts],
-        symbol=opened.vocab.symbol,
+        text="".join(pieces.texts),
+        lengths=np.array([len(piece.encode("utf-16-le")) // 2 for piece in pieces.texts]),
+        tokens=tokens,
+        bits=np.rint(bits / scale),
+        scale=scale,
+        names=[opened.vocab.symbol(number) for number in ids.tolist()],
+        targets=numbers[0],
+        likeliest=numbers[1:],
+        probabilities=np.rint(255 * probabilities[:, lasts]),
+        bins=[{"piece": int(first), "token": int(pieces.firsts[first])} for first in bins],
+        by_position=by_position.round(4).tolist(),
     )
