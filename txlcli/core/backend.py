@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -72,6 +73,14 @@ def nearest_rows(by_distance: Tensor, count: int) -> Tensor:
     if missing <= 0:
         return by_distance[:, -missing:] if missing else by_distance
     return torch.cat([by_distance[:, :1].expand(-1, missing, -1), by_distance], dim=1)
+
+
+def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
+    """Append zeros to a tensor (..., T, in), so that it has so many columns, and rows if these are given."""
+    missing = 0 if rows is None else rows - tensor.shape[-2]
+    if not missing and tensor.shape[-1] == columns:
+        return tensor
+    return F.pad(tensor, (0, columns - tensor.shape[-1], 0, missing) if missing else (0, columns - tensor.shape[-1]))
 
 
 class Attend(Protocol):

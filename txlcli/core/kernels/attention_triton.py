@@ -25,9 +25,8 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
-from txlcli.core.kernels.linear import aligned
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""

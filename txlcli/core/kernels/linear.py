@@ -103,14 +103,6 @@ class Packed:
         return multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
 
 
-def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
-    """Append zeros to a tensor (..., T, in), so that it has so many columns, and rows if these are given."""
-    missing = 0 if rows is None else rows - tensor.shape[-2]
-    if not missing and tensor.shape[-1] == columns:
-        return tensor
-    return F.pad(tensor, (0, columns - tensor.shape[-1], 0, missing) if missing else (0, columns - tensor.shape[-1]))
-
-
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
     """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out).
 

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, AttendContext, ScoreTerms, nearest_rows
-from txlcli.core.kernels.linear import aligned
+from txlcli.core.backend import Attend, AttendContext, ScoreTerms, aligned, nearest_rows
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.settings import AttentionBackend
-from txlcli.core.backend import Attend, Backend, ScoreTerms
+from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import CUDA_MULTIPLE, cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
-from txlcli.core.kernels.linear import aligned, linear
+from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention
 

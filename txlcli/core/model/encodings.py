@@ -25,9 +25,8 @@ from torch.nn import functional as F
 from txlcli.config import encodings as traits_by_name
 from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Rotation, ScoreTerms
+from txlcli.core.backend import Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Attend, Rotation, ScoreTerms
+from txlcli.core.backend import Attend, Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.attention import Attention
 from txlcli.core.model.base import Memory
 from txlcli.core.model.dropout import Dropout

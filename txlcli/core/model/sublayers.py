@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.core.backend import aligned
 from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.kernels.linear import aligned
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart, Recompute
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import ScoreTerms, aligned
 from txlcli.core.kernels.compilation import check_compiler
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
-from txlcli.core.kernels.linear import aligned, by_onednn
+from txlcli.core.kernels.linear import by_onednn
 from txlcli.core.kernels.private import compile_across_ddp_buckets
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
