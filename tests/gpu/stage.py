@@ -10,6 +10,8 @@ import multiprocessing
 import time
 import traceback
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 
 from txlcli import console
 from txlcli.system.atomic_files import replacing
@@ -176,9 +178,7 @@ class Stage:
         self._end_worker()
         counts = {status: self.count(status) for status in (PASSED, FAILED, SKIPPED, NOT_RUN)}
         if len(self.rows) == 1 and self._only is not None:
-            console.complain(
-                f'error: --only "{self._only}": no row has this in its name; leave it out to see all names'
-            )
+            console.complain(f'--only "{self._only}": no row has this in its name; leave it out to see all names')
             return 2
         self._document |= {"complete": True, **{status.replace(" ", "_"): number for status, number in counts.items()}}
         self._write()
@@ -210,34 +210,17 @@ class Stage:
 
 def describe_machine(device):
     """Return what numbers depend on: device, libraries, releases."""
-    import importlib.metadata
-    import platform
-
     import torch
 
-    from txlcli import __version__
     from txlcli.core.kernels.device import describe, pick_device
+    from txlcli.workflows import info
 
     found = pick_device(device)
-    facts = {
-        "name": describe(found),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "txl": __version__,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-    for package in ("triton", "transformers"):
-        try:
-            facts[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            facts[package] = None
+    facts = {"name": describe(found), "cudnn": torch.backends.cudnn.version()}
     if found.type == "cuda":
         properties = torch.cuda.get_device_properties(found)
-        facts |= {
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "memory_bytes": properties.total_memory,
-            "multiprocessors": properties.multi_processor_count,
-        }
-    return {"machine": facts}
+        names = ("major", "minor", "total_memory", "multi_processor_count")
+        facts |= {name: getattr(properties, name) for name in names}
+    releases = {part.metadata["Name"]: part.version for part in metadata.distributions()}
+    facts |= {package: releases.get(package) for package in ("triton", "transformers")}
+    return {"machine": facts | info.describe(Path(), Path()).to_json()}

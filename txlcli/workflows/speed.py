@@ -179,9 +179,8 @@ def _with_attention(settings: Settings, model: LanguageModel, options: SpeedOpti
         options.exclude("attention", because=f'arch = "{settings.model.arch}" has no attention')
         return settings
     if attention is not None:
-        recompute = train.recompute
-        if attention != "auto" and recompute is True:  # the definition cannot recompute probabilities alone
-            recompute = False
+        keeps = attention == "auto" or train.recompute == "layers"  # the definition recomputes no probabilities alone
+        recompute = train.recompute if keeps else False
         train = dataclasses.replace(train, attention=attention, recompute=recompute)
     model.set_attention_backend(train.attention)
     return dataclasses.replace(settings, train=train)
