@@ -78,16 +78,6 @@ class AttentionInputs:
         return self.key.shape[2]
 
     @property
-    def query_content(self) -> Tensor:
-        """Queries (B, H, L, D) that give (a) + (c) against `key`."""
-        return self.query if self.content_bias is None else self.query + self.content_bias
-
-    @property
-    def query_position(self) -> Tensor:
-        """Queries (B, H, L, D) that give (b) + (d) against `position_key`."""
-        return self.query if self.position_bias is None else self.query + self.position_bias
-
-    @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """All tensors, in the order of the fields."""
         return self.query, self.key, self.value, self.content_bias, self.position_bias, self.position_key
