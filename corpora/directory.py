@@ -1,49 +1,79 @@
 """The user's own text: any file or directory.
 
-Source      the file, or all files below the directory in the order of their names; hidden files and
-            byte order marks are skipped
+Source      the file, or all files below the directory in the order of their names; hidden files, backups of
+            editors and byte order marks are skipped
 Unit        byte by default (all 256 symbols); --tokenizer chooses characters, words or SentencePiece
 Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or by their directories (train, valid, dev,
-            validation, val, test); files of one split are joined. Without such names 90/5/5 of the bytes (--split), cut
-            at the nearest line end, else at the nearest blank, else between characters
+            validation, val, test); files of one split are joined, a README is left out. Without such names
+            90/5/5 of the bytes (--split), cut at the nearest line end, else at the nearest blank, else between
+            characters
 """
 
 import codecs
+import itertools
 import math
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
-from .locate import list_names, missing_note, split_of, text_files
+from .locate import is_companion, list_files, list_names, missing_note, split_of
 from .signatures import head_of, reject_other_than_text, reject_packed
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
+BACKUP = re.compile(r"(~|\.bak|\.orig|\.swp)$|^#.*#$")
+"""Names that editors give to backups."""
 JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 """Beginning of JSON, whatever the name of the file."""
 
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
-    directory = source if source.is_dir() else source.parent
-    files = text_files(source)
+    files, hidden = list_files(source)
+    backups = [path for path in files if source.is_dir() and BACKUP.search(path.name)]
+    files = [path for path in files if not (source.is_dir() and BACKUP.search(path.name))]
     reject_packed(*files)
     reject_other_than_text(*files)
-    notes: tuple[str, ...] = ()
-    if records := [path for path in files if path.is_file() and JSON.match(head_of(path))]:
-        named = list_names(records, directory)
-        notes = (
-            f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed",
-        )
+    _reject_versions(files)
     by_split = _files_by_split(files, source) if source.is_dir() and options.shares is None else {}
-    if not by_split:
-        return Text(_cut(files, source, options.shares or SHARES), notes)
-    listed = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
-    note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
-    splits = {split: tuple(map(_text_of, paths)) for split, paths in by_split.items()}
-    return Text(splits, (note, *missing_note(splits), *notes), {"split": "the folder's own files"})
+    used = list(itertools.chain(*by_split.values())) or files
+    companions = sorted({*files} - {*used})
+    if by_split:
+        listed = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
+        note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
+        splits = {split: tuple(map(_text_of, paths)) for split, paths in by_split.items()}
+        first, conventions = (note, *missing_note(splits)), {"split": "the folder's own files"}
+    else:
+        splits, first, conventions = _cut(files, source, options.shares or SHARES), (), {}
+    changes = {
+        "files_skipped": len(backups) + sum(path.stat().st_size > 0 for path in companions),
+        "hidden_files_skipped": hidden,
+        "byte_order_marks_dropped": sum(_text_of(path).start > 0 for path in used),
+    }
+    notes = (*first, *_notes(source, used, backups, companions))
+    return Text(splits, notes, conventions, changes={name: count for name, count in changes.items() if count})
+
+
+def _reject_versions(files: list[Path]) -> None:
+    """Reject two versions of a text, as preparation scripts write them: train.txt of numbers and train.txt.raw."""
+    for path in sorted({path.with_suffix("") for path in files if path.suffix == ".raw"} & {*files}):
+        raise CorpusError(f"{path} and {path.name}.raw are two versions of one text; keep one of them in the folder")
+
+
+def _notes(source: Path, used: list[Path], backups: list[Path], companions: list[Path]) -> Iterator[str]:
+    """Yield notes on files whose content may not be what it seems, and on files that were left out."""
+    directory = source if source.is_dir() else source.parent
+    if records := [path for path in used if path.is_file() and JSON.match(head_of(path))]:
+        named = list_names(records, directory)
+        yield f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
+    if backups:
+        yield f"backups of an editor, which were left out: {list_names(backups, directory)}"
+    if left_out := [path for path in companions if path.stat().st_size]:
+        yield f"files that name no split, which were left out: {list_names(left_out, directory)}"
+    descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
+    if descriptions and len(descriptions) < len(used):
+        yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"
 
 
 def _text_of(path: Path) -> Slice:
@@ -64,7 +94,8 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     example = next(at_top, None) or next((path for path in files if "train" in named[path]), None)
     if example is None:
         return {}
-    others = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
+    unnamed = [path for path, splits in named.items() if len(splits) != 1 and path.stat().st_size]
+    others = [path for path in unnamed if not is_companion(path)]
     if others:
         raise CorpusError(
             f"{directory}: {list_names([example], directory)} names a split, "
@@ -81,11 +112,14 @@ def _cut(files: list[Path], source: Path, shares: tuple[float, ...]) -> dict[str
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
     cuts, exact = [0], 0.0
-    for before, after in pairwise(wanted.values()):
+    for before, after in itertools.pairwise(wanted.values()):
         exact += before
         distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
         cuts.append(_find_cut(slices, int(exact), min(SEARCH_RANGE, max(0, distance))))
-    splits = {name: tuple(_between(slices, *ends)) for name, ends in zip(wanted, pairwise([*cuts, total]), strict=True)}
+    splits = {
+        name: tuple(_between(slices, *ends))
+        for name, ends in zip(wanted, itertools.pairwise([*cuts, total]), strict=True)
+    }
     if not all(splits.values()):
         raise CorpusError(f"{source}: {total:,} bytes are too short to split; give more text or another --split")
     return splits

@@ -21,18 +21,25 @@ def text_files(source: Path) -> list[Path]:
 
     Links to directories are followed, and each directory is read once.
     """
+    return list_files(source)[0]
+
+
+def list_files(source: Path) -> tuple[list[Path], int]:
+    """Return the files of `text_files`, and the number of hidden files and directories next to them."""
     if not source.is_dir():
-        return [source]
-    paths, visited = [], set()
+        return [source], 0
+    paths: list[Path] = []
+    visited, hidden = set(), 0
     for parent, directories, files in os.walk(source, onerror=_reject_directory, followlinks=True):
         real = os.path.realpath(parent)
         if real in visited:
             directories.clear()
             continue
         visited.add(real)
+        hidden += sum(name.startswith(".") for name in (*directories, *files))
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         paths += [Path(parent, name) for name in files if not name.startswith(".")]
-    return sorted(paths, key=lambda path: path.relative_to(source).as_posix())
+    return sorted(paths, key=lambda path: path.relative_to(source).as_posix()), hidden
 
 
 def _reject_directory(error: OSError) -> None:

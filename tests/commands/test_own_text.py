@@ -1,8 +1,10 @@
 """Text of the user's own: from a folder to a result without a recipe, and no training twice."""
 
+import re
+
 import pytest
 
-from tests.commands.novel import done, json_of, refusal, txl
+from tests.commands.novel import done, json_of, refusal, train, txl
 
 SHORT = [
     *("--set", "train.max_steps=3", "--set", "train.valid_every=3", "--set", "train.seg_len=7"),
@@ -34,3 +36,88 @@ def test_a_finished_training_is_repeated_only_with_another_seed_setting_or_name(
     assert not (here / "runs/tiny").exists()
     for changed in (["--seed", "5"], ["--set", "train.lr=0.001"], ["--name", "second"]):
         done(*again, *changed)
+
+
+@pytest.mark.parametrize(("missing", "given", "following"), [("test", [], "valid"), ("valid", [], None)])
+def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, following):
+    (here / f"novel/{missing}.txt").unlink()
+    done("prepare", "novel", "--name", "part")
+    shown = done("train", "tiny.toml", "--set", "corpus.store=part", "--name", "part").stdout
+    (command,) = re.findall(r"next +│ txl (.*?) +│", shown)
+    assert command == "eval runs/part" + (f" --split {following}" if following else "")
+    done(*command.split())
+
+
+def test_a_store_without_train_has_no_next_step_and_a_folder_called_like_a_benchmark_is_noted(untouched):
+    (untouched / "parts").mkdir()
+    (untouched / "parts/test.txt").write_text("the fox\n" * 9)
+    assert "next:" not in done("prepare", "parts").stdout
+    (untouched / "ptb").mkdir()
+    for split in ("train", "valid", "test"):
+        (untouched / f"ptb/{split}.txt").write_text("the fox\n" * 9)
+    assert refusal("prepare", "./ptb").startswith('"ptb" is the name of a benchmark\'s own store; choose another with')
+    assert "ptb is the benchmark" not in done("prepare", "ptb", "--source", "ptb").stderr
+
+
+WORDS_OF = {"byte": [], "char": [], "word": [], "sentencepiece": ["--vocab-size", "271"]}
+
+
+@pytest.mark.parametrize("tokenizer", WORDS_OF)
+def test_a_split_of_files_with_open_last_lines_scores_as_its_text(here, tokenizer):
+    files = {"train": ["one two", "three four\nfive\n"] * 40, "test": ["two five\none", "end", "tiny\n\nfour three"]}
+    joined = {split: "\n".join(part.removesuffix("\n") for part in parts) for split, parts in files.items()}
+    for split, parts in files.items():
+        for number, text in enumerate(parts):
+            (here / "open" / split).mkdir(parents=True, exist_ok=True)
+            (here / f"open/{split}/{number:02}.txt").write_bytes(text.encode())
+    told = json_of("prepare", "open", "--tokenizer", tokenizer, *WORDS_OF[tokenizer])
+    # Counted by hand: two five / one / end / tiny / an empty line / four three, of which the last line is open.
+    words, line_ends, added = 7, 5 + (tokenizer == "word"), 2 + (tokenizer == "word")
+    assert told["splits"]["test"]["words"] == words + line_ends
+    assert told["splits"]["test"]["bytes"] == len("two five\none\nend\ntiny\n\nfour three") + (tokenizer == "word")
+    assert told["changes"]["line_ends_added"] == added + 40 + 0
+    assert told["conventions"]["files"] == "joined, with a line end after a file that ends without one"
+    (here / "test.txt").write_text(joined["test"])
+    done("train", "tiny.toml", "--set", "corpus.store=open", "--name", "open")
+    split, text = (
+        json_of("eval", "open", *source, "--batch-size", 1, "--mem-len", 5)["rows"][0]
+        for source in ([], ["--text", "test.txt"])
+    )
+    same = [key for key in split if "ms_per" not in key and key != "slowdown"]
+    assert {key: split[key] for key in same} == {key: text[key] for key in same}
+
+
+def test_line_ends_that_a_vocabulary_drops_are_no_words(here):
+    (here / "list.txt").write_text("the\nfox\n<unk>\n")
+    (here / "lines.txt").write_text("the fox\nfox owl <unk>\n" * 50)
+    told = json_of("prepare", "lines.txt", "--vocab", "list.txt", "--name", "lines", "--split", "60,0,40")
+    assert told["splits"]["test"]["words"] == told["splits"]["test"]["tokens"] == 5 * 20
+    assert told["changes"] == {"line_ends_dropped": 100}
+    assert told["notes"] == [
+        "the vocabulary has no symbol for a line end: 100 line ends are dropped, and count as no words",
+        "the text itself has <unk> 50 times, which are not counted as unknown",
+    ]
+    train("corpus.store=lines", name="lines")
+    for source in ([], ["--text", "lines.txt"], ["--protocols", "disjoint"]):
+        (row,) = json_of("eval", "lines", *source)["rows"]
+        assert row["ppl_per_word"] == row["ppl"]
+
+
+def test_a_line_end_that_the_text_spells_is_counted_once(untouched):
+    (untouched / "plain.txt").write_text("some words of a line\n" * 50)
+    (untouched / "spelled.txt").write_text("some words of a line <eos>\n" * 50)
+    plain, spelled = (json_of("prepare", f"{name}.txt", "--tokenizer", "word") for name in ("plain", "spelled"))
+    for split in plain["splits"]:
+        assert spelled["splits"][split]["tokens"] == plain["splits"][split]["tokens"]
+    assert spelled["notes"] == [
+        "the text itself has <eos> 50 times; at the end of a line it is the same symbol as the line end"
+    ]
+
+
+def test_nul_bytes_and_byte_order_marks_are_counted(untouched):
+    (untouched / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"some text with a \0 byte\n" * 30)
+    told = json_of("prepare", "a.txt")
+    assert told["changes"] == {"byte_order_marks_dropped": 1, "nul_bytes_kept": 30}
+    assert told["notes"] == ["the text has 30 NUL bytes, which text rarely has; check that it is text"]
+    shown = done("prepare", "a.txt", "--force").stdout
+    assert "skipped or changed: byte order marks dropped: 1, nul bytes kept: 30\n" in shown

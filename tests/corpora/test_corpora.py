@@ -435,3 +435,21 @@ def test_tokenized_english_is_joined():
     assert wt103.detokenize("a 3 @-@ year , 1 @,@ 000 , 2 @.@ 5") == "a 3-year, 1,000, 2.5"
     assert corpora.detokenizer("enwik8")("a , b") == "a , b"
     assert corpora.detokenizer("my notes")("a , b") == "a , b"
+
+
+def test_backups_readmes_and_two_versions_of_a_text_are_not_joined_to_it(tmp_path):
+    write_named(tmp_path, "train.txt", "test.txt", "README.md", "train.txt~", ".hidden", ".git/config", "#test.txt#")
+    text = directory.read(tmp_path, PLAIN)
+    assert texts(text) == {"train": b"train.txt\n" * 10, "test": b"test.txt\n" * 10}
+    assert text.notes[2:] == (
+        "backups of an editor, which were left out: #test.txt#, train.txt~",
+        "files that name no split, which were left out: README.md",
+    )
+    assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2}
+    write_named(tmp_path / "book", "README", "a.txt")
+    (note,) = directory.read(tmp_path / "book", PLAIN).notes
+    assert note == "README: part of the text; move it away if it only describes the text"
+    write_named(tmp_path, "train.txt.raw")
+    for options in (PLAIN, ReadOptions(shares=(90, 5, 5))):
+        with pytest.raises(CorpusError, match=r"train\.txt and train\.txt\.raw are two versions of one text; keep one"):
+            directory.read(tmp_path, options)

@@ -74,7 +74,8 @@ def show(result: "PreparedStore") -> None:
         console.show_line(f"skipped or changed: {changes}")
     for note in store.notes:
         console.show_line(f"note: {note}")
-    console.show_line(f"next: {result.next}")
+    if result.next:
+        console.show_line(f"next: {result.next}")
 
 
 def _show_list(data_dir: Path, json: bool) -> None:

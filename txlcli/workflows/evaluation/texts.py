@@ -14,8 +14,8 @@ from txlcli.core.reading.scoring import Stream, scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.corpora.signatures import HEAD, encoding_of
-from txlcli.data.token_store import TokenStore, corpus_of
-from txlcli.data.vocabulary import count_lines, count_words
+from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
+from txlcli.data.vocabulary import Vocab, count_lines, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
@@ -87,6 +87,12 @@ def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> Ev
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
     """Return a split of the run's store, or its first positions; warn if it may contain training data."""
+    store = opened.store(workspace.data_dir)
+    if split not in store.splits:
+        raise StoreError(
+            f"{store.path} has no {split} split (it holds {', '.join(store.splits)}); give `split` "
+            f'{list(store.splits)[-1]}, or run "{prepare_command(store.name)} --force" with a source that has it'
+        )
     warn_if_trained_on(opened, split, workspace)
     return first_positions(opened, split, positions, workspace.data_dir)
 
@@ -118,7 +124,7 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
         targets=targets,
         scored=metrics.Scored(
             tokens=count,
-            words=info.words if whole and info.words else None,
+            words=_scored_words(store.vocab, info.words) if whole and info.words else None,
             bytes=size if store.every_byte_scored and not info.unknown else None,
         ),
         unit=store.unit,
@@ -130,6 +136,11 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
         digest=store.digest(split),
         may_be_trained_on=split == "train" or opened.trained_on_another(store),
     )
+
+
+def _scored_words(vocab: Vocab, words: int) -> int:
+    """Return the number of scored words of a text; without a boundary, nothing predicts a first word."""
+    return words - (vocab.tokenizer == "word" and vocab.boundary is None)
 
 
 def _published(run: Run, store: TokenStore, split: str) -> float | None:
@@ -178,7 +189,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         targets=targets,
         scored=metrics.Scored(
             tokens=len(targets),
-            words=words if whole else None,
+            words=_scored_words(vocab, words) if whole else None,
             bytes=size,
         ),
         unit="piece" if vocab.tokenizer == "sentencepiece" else vocab.tokenizer,

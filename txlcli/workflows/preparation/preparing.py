@@ -62,8 +62,10 @@ class PreparedStore:
     store: TokenStore
 
     @property
-    def next(self) -> str:
-        """The command that trains on the store: a recipe of its name, or a small one for its unit."""
+    def next(self) -> str | None:
+        """The command that trains on the store, by its name or its unit; None without a train split."""
+        if "train" not in self.store.splits:
+            return None
         return command_line("train", self.store.name, data_dir=self.store.path.parent)
 
     def excerpt(self, split: str) -> str:
@@ -110,6 +112,8 @@ def run(
         if plan.tokens
         else f"{plan.corpus.title} ({plan.tokenizer})"
     )
+    if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
+        reporter.say(f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here")
     reporter.say(f"preparing {title}, {origin}, into {plan.store}")
     return PreparedStore(run_plan(plan, reporter, sizes))
 

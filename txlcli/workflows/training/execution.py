@@ -22,6 +22,7 @@ from txlcli.core.measures.gpus import data_sheet_flops_per_s
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import Report
+from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
@@ -95,7 +96,9 @@ def execute(
             reporter.say(
                 f"{training.stale} validations in a row brought no improvement; ended at step {training.step:,}"
             )
-        next_command = command_line("eval", str(run.directory), data_dir=data_dir)
+        splits = TokenStore.open(workspace.store_path(run.settings.corpus.store)).splits
+        split = [] if "test" in splits else ["--split", list(splits)[-1]]
+        next_command = command_line("eval", str(run.directory), *split, data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu, profile)
