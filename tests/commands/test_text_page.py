@@ -164,6 +164,11 @@ def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(t
         assert spoken == "o: 0.50 bits with M = 5, gain 0.50 bits; likeliest: a 50 %, b 50 %"
         page.click("#next")
         assert page.text("#piece").endswith(" 4 of 380")  # the next gain of 1.5 bits
+        page.click("aside summary")
+        page.run("until(() => document.querySelector('#places li'))")
+        assert page.text("#places li") == "to be or not 3.00 bits"  # gains of 0.5, 1.0 and 1.5 bits
+        page.click("#places button")
+        assert page.text("#piece") == "n 10 of 380"
         assert page.run("document.querySelectorAll('#numbers tbody tr').length") == 2 + 95
         page.open(large)
         assert page.run("document.querySelectorAll('*').length") < 10_000
