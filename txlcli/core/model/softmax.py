@@ -10,6 +10,7 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.config.bands import Band
 from txlcli.core.kernels.device import send
@@ -44,6 +45,9 @@ class AdaptiveSoftmax(nn.Module):
         """True if the backward pass computes logits again instead of keeping them."""
         self.block_size = DEFAULT_SIZE
         """Size of the blocks of logits."""
+        self.tail_rows: list[Tensor] | None = None
+        """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
+        T, a row after the last. None: `losses` finds them."""
 
     @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -63,11 +67,13 @@ class AdaptiveSoftmax(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
 
-        With several bands the targets should be on the host: the number of targets in each tail is needed, and reading
-        it from a GPU has to wait.
+        With several bands the targets should be on the host, unless `tail_rows` are set: the number of targets in each
+        tail is needed, and reading it from a GPU has to wait.
         """
-        rows_of_tails = [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
-        targets, *tails = (send(tensor, hidden.device) for tensor in (targets, *rows_of_tails))
+        if self.tail_rows is None:
+            targets, *tails = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
+        else:
+            tails, hidden, targets = self.tail_rows, F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1))
         if len(self.bands) == 1:
             return self._band_losses(0, hidden, targets, embedding)
         in_head = targets < self.bands[0].end
@@ -77,11 +83,15 @@ class AdaptiveSoftmax(nn.Module):
         total = torch.logaddexp(head_total, clusters.logsumexp(-1))
         chosen = torch.where(in_head, head, 0.0)
         for number, (band, rows) in enumerate(zip(self.bands[1:], tails, strict=True), start=1):
-            ids = targets.index_select(0, rows) - band.first
+            ids = (targets.index_select(0, rows) - band.first).clamp(min=0)
             # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
             loss = self._band_losses(number, hidden.index_select(0, rows), ids, embedding)
             chosen = chosen.index_copy(0, rows, clusters[:, number - 1].index_select(0, rows) - loss)
-        return total - chosen
+        return total - chosen if self.tail_rows is None else (total - chosen)[:-1]
+
+    def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
+        """Return the rows (n,) of the targets (T,) in each tail."""
+        return [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
 
     def _band_losses(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Return the cross entropy of each id given its band: (T, d), (T,) -> (T,)."""

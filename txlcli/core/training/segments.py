@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import TrainingError
 
+SAMPLE, SAMPLES = 4096, 256
+"""Tokens of a part of the text that `share` counts, and number of parts."""
+
 
 @dataclass(frozen=True)
 class StreamPosition:
@@ -51,6 +54,12 @@ class TrainingSegments:
     def per_epoch(self) -> int:
         """Segments in one epoch; the last may be shorter than L."""
         return -(-self.lane_len // self.seg_len)
+
+    def share(self, first: int, end: int) -> float:
+        """Return the share of ids from `first` to before `end` in about a million tokens, from all over the text."""
+        every = max(SAMPLE, len(self.ids) // SAMPLES)
+        sample = np.concatenate([self.ids[at : at + SAMPLE] for at in range(0, len(self.ids), every)])
+        return float(np.mean((sample >= first) & (sample < end)))
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""

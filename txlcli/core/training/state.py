@@ -98,7 +98,9 @@ class TrainingState:
         self.parallel = make_parallel(model, settings, world)
         self.device = model.device
         self._prepare_model()
-        self.train_step = make_step(self.parallel, capture_graph)
+        self.train_step = make_step(
+            self.parallel, capture_graph, [segments.share(band.first, band.end) for band in model.softmax.bands[1:]]
+        )
         self.average = make_average(self.parallel.own_weights(), settings)
         self.plateau = Plateau(settings)
         self.step = 0

@@ -4,15 +4,18 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import autocast, float32_products
+from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.optimizer import CAPTURABLE
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -58,10 +61,10 @@ class EagerStep:
         """
         total = torch.zeros((), device=self._model.device)
         sizes = [len(memory[0]) for memory in memories]
-        for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True), start=1):
+        for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True)):
             # The gradients of all processes are averaged once per step.
-            with contextlib.nullcontext() if number == len(sizes) else self._parallel.no_sync():
-                total += self._run(*part, progress=progress)
+            with contextlib.nullcontext() if number == len(sizes) - 1 else self._parallel.no_sync():
+                total += self._run(number, *part, progress=progress)
         return total
 
     def norm(self) -> Tensor:
@@ -105,8 +108,8 @@ class EagerStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def _run(self, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
-        """Add the gradients of a micro-batch; return its mean loss (0-d) times its share of the batch."""
+    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+        """Add the gradients of micro-batch `number`; return its mean loss (0-d) times its share of the batch."""
         settings, share = self._settings, len(inputs) / self._settings.batch_size
         # Each length of a growing memory occurs once: nothing is compiled for it.
         is_eager = settings.compile == "on" and not (self.compiles and self._is_full(memory))
@@ -132,13 +135,17 @@ class CapturedStep(EagerStep):
     eagerly. Tokens, memories and learning rates are copied to the tensors that the graphs read. What cannot be
     captured runs eagerly, and `notes` say why.
 
+    An adaptive softmax has a fixed number of rows for each tail band; a batch with more targets in one runs eagerly.
+
     Args:
         parallel: of a single process.
         capture_graph: makes a CUDA graph.
+        tail_shares: share of the tokens of the text in each tail band.
     """
 
-    def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph) -> None:
+    def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
         super().__init__(parallel)
+        self._tail_shares, self._is_fixed = tail_shares, False
         self._capture_graph, self._is_replayed, self._has_updated = capture_graph, False, False
         self._replay: Callable[[], Tensor] | None = None
         self._replay_update: Callable[[], None] | None = None
@@ -150,13 +157,16 @@ class CapturedStep(EagerStep):
 
     def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
         is_whole = inputs.shape[1] == self._settings.seg_len and all(map(self._is_full, memories))
-        if is_whole and self._captures and self._replay is None:
-            self._capture(inputs, targets, memories)
-        self._is_replayed = is_whole and self._replay is not None
-        if self._replay is None or not is_whole:
+        rows = self._rows_of_tails(targets, memories) if is_whole and self._captures else None
+        if rows is not None and self._replay is None:
+            self._capture(inputs, targets, memories, rows)
+        self._is_replayed = rows is not None and self._replay is not None
+        if rows is None or self._replay is None:
             return super().forward_backward(inputs, targets, memories, progress=progress)
         self._inputs.copy_(inputs)
-        self._targets.copy_(targets)
+        self._targets.copy_(send(targets, inputs.device))
+        for own_rows, given in zip(chain(*self._tail_rows), chain(*rows), strict=True):
+            own_rows.copy_(send(given, inputs.device))
         for memory, own in zip(memories, self._memories, strict=True):
             if memory[0] is not own[0]:
                 torch._foreach_copy_(own, memory)
@@ -166,6 +176,23 @@ class CapturedStep(EagerStep):
             if parameter.grad is None:  # without a graph, the backward pass has made a new gradient
                 parameter.grad = gradient
         return loss.clone()
+
+    def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
+        """Return `AdaptiveSoftmax.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
+        counted = targets[:, counted_positions(targets.shape[1], self._settings.loss_part)]
+        parts = [part.flatten() for part in counted.split([len(memory[0]) for memory in memories])]
+        found = [self._model.softmax.rows_of_tails(part) for part in parts]
+        most = [[_capacity(len(part) * share, len(part)) for share in self._tail_shares] for part in parts]
+        if any(
+            len(rows) > size
+            for tails, sizes in zip(found, most, strict=True)
+            for rows, size in zip(tails, sizes, strict=True)
+        ):
+            return None
+        return [
+            [F.pad(rows, (0, size - len(rows)), value=len(part)) for rows, size in zip(tails, sizes, strict=True)]
+            for part, tails, sizes in zip(parts, found, most, strict=True)
+        ]
 
     def norm(self) -> Tensor:
         is_known = self._is_replayed and not self.scaler.is_enabled()
@@ -182,10 +209,12 @@ class CapturedStep(EagerStep):
         self._has_updated = True
         (self._replay_update or run)()
 
-    def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory]) -> None:
-        self._inputs, self._targets = inputs.clone(), targets.clone()
+    def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory], rows: list[list[Tensor]]) -> None:
+        device = inputs.device
+        self._inputs, self._targets = inputs.clone(), targets.to(device, copy=True)
+        self._tail_rows = [[of_tail.to(device, copy=True) for of_tail in tails] for tails in rows]
         self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
-        with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._replay = self._captured(self._run_on_fixed_tensors)
             if self._replay is None and self.compiles:  # the compiler may be what failed
                 self.compiles = False
@@ -202,42 +231,56 @@ class CapturedStep(EagerStep):
             self.notes.append(str(error))
             return None
 
+    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+        self._model.softmax.tail_rows = self._tail_rows[number] if self._is_fixed and self._tail_shares else None
+        return super()._run(number, inputs, targets, memory, progress=progress)
+
     def _run_on_fixed_tensors(self) -> Tensor:
         """Compute gradients and the new memories; return the loss and the norm of the gradients, (2,)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         memories = [list(memory) for memory in self._memories]
-        loss = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
+        self._is_fixed = True
+        try:
+            loss = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
+        finally:
+            self._is_fixed, self._model.softmax.tail_rows = False, None
         for own, new in zip(self._memories, memories, strict=True):
             torch._foreach_copy_(own, new)
         return torch.stack([loss, loss if self.scaler.is_enabled() else super().norm()])
 
 
-def make_step(parallel: DataParallel, capture_graph: CaptureGraph | None = None) -> EagerStep:
+def _capacity(expected: float, most: int) -> int:
+    """Return how many rows a tail of the softmax has for this expected number of targets, with a margin."""
+    return min(most, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
+
+
+def make_step(
+    parallel: DataParallel, capture_graph: CaptureGraph | None = None, tail_shares: Sequence[float] = ()
+) -> EagerStep:
     """Return the step of a training run: captured on CUDA, if its kernels are the same in every step.
 
     Args:
         parallel: the mode of several processes.
         capture_graph: makes the graphs; by default CUDA's, on CUDA.
+        tail_shares: see `CapturedStep`.
     """
     device = parallel.model.device
     capture_graph = capture_graph or (graphs_of_one_pool(instead=WITHOUT_GRAPHS) if device.type == "cuda" else None)
-    reason = eager_reason(parallel.model, parallel.settings, parallel.world.size)
+    reason = _eager_reason(parallel.model, parallel.world.size)
     if capture_graph is not None and reason is None:
-        return CapturedStep(parallel, capture_graph)
+        return CapturedStep(parallel, capture_graph, tail_shares)
     step = EagerStep(parallel)
     if capture_graph is not None:
         step.notes.append(f"{WITHOUT_GRAPHS}: {reason}")
     return step
 
 
-def eager_reason(model: LanguageModel, settings: TrainSettings, processes: int) -> str | None:
+def _eager_reason(model: LanguageModel, processes: int) -> str | None:
     """Return why a training run cannot capture its steps as CUDA graphs; None if it can."""
     if processes > 1:
         return "several processes exchange gradients"
     if model.attention_backend != "auto":
         return "attention is written out" if model.attention_backend else "the model has no layers with attention"
-    if len(model.softmax.bands) > 1:
-        return "the adaptive softmax counts the targets of its bands"
     if getattr(model.settings, "auxiliary_losses", False):
         return "auxiliary losses change from step to step"
     return None
