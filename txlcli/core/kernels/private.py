@@ -41,6 +41,11 @@ def tensors_without_data() -> AbstractContextManager[object]:
     return FakeTensorMode()
 
 
+def swap_parameter(module: torch.nn.Module, name: str, tensor: Tensor) -> None:
+    """Let a module read a tensor in place of one of its parameters."""
+    module._parameters[name] = tensor  # type: ignore[assignment]
+
+
 def without_capture_warning(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer that can be captured as a CUDA graph also step without one, and not warn of that."""
     optimizer._warned_capturable_if_run_uncaptured = True

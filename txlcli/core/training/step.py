@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import autocast, float32_products, send
+from txlcli.core.kernels.device import autocast, float32_products, product_dtype, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
+from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import CAPTURABLE
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -150,6 +151,8 @@ class CapturedStep(EagerStep):
         self._replay: Callable[[], Tensor] | None = None
         self._replay_update: Callable[[], None] | None = None
         self._captures = True
+        dtype = product_dtype(self._settings.precision, self._model.dtype)
+        self._matrices = FlatMatrices(self._model, dtype) if dtype != self._model.dtype else None
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
         self._captures_update = self._settings.optimizer in CAPTURABLE and not self.scaler.is_enabled()
         for group in self.optimizer.param_groups if self._captures_update else ():
@@ -233,7 +236,12 @@ class CapturedStep(EagerStep):
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         self._model.softmax.tail_rows = self._tail_rows[number] if self._is_fixed and self._tail_shares else None
-        return super()._run(number, inputs, targets, memory, progress=progress)
+        if self._matrices is None:
+            return super()._run(number, inputs, targets, memory, progress=progress)
+        if number == 0:
+            self._matrices.refresh()
+        with self._matrices.in_use(adds=number > 0):
+            return super()._run(number, inputs, targets, memory, progress=progress)
 
     def _run_on_fixed_tensors(self) -> Tensor:
         """Compute gradients and the new memories; return the loss and the norm of the gradients, (2,)."""
