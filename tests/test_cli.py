@@ -147,7 +147,7 @@ def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     code, word = ENDS[name]
     # A signal that came during an import acts after it; a short command may have written its result by then.
-    assert (ended.returncode, ended.stderr) == (code, f"error: {word}\n")
+    assert (ended.returncode, ended.stderr) == (code, f"{word}\n")
 
 
 def prepared_with(directory, closing):

@@ -64,7 +64,7 @@ def main() -> None:
 
         app(prog_name="txl")
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     finally:
         signals.ignore()

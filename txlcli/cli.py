@@ -142,8 +142,14 @@ def _report(error: BaseException) -> int | None:
     else:
         return None
     if launcher.is_main() or not isinstance(error, signals.Terminated):  # rank 0 ends the others itself
-        console.complain(message)
+        _write_end(message, code)
     return code
+
+
+def _write_end(message: str, code: int) -> None:
+    """Write the last line: a signal is not an error."""
+    write = console.answer if code - 128 in signals.WORDS else console.complain
+    write(message)
 
 
 def _complain_once(error: TxlError) -> None:
@@ -154,7 +160,7 @@ def _complain_once(error: TxlError) -> None:
         time.sleep(SECONDS_FOR_RANK_0)
         if isinstance(error, DisagreementError):
             return
-    console.complain(str(error))
+    _write_end(str(error), error.exit_code)
 
 
 def _explain(error: typer.TyperException) -> str:

@@ -458,14 +458,14 @@ OUT_OF_MEMORY = "out of memory (tried to allocate 9 GB); use a smaller batch siz
 
 @pytest.mark.parametrize(
     ("ending", "code", "message"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (MemoryError("Tried to allocate 9 GB"), 1, OUT_OF_MEMORY)],
+    [(KeyboardInterrupt(), 130, "interrupted"), (MemoryError("Tried to allocate 9 GB"), 1, f"error: {OUT_OF_MEMORY}")],
 )
 def test_an_interrupted_sweep_keeps_its_finished_rows(here, watched, ending, code, message):
     watched.on_terms = ending_at(13, ending)
     outputs = ("--losses", "losses.h5", "--plot", "curve.svg")
     ended = txl("eval", "watched", "--mem-len", "0,5,13,20", *outputs, "--json")
     assert ended.exit_code == code
-    assert ended.stderr.splitlines()[-1] == f"error: {message}"
+    assert ended.stderr.splitlines()[-1] == message
     output = json.loads(ended.stdout)
     assert not output["complete"]
     assert [row["mem_len"] for row in output["rows"]] == [0, 5]

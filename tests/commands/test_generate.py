@@ -70,7 +70,7 @@ def test_an_interrupted_text_ends_its_line(watched):
     watched.on_embedding = on_embedding
     result = txl("generate", "watched", "--prompt", "the fox")
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "error: interrupted"
+    assert result.stderr.splitlines()[-1] == "interrupted"
     assert result.stdout.startswith("the fox")
     assert result.stdout.endswith("\n")
 

@@ -58,7 +58,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]
     assert stderr[-2:] == [
         "stopping after this step; saving",
-        f"error: stopped; saved runs/tiny/last.safetensors at step {step:,}; "
+        f"stopped; saved runs/tiny/last.safetensors at step {step:,}; "
         'resume with "txl train --resume runs/tiny --processes 2"',
     ]
     if number == signal.SIGTERM:
@@ -120,7 +120,7 @@ def test_a_signal_at_another_rank_stops_and_saves_the_training(here, free_port):
     processes[1].send_signal(signal.SIGTERM)
     _, stderr = ended(processes[0], 143)
     ended(processes[1], 143)
-    assert stderr[-1].startswith("error: stopped; saved runs/tiny/last.safetensors at step ")
+    assert stderr[-1].startswith("stopped; saved runs/tiny/last.safetensors at step ")
     done("train", "--resume", "tiny", "--set", "train.max_steps=1_000_001", "--max-minutes", "0.001")
 
 
@@ -134,7 +134,7 @@ def test_all_processes_end_with_their_launcher_or_rank_0(here, rank):
     wait_for(lambda: not processes_in(here))
     killed = "error: process 0 was killed by signal 9; resume from the last checkpoint with --resume, if there is one"
     assert (killed in stderr) == (rank == 0)
-    stopped = "error: stopped; saved runs/tiny/last.safetensors at step "
+    stopped = "stopped; saved runs/tiny/last.safetensors at step "
     assert any(line.startswith(stopped) for line in stderr) == (rank is None)
 
 

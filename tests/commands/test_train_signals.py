@@ -33,7 +33,7 @@ def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number
     *_, stopping, error = stderr.splitlines()
     assert stopping == "stopping after this step; saving"
     assert error == (
-        f'error: stopped; saved runs/tiny/last.safetensors at step {step:,}; resume with "txl train --resume runs/tiny"'
+        f'stopped; saved runs/tiny/last.safetensors at step {step:,}; resume with "txl train --resume runs/tiny"'
     )
     # Stopping and resuming gives the same weights as training without a stop.
     done("train", "--resume", "runs/tiny", "--max-steps", step + 3)
@@ -58,7 +58,7 @@ def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
 
     monkeypatch.setattr(json, "loads", interrupt)  # which reads run.json
     result = txl(*words)
-    assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -33,7 +33,7 @@ def test_a_signal_during_an_import_ends_the_process_with_one_line(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", IMPORTING], env=environment, capture_output=True, text=True, check=False
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "error: terminated\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "terminated\n")
 
 
 class SequenceWithSignal:

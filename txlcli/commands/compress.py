@@ -1,5 +1,6 @@
 """`txl compress` and `txl decompress`: lossless compression with a run's predictions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import Directories, Force, Json, with_options
+from txlcli.commands.options import Directories, Force, Json, Threads, with_options
 from txlcli.runs import run_directory
 from txlcli.workflows.options import CompressOptions
 
@@ -28,6 +29,7 @@ def compress(
     force: Force = False,
     *,
     directories: Directories,
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Compress a file with a run's predictions.
@@ -37,12 +39,11 @@ def compress(
 
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
-    run_directory.find(
-        run_name, directories.runs_dir, data_dir=directories.data_dir
-    )  # a wrong name, before PyTorch is imported
+    # A wrong name is reported before PyTorch is imported.
+    run_directory.find(run_name, directories.runs_dir, data_dir=directories.data_dir)
     from txlcli.workflows import compress as workflow
 
-    workspace = directories.workspace(json=json)
+    workspace = replace(directories.workspace(json=json), threads=threads)
     result = workflow.compress(run_name, source, target, options, workspace, force=force)
     console.show_result(result, show_compressed, json=json)
 

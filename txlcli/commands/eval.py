@@ -81,7 +81,7 @@ def _start_processes(processes: int, arguments: list[str]) -> int:
     """Run this command line in several processes; return their exit code."""
     code = launcher.start_processes(processes, arguments, next_step="evaluate again")
     if code - 128 in signals.WORDS:
-        console.complain(signals.WORDS[code - 128])
+        console.answer(signals.WORDS[code - 128])
     return code
 
 

@@ -37,6 +37,9 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Devi
 Precision = Annotated[
     PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")
 ]
+Threads = Annotated[
+    int | None, Option("--threads", min=1, help="Threads on the CPU [default: OMP_NUM_THREADS, or one per core].")
+]
 Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
 
 
@@ -64,6 +67,7 @@ class Where(_Flags):
     """Flags for the device and the directories of stores and runs."""
 
     device: Device = "auto"
+    threads: Threads = None
     precision: Precision = None
     data_dir: DataDir = DATA_DIR
     runs_dir: RunsDir = RUNS_DIR

@@ -9,7 +9,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, with_options
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, Threads, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
@@ -32,6 +32,7 @@ def train(
         ),
     ] = None,
     device: Device = "auto",
+    threads: Threads = None,
     data_dir: DataDir = DATA_DIR,
     runs_dir: RunsDir = RUNS_DIR,
     json: Json = False,
@@ -70,7 +71,9 @@ def train(
     from txlcli.workflows.training import forecast, scaling, start
     from txlcli.workflows.workspace import Workspace
 
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=console.TerminalReporter())
+    workspace = Workspace(
+        data_dir=data_dir, runs_dir=runs_dir, device=device, threads=threads, reporter=console.TerminalReporter()
+    )
     if not dry_run:
         with signals.silent():
             result = start.run(recipe_source, options, workspace, on_report=console.show_json if json else None)

@@ -60,7 +60,7 @@ def _handling(action: Handler, numbers: list[int]) -> Iterator[None]:
 def end(number: int, frame: FrameType | None = None) -> NoReturn:
     """End the process at once, with one line of rank 0, which ends the others itself."""
     if _is_main():
-        os.write(2, f"error: {WORDS[number]}\n".encode())
+        os.write(2, f"{WORDS[number]}\n".encode())
     os._exit(128 + number)
 
 

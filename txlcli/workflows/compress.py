@@ -18,6 +18,7 @@ import torch
 
 from txlcli import __version__
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import threads, useful_threads
 from txlcli.core.measures import compression
 from txlcli.core.measures.adaptation import DynamicSettings
 from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor, SymbolCoder
@@ -88,7 +89,9 @@ def compress(
     settings = _settings(opened, len(data), options)
     dynamic = _searched(opened, settings, workspace) if options.dynamic else None
     started, coder = time.perf_counter(), compression.Encoder()
-    probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
+    used = useful_threads(opened.model, settings.batch_size)
+    with threads(used):
+        probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
     seconds = time.perf_counter() - started
     shared: dict[str, Any] = {
         "bytes": len(data),
@@ -100,7 +103,7 @@ def compress(
     header = CompressionHeader(
         **_conditions(opened),
         **shared,
-        threads=torch.get_num_threads(),
+        threads=used,
         probe=probe,
         content=compressed_file.digest(data),
         tokens=len(text.ids),
@@ -172,12 +175,9 @@ def decompress(
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
     opened = workspace.open_run(run_name)
-    started, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(max(1, packed.header.threads))  # sums are divided among them
-    try:
+    started = time.perf_counter()
+    with threads(max(1, packed.header.threads)):  # sums are divided among them
         data = _restored(source, packed, opened, workspace)
-    finally:
-        torch.set_num_threads(threads)
     if compressed_file.digest(data) != packed.header.content:
         raise CompressedFileError(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "

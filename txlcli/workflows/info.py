@@ -68,7 +68,9 @@ def describe(data_dir: Path, runs_dir: Path) -> Installation:
         stores=tuple(path.stem for path in stores_in(data_dir)),
         runs_dir=str(runs_dir),
         runs=tuple(run_directory.names(runs_dir)),
-        environment={name: value for name, value in sorted(os.environ.items()) if name.startswith("TXL_")},
+        environment={
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(("TXL_", "OMP_", "GOMP_"))
+        },
     )
 
 

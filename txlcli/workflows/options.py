@@ -7,6 +7,7 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 import codecs
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class OptionTraits:
     """Names on the command line, if they are not the name of the field."""
     parse: Callable[[str, str], Any] | None = None
     """Converts the text of the command line, its first argument; an error begins with its second, `name` and text."""
+    writes: bool = False
+    """True for a file that the job writes, and replaces with `force` only."""
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
@@ -69,6 +72,8 @@ class Options:
                     raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
                 for number in value if isinstance(value, tuple) else (value,):
                     _check_range(field.name, number, traits)
+                if traits.writes and value and os.path.lexists(value) and "force" not in self.changed():
+                    raise UsageError(f"`{field.name}` {value} exists; name another file, or add `force` to replace it")
         self._check()
 
     def _check(self) -> None:
@@ -174,7 +179,7 @@ overrides_option = partial(
     option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
 )
 plot_option = partial(
-    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure
+    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure, writes=True
 )
 seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
 share_option = partial(option, minimum=0, above=0, maximum=1)
@@ -196,6 +201,7 @@ class SpeedOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
+    force: bool = force_option()
 
 
 AUTO: Literal["auto"] = "auto"
@@ -304,7 +310,7 @@ class EvalOptions(Options):
         "Score a text file instead of a split; - is stdin.", metavar="FILE", parse=read_user_text
     )
     losses: Path | None = option(
-        "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path
+        "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path, writes=True
     )
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
@@ -313,6 +319,7 @@ class EvalOptions(Options):
     )
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
+    force: bool = force_option()
     timed: bool = True
     """True to time a vanilla model as well (slowdown)."""
     search: AdaptationSearch = AdaptationSearch()
@@ -527,8 +534,12 @@ class ReclOptions(Options):
     losses: Path | None = option(f"File of all losses [default: {RECL_LOSSES} in --runs-dir].", metavar="FILE.h5")
     plot: Path | None = plot_option()
     plot_ppl: Path | None = option(
-        "Also plot perplexity by context length to this file (Figure 4).", metavar="PATH", parse=parse_figure
+        "Also plot perplexity by context length to this file (Figure 4).",
+        metavar="PATH",
+        parse=parse_figure,
+        writes=True,
     )
+    force: bool = force_option()
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
 
@@ -634,6 +645,7 @@ class CompareOptions(Options):
 
     plot: Path | None = plot_option()
     x: Axis = option("Quantity on the x axis of --plot.", default="steps")
+    force: bool = force_option()
 
     def _check(self) -> None:
         if self.plot is None:

@@ -8,8 +8,10 @@ import torch
 from txlcli.config.settings import Precision, Settings
 from txlcli.core.kernels.compilation import portable_reason
 from txlcli.data.token_store import TokenStore
+from txlcli.errors import UsageError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
+from txlcli.system import processors
 from txlcli.workflows.reporter import CallbackReporter, Reporter
 
 
@@ -25,8 +27,17 @@ class Workspace:
     """auto, cpu or cuda."""
     precision: Precision | None = None
     """Precision of matrix products with a run; None is that of its training."""
+    threads: int | None = None
+    """Threads of PyTorch in this process from now on; None keeps their number."""
     reporter: Reporter = field(default_factory=CallbackReporter)
     """Receives messages and progress."""
+
+    def __post_init__(self) -> None:
+        if self.threads is None:
+            return
+        if self.threads > processors.available():
+            raise UsageError(f"`threads` {self.threads}: give at most {processors.available()}, one per processor")
+        torch.set_num_threads(self.threads)
 
     def store_path(self, name: str) -> Path:
         """Return the file of a store, which need not exist."""

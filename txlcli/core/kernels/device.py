@@ -23,6 +23,8 @@ AMPERE = (8, 0)
 """Compute capability of the first GPUs that multiply bf16 and TF32."""
 CUDA_MULTIPLE = 8
 """Numbers of which rows of a matrix should be a multiple on CUDA: fast 16-bit kernels need rows of whole 16 bytes."""
+WEIGHTS_PER_THREAD = 1 << 24
+"""Weights times tokens read at a time that keep one thread busy: with fewer, threads wait for each other most of it."""
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 Value = TypeVar("Value")
@@ -198,6 +200,23 @@ class _Float32Products(AbstractContextManager[None]):
         of_products, of_cudnn = self._before.pop()
         matmul.allow_tf32, cudnn.allow_tf32 = of_products == "tf32", of_cudnn == "tf32"
         matmul.fp32_precision = of_products  # "none" and "ieee" are one setting by the older name
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads on the CPU inside this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def useful_threads(model: torch.nn.Module, tokens: int) -> int:
+    """Return how many of PyTorch's threads pay while a model reads so many tokens at a time."""
+    work = tokens * sum(parameter.numel() for parameter in model.parameters())
+    return min(torch.get_num_threads(), max(1, work // WEIGHTS_PER_THREAD))
 
 
 def generator_state(device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import threads, useful_threads
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader, Reading
 from txlcli.core.reading.registry import make_reader
@@ -71,13 +72,16 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
     """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read."""
     candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
+    few = useful_threads(reader.model, tokens=1)
     while True:
-        token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)
-        number = int(token)
+        with threads(few):
+            token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)
+            number = int(token)
         if number == NO_TOKEN:
             raise RunError(
                 "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, or "
                 "train again with a lower train.lr"
             )
         yield number
-        hidden = reader.read(token[None])
+        with threads(few):
+            hidden = reader.read(token[None])

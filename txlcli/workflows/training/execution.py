@@ -34,6 +34,8 @@ from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training import out_of_memory, plan, trackers
 from txlcli.workflows.workspace import Workspace
 
+WAITING, FIRST_HINT_S = 2.0, 20.0
+"""Time of training per CPU time of this process from which other programs slow it down, and when it is first seen."""
 Line = dict[str, Any]
 OnReport = Callable[[Line], None]
 TRACE = "trace.json"
@@ -132,10 +134,13 @@ def _take_steps(
         if training.world.is_rank_zero:
             log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
             stack.callback(profiler.stop if profiler else int)
+        watch = _ProcessorWatch(reporter) if log and training.device.type == "cpu" else None
 
         def on_step(step: int) -> None:
             if log:
                 log.show_step(step)
+            if watch:
+                watch.check()
             if log and profiler:
                 profiler.on_step(step)
 
@@ -269,6 +274,22 @@ class TrainingLog:
                 f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}"
             )
         self._progress.reach(report.step, self._detail)
+
+
+class _ProcessorWatch:
+    """Tells the user once if other programs keep the threads of a training run waiting for processors."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._is_watching = reporter, torch.get_num_threads() > 1
+        self._started, self._cpu_started = time.monotonic(), time.process_time()
+
+    def check(self) -> None:
+        """Compare the time since the start with the CPU time of all threads."""
+        seconds, cpu_seconds = time.monotonic() - self._started, time.process_time() - self._cpu_started
+        if self._is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
+            self._is_watching = False
+            ratio = f"{seconds / cpu_seconds:.1f} times its CPU time"
+            self._reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
 
 
 def peak_tokens_per_s(run: Run, training: Training) -> float | None:
