@@ -38,36 +38,45 @@ def test_all_steps_are_done_and_can_be_repeated(small):
     parts = [
         "data/stdlib.h5: stdlib, unit byte, V = 256",
         "7 of 7",
-        "runs/stdlib on stdlib test",
-        "Table 9, median",
+        "runs/quickstart on stdlib test",
         "    def __init__(self, ",
     ]
     positions = [result.stdout.index(part) for part in parts]
     assert positions == sorted(positions)
     ran = commands_in(result.stderr)
-    assert [words[0] for words in ran] == ["prepare", "train", "eval", "speed", "generate"]
+    assert [words[0] for words in ran] == ["prepare", "train", "eval", "generate"]
+    assert re.findall(r"^step \d of .*", result.stderr, flags=re.MULTILINE) == [
+        "step 1 of 4; then train, eval, generate",
+        "step 2 of 4; then eval, generate",
+        "step 3 of 4; then generate",
+        "step 4 of 4",
+    ]
+    assert result.stdout.count("┏") + result.stdout.count("┌") == 3
     summary, figure, *following = result.stdout[result.stdout.rindex("\nMemory ") + 1 :].splitlines()
     assert re.match(r"Memory (lowered|did not lower) bits per byte from \d+\.\d{3} without memory", summary)
-    assert figure == "The figure runs/stdlib/memory.png shows both by memory length. Next:"
-    assert (small / "runs/stdlib/memory.png").stat().st_size > 0
+    assert figure == "The figure runs/quickstart/memory.png shows both by memory length. Next:"
+    assert (small / "runs/quickstart/memory.png").stat().st_size > 0
     assert [shlex.split(line)[:2] for line in following] == [
         ["txl", word] for word in ("generate", "attention", "prepare")
     ]
-    assert "is finished and has the same settings" in refusal(*ran[1], code=1)
-    for words in ([*ran[1], "--name", "again"], ran[2], ran[4]):  # all but the slow one, which measures the speed
+    assert [path.name for path in (small / "runs").iterdir() if path.name != ".locks"] == ["quickstart"]
+    for words in ([*ran[1], "--name", "again"], *ran[2:]):
         done(*words)
+    done("export", "quickstart", "exported")
+    done("train", "stdlib", "--name", "quickstart", "--force")
+    assert "runs/quickstart has other settings, another text or no checkpoint; " in refusal("quickstart", code=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "message"),
-    [((), "using runs/stdlib, which is finished"), (("--max-steps", 3), "resuming runs/stdlib at step 3 of 7")],
+    [((), "using runs/quickstart, which is finished"), (("--max-steps", 3), "resuming runs/quickstart at step 3 of 7")],
 )
 def test_a_finished_run_is_used_again_and_an_interrupted_one_resumed(small, stop, message):
     done("prepare", "stdlib")
-    done("train", "stdlib", *stop)
+    done("train", "stdlib")
+    done("train", "stdlib", "--name", "quickstart", "--set", "model.norm=pre_released", *stop)
     result = done("quickstart")
     assert message in result.stderr
-    assert ("$ txl train --resume runs/stdlib\n" in result.stderr) == bool(stop)
-    assert "runs/stdlib on stdlib test" in result.stdout
-    assert [path.name for path in (small / "runs").iterdir() if path.name != ".locks"] == ["stdlib"]
+    assert ("$ txl train --resume runs/quickstart\n" in result.stderr) == bool(stop)
+    assert "runs/quickstart on stdlib test" in result.stdout

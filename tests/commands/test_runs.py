@@ -397,6 +397,7 @@ def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
     stderr = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
     assert "train.max_steps is now 4; it was 2" in stderr.splitlines()
+    assert "the learning rate jumps from 0.015 to 0.022 with the longer schedule; without a jump: train " in stderr
     done("train", "tiny.toml", "--name", "straight", "--set", "train.max_steps=4", "--set", "train.clip=none")
     change = {"step": 2, "settings": {"train.max_steps": [2, 4], "train.clip": [0.25, "none"]}}
     assert json.loads((here / "runs/stretched/run.json").read_text())["changes"] == [change]

@@ -9,22 +9,24 @@ from txlcli import console
 from txlcli.commands.generate import show as show_generated
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
 from txlcli.commands.prepare import show as show_store
-from txlcli.commands.speed import show as show_speed
 from txlcli.config import recipe
+from txlcli.errors import RunError
 from txlcli.runs import history
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, SpeedOptions, TrainOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, TrainOptions
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
 
-CORPUS = "stdlib"
+CORPUS, RUN = "stdlib", "quickstart"
+SETTINGS = ("model.norm=pre_released",)
+"""Changes of the recipe: Hugging Face's class holds this norm, so that the model can be exported."""
 MEM_LENS = (0, 32, 64, 128, 256)
-ATTN_LENS = (128, 256, 512)
 PROMPT = "    def __init__(self, "
 TOKENS = 600
 FIGURE = "memory.png"
 """Figure of the loss and the time by memory length, in the run folder."""
+STEPS = ("prepare", "train", "eval", "generate")
 
 
 def quickstart(
@@ -36,13 +38,13 @@ def quickstart(
 ) -> None:
     """Run all main steps on Python's own source files.
 
-    Prepares them, trains a small model for about two minutes, evaluates it, measures its speed and generates text. A
-    run of the same settings is used again if it is finished, and resumed if it was interrupted.
+    Prepares them, trains a small model for a few minutes, evaluates it with and without memory, and generates text.
+    Its run is "quickstart" and no other run is touched; a finished one is used again, an interrupted one resumed.
 
     Example: txl quickstart
     """
     from txlcli.commands import eval_table
-    from txlcli.workflows import generate, speed
+    from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
     from txlcli.workflows.workspace import Workspace
@@ -57,8 +59,6 @@ def quickstart(
     evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS), workspace)
     eval_table.show(evaluation, verbose=verbose)
     evaluation.raise_pending()
-    _announce("speed", run, "--attn-len", ",".join(map(str, ATTN_LENS)), data_dir=data_dir)
-    show_speed(speed.run(run, SpeedOptions(attn_len=ATTN_LENS), workspace))
     _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
@@ -75,9 +75,13 @@ def quickstart(
         console.show_line(f"  {line}")
 
 
-def _announce(*words: str, **directories: Path) -> None:
+def _announce(step: str, *words: str, **directories: Path) -> None:
+    """Say which step begins, what remains after it, and the command line that does the same."""
+    number = STEPS.index(step)
+    remaining = f"; then {', '.join(STEPS[number + 1 :])}" if number + 1 < len(STEPS) else ""
     console.say("")
-    console.say(f"$ {command_line(*words, **directories)}")
+    console.say(f"step {number + 1} of {len(STEPS)}{remaining}")
+    console.say(f"$ {command_line(step, *words, **directories)}")
 
 
 def _train(max_minutes: float | None, workspace: "Workspace") -> str:
@@ -88,17 +92,24 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
 
-    settings, digest = recipe.load(CORPUS), workspace.open_store(CORPUS).digest("train")
-    same = list(history.same_runs(settings, digest, workspace.runs_dir))
-    for run, _, is_finished in same:
+    settings, digest = recipe.load(CORPUS, SETTINGS), workspace.open_store(CORPUS).digest("train")
+    directory = workspace.runs_dir / RUN
+    same = [found for found in history.same_runs(settings, digest, workspace.runs_dir) if found[0].name == RUN]
+    for _, _, is_finished in same:
         if is_finished:
-            console.say(f"using {run.directory}, which is finished; txl train {CORPUS} --force trains it again")
-            return str(run.directory)
-    resumed = str(same[0][0].directory) if same else None
-    words = ["--resume", resumed] if resumed else [CORPUS]
+            console.say(f"using {directory}, which is finished; delete this folder to train it again")
+            return str(directory)
+    if directory.exists() and not same:
+        next_step = "delete this folder, or give another --runs-dir"
+        raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")
+    changes = [word for setting in SETTINGS for word in ("--set", setting)]
+    words = ["--resume", str(directory)] if same else [CORPUS, "--name", RUN, *changes]
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
     _announce("train", *words, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    options = TrainOptions(resume=resumed, max_minutes=max_minutes, caller_continues=True)
-    trained = start.run(None if resumed else CORPUS, options, workspace)
+    if same:
+        options = TrainOptions(resume=str(directory), max_minutes=max_minutes, caller_continues=True)
+    else:
+        options = TrainOptions(name=RUN, overrides=SETTINGS, max_minutes=max_minutes, caller_continues=True)
+    trained = start.run(None if same else CORPUS, options, workspace)
     training_tables.show_result(trained)
     return str(trained.run.directory)

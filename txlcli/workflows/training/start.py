@@ -21,6 +21,7 @@ from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.state import scheduled_lr
 from txlcli.core.training.validation import Split
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
@@ -41,6 +42,8 @@ from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
+LR_JUMP = 1.1
+"""Factor between the learning rates of two steps from which a resumed run reports it."""
 FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "roll_lanes", "optimizer", "momentum", "average", "seed")
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
 
@@ -374,4 +377,10 @@ def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run
         return run
     for name, (old, value) in new.items():
         reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
+    before_lr, lr = (scheduled_lr(version.settings.train, step + at) for at, version in enumerate((before, run)))
+    if "train.max_steps" in new and lr > LR_JUMP * before_lr:
+        reporter.say(
+            f"the learning rate jumps from {before_lr:.2g} to {lr:.2g} with the longer schedule; without a jump: train "
+            'with train.schedule = "wsd" and stop before its decay, or start a new run with `begin_from`'
+        )
     return dataclasses.replace(run, changes=(*run.changes, run_directory.Change(step, new)))
