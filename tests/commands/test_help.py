@@ -37,7 +37,7 @@ def test_every_command_but_quickstart_prints_json():
         for name, command in WITH_SUBCOMMANDS.items()
         if name not in groups and not any("--json" in parameter.opts for parameter in command.params)
     }
-    assert without == {"quickstart", "recipes schema"}  # a schema is JSON
+    assert without == {"quickstart", "recipes schema", "runs plot"}  # a schema is JSON
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,42 @@ def test_quiet_leaves_the_result_and_no_messages(here, option):
     assert "│ 0 " in quiet.stdout
     loud = done("eval", "word", "--mem-len", "0", "--positions", "20")
     assert loud.stderr.startswith("evaluating runs/word")
+
+
+OWN_HELP = {
+    *(
+        "--at",
+        "--attn-len",
+        "--batch-size",
+        "--dynamic",
+        "--format",
+        "--list",
+        "--losses",
+        "--max-minutes",
+        "--mem-len",
+    ),
+    *("--name", "--out", "--positions", "--precision", "--processes", "--seg-len", "--split", "--verbose", "--vocab"),
+}
+"""Options that mean a different quantity or object in different commands, which their help names."""
+
+
+def test_an_option_has_the_same_help_in_every_command():
+    helps = {}
+    for command in WITH_SUBCOMMANDS.values():
+        for parameter in command.params:
+            for option in (option for option in parameter.opts if option.startswith("--")):
+                helps.setdefault(option, set()).add(parameter.help)
+    assert {option for option, texts in helps.items() if len(texts) > 1} == OWN_HELP
+
+
+def test_figures_are_drawn_silently_with_quiet(here):
+    quiet = done("eval", "word", "--positions", "20", "--plot", "curve.svg", "-q")
+    assert quiet.stderr == ""
+
+
+def test_names_with_terminal_escapes_are_shown_harmless(here):
+    (here / "runs/word").rename(here / "runs/a\x1b[2Jb")
+    for words in (("runs",), ("runs", "show", "a\x1b[2Jb"), ("runs", "verify", "a\x1b[2Jb")):
+        shown = done(*words)
+        assert "\x1b" not in shown.stdout + shown.stderr
+        assert r"a\x1b[2Jb" in shown.stdout

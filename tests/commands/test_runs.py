@@ -4,14 +4,18 @@ import json
 import math
 import os
 import shutil
+import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import card, cells, done, json_of, refusal, reports
+from tests.commands.novel import Saved, card, cells, done, json_of, refusal, reports
 from tests.commands.test_plots import MAGIC
+from txlcli.data import loss_file
+from txlcli.data.loss_file import TokenLosses
 from txlcli.runs import history, log_file, run_directory
 from txlcli.workflows.overview import x_coordinates
 
@@ -236,7 +240,81 @@ def test_notes_report_the_same_settings_and_different_texts(here):
     assert "The texts or vocabularies differ: these losses cannot be compared." in result.stdout
     (row,) = (row for row in cells(result) if row[0] == "best valid")
     assert [cell.split()[1] for cell in row[1:]] == ["bpc", "ppl"]
+    done("eval", "sentencepiece")
+    (row,) = (row for row in cells(done("runs", "compare", "byte", "sentencepiece")) if row[0] == "test bits/byte")
+    (evaluated,) = map(json.loads, Path("runs/sentencepiece/evals.jsonl").read_text().splitlines())
+    assert row[1:] == ["-", f"{evaluated['bits_per_byte']:.3f}"]
     assert json_of("runs", "compare", "byte", "word")["same_text"] is False
+
+
+def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
+    hint = done("train", "tiny.toml", "--seeds", 3, "--name", "many", "--seed", 5).stderr.splitlines()[-1]
+    names = [f"many-seed{seed}" for seed in (5, 6, 7)]
+    assert hint == f'mean and deviation: "txl runs compare {" ".join(names)}"'
+    assert [card(f"runs/{name}")["settings"]["train"]["seed"] for name in names] == [5, 6, 7]
+    done("train", "tiny.toml", "--name", "alone", "--seed", 6)
+    assert Saved(Path("runs/alone/best.safetensors")) == Saved(Path("runs/many-seed6/best.safetensors"))
+    output = json_of("runs", "compare", *names)
+    (group,) = output["seeds"]
+    valid = [run["best_valid"] for run in output["runs"]]
+    assert group["runs"] == names
+    assert group["losses"] == {"valid": [pytest.approx(statistics.mean(valid)), pytest.approx(statistics.stdev(valid))]}
+    note = f"3 seeds ({', '.join(names)}), mean +- deviation, bpc: valid "
+    assert note in done("runs", "compare", *names).stdout
+    message = refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
+    assert message.startswith("runs/many-seed7 exists; ")
+    assert not Path("runs/many-seed8").exists()
+    assert refusal("train", "tiny.toml", "--seeds", 2, "--dry-run").startswith("--seeds trains new runs in one process")
+
+
+def test_the_curves_of_one_run_are_plotted_into_its_folder(here):
+    done("runs", "plot", "byte", "--x", "tokens")
+    assert Path("runs/byte/curves.png").read_bytes().startswith(MAGIC[".png"])
+    done("runs", "plot", "byte")
+    done("runs", "plot", "byte", "--plot", "curves.svg")
+    exists = "--plot curves.svg exists; name another file, or add --force to replace it"
+    for command in ("plot", "compare"):
+        assert refusal("runs", command, "byte", "again", "--plot", "curves.svg") == exists
+    done("runs", "plot", "byte", "--plot", "curves.svg", "--force")
+
+
+def losses_file(path, losses, tokens):
+    """Write a file of losses as txl eval does."""
+    results = [TokenLosses("mem_len", 0, losses + 1, {}), TokenLosses("mem_len", 5, losses, {})]
+    loss_file.write(path, tokens, results, {"run": "runs/one"})
+
+
+@pytest.mark.parametrize(("gain", "significant"), [(0.0, False), (0.2, True)])
+def test_a_difference_of_losses_is_more_than_chance_if_its_interval_excludes_0(here, gain, significant):
+    generator = np.random.default_rng(1)
+    tokens = generator.integers(0, 9, 6_007)
+    first = generator.gamma(2.0, 1.0, 6_007).astype(np.float32)
+    second = (first - gain + generator.normal(0.0, 0.5, 6_007)).astype(np.float32)
+    losses_file(Path("a.h5"), first, tokens)
+    losses_file(Path("b.h5"), second, tokens)
+    output = json_of("runs", "difference", "a.h5", "b.h5")
+    assert output["significant"] == significant
+    assert output["difference_nats"] == pytest.approx(float((second - first).mean()), abs=1e-6)
+    assert output["low_nats"] < output["difference_nats"] < output["high_nats"]
+    assert (output["second"]["evaluation"], output["second"]["run"]) == ("mem_len_5", "runs/one")
+    chance = (
+        "is more than chance: the interval excludes 0." if significant else "may be chance: the interval contains 0."
+    )
+    assert chance in done("runs", "difference", "a.h5", "b.h5").stdout
+
+
+def test_losses_that_cannot_be_paired_are_rejected(here):
+    tokens = np.arange(3_001)
+    losses_file(Path("a.h5"), np.ones(3_001, np.float32), tokens)
+    losses_file(Path("b.h5"), np.ones(3_001, np.float32), tokens + 1)
+    losses_file(Path("short.h5"), np.ones(7, np.float32), tokens[:7])
+    for files, message in (
+        (("a.h5", "b.h5"), "a.h5 and b.h5 have losses of different tokens; evaluate both runs on the same text"),
+        (("short.h5", "short.h5"), "short.h5 has 7 tokens; evaluate at least 2,000"),
+        (("a.h5", "data/novel.h5"), "data/novel.h5: not a file of losses; write one with txl eval --losses"),
+    ):
+        assert refusal("runs", "difference", *files) == message
+    assert refusal("runs", "difference", "a.h5", "tiny.toml").startswith("tiny.toml: not a readable file of losses (")
 
 
 def points(path):
@@ -393,11 +471,16 @@ def test_a_corpus_shows_its_table_which_fits_a_terminal(tmp_path, monkeypatch, c
     assert json_of("runs", "published", corpus)["ours"] is None
 
 
+def test_a_longer_schedule_reports_the_jump_of_the_learning_rate(here):
+    said = done("train", "--resume", "byte", "--set", "train.max_steps=14").stderr
+    assert "the learning rate jumps from 0.0015 to 0.015 with the longer schedule; without a jump: train " in said
+
+
 def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     done("train", "tiny.toml", "--name", "stretched", "--set", "train.max_steps=2")
     stderr = done("train", "--resume", "stretched", "--set", "train.max_steps=4", "--set", "train.clip=none").stderr
     assert "train.max_steps is now 4; it was 2" in stderr.splitlines()
-    assert "the learning rate jumps from 0.015 to 0.022 with the longer schedule; without a jump: train " in stderr
+    assert "learning rate" not in stderr  # half of it, before and after
     done("train", "tiny.toml", "--name", "straight", "--set", "train.max_steps=4", "--set", "train.clip=none")
     change = {"step": 2, "settings": {"train.max_steps": [2, 4], "train.clip": [0.25, "none"]}}
     assert json.loads((here / "runs/stretched/run.json").read_text())["changes"] == [change]

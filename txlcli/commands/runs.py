@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument
@@ -16,13 +16,16 @@ from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
-from txlcli.runs import run_directory
+from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Change
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
-from txlcli.workflows.options import CompareOptions
-from txlcli.workflows.overview import ComparedRun, Comparison, Curve, RunEntry
+from txlcli.workflows.options import CompareOptions, CurveOptions
+from txlcli.workflows.overview import ComparedRun, Comparison, Curve, RunEntry, SeedGroup
 from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
+
+if TYPE_CHECKING:
+    from txlcli.workflows.difference import LossDifference
 
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
@@ -30,6 +33,8 @@ SAME_SETTINGS = "The settings are the same."
 ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
 OTHER_SYMBOLS = "~"
+CURVES = "curves.png"
+"""Figure of `txl runs plot` in the folder of a run."""
 MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step finetuning"}
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
@@ -173,6 +178,31 @@ def compare(
         plot_curves(options.plot, result.curves, metric=metric, title=title, x_label=options.x)
 
 
+@app.command("plot")
+@with_options
+def plot(
+    options: CurveOptions,
+    run_names: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="RUN...", help="Runs, by name or folder [default: the most recent].", autocompletion=completion.runs
+        ),
+    ] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+) -> None:
+    """Plot the training and validation curves of one or more runs.
+
+    Writes curves.png into the folder of the first run, unless --plot names another file.
+
+    Example: txl runs plot stdlib
+    """
+    runs = run_directory.find_each(run_names, runs_dir) if run_names else [run_directory.find(None, runs_dir)]
+    curves = overview.curves([history.read(run) for run in runs], options.x)
+    title = ", ".join(dict.fromkeys(run.settings.corpus.store for run in runs))
+    path = options.plot or runs[0].directory / CURVES
+    plot_curves(path, curves, metric=runs[0].metric, title=title, x_label=options.x)
+
+
 def _show_comparison(result: Comparison) -> None:
     runs = result.runs
     metric = runs[0].metric if len({run.metric for run in runs}) == 1 else None
@@ -187,8 +217,11 @@ def _show_comparison(result: Comparison) -> None:
         f"last valid{unit}": lambda run: _loss(run, run.last_valid, metric),
         f"last train{unit}": lambda run: _loss(run, run.last_train, metric),
         f"test{unit}": lambda run: _loss(run, run.test, metric),
+        "test bits/byte": lambda run: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
         "tokens/s": lambda run: _count(run.tokens_per_s),
     }
+    if metric and result.same_text:
+        del cells["test bits/byte"]
     rows = [[label, *map(cell, runs)] for label, cell in cells.items()]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
     changed = any(run.changes for run in runs)
@@ -196,7 +229,17 @@ def _show_comparison(result: Comparison) -> None:
         rows.append(["changed settings", *(_describe_changes(run.changes) or "-" for run in runs)])
     notes = [] if result.settings else [ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS]
     notes += [] if result.same_text else [OTHER_TEXTS]
+    notes += [_describe_seeds(group, metric or str(runs[0].metric)) for group in result.seeds]
     console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
+
+
+def _describe_seeds(group: SeedGroup, metric: str) -> str:
+    """Return mean and standard deviation of the losses of runs that differ in their seed."""
+    spread = [
+        f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}"
+        for split, (mean, deviation) in group.losses.items()
+    ]
+    return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation, {metric}: {'; '.join(spread)}."
 
 
 def _loss(run: ComparedRun, loss: float | None, metric: str | None) -> str:
@@ -240,6 +283,38 @@ def plot_curves(
         log_y=metric == "ppl",
         styles=styles,
     )
+
+
+@app.command("difference")
+def difference(
+    first: Annotated[Path, Argument(metavar="A.h5", help="Losses of a run, from txl eval --losses.")],
+    second: Annotated[Path, Argument(metavar="B.h5", help="Losses of another run on the same text.")],
+    json: Json = False,
+) -> None:
+    """Test if the difference of two losses is more than chance.
+
+    Pairs the losses token by token, and resamples blocks of the text (bootstrap) for a 95 % interval.
+
+    Example: txl runs difference a.h5 b.h5
+    """
+    from txlcli.workflows import difference as workflow
+
+    console.show_result(workflow.run(first, second), _show_difference, json=json)
+
+
+def _show_difference(result: "LossDifference") -> None:
+    rows = [
+        [source.file, source.run, source.evaluation, f"{source.loss_nats:.4f}", f"{metrics.bits(source.loss_nats):.4f}"]
+        for source in (result.first, result.second)
+    ]
+    nats = (result.difference_nats, result.low_nats, result.high_nats)
+    for name, value in zip(("difference", "95 % interval from", "to"), nats, strict=True):
+        rows.append([name, "", "", f"{value:+.4f}", f"{metrics.bits(value):+.4f}"])
+    verdict = "The difference is more than chance" if result.is_significant else "The difference may be chance"
+    interval = "excludes" if result.is_significant else "contains"
+    notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
+    headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
+    console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)
 
 
 @app.command("published")

@@ -1,8 +1,9 @@
 """`txl train`: train a model from a recipe, or resume a run."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument
@@ -13,8 +14,12 @@ from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, R
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
+from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import ForecastOptions, ProcessOptions, TrainOptions
-from txlcli.workflows.training.request import read_settings, resolve
+from txlcli.workflows.training.request import read_settings, resolve, with_seeds
+
+if TYPE_CHECKING:
+    from txlcli.workflows.workspace import Workspace
 
 
 @with_options
@@ -47,6 +52,8 @@ def train(
     # All that is wrong with the command line is reported before PyTorch is imported.
     processes, dry_run = process_options.processes, forecast_options.dry_run
     _check_forecast(options, forecast_options, processes=processes, device=device)
+    if process_options.seeds > 1 and (options.resume or dry_run or launcher.is_started()):
+        raise UsageError("--seeds trains new runs in one process; leave out --resume, --dry-run and torchrun")
     _check_launcher(process_options, options.name or options.resume)
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
@@ -58,6 +65,7 @@ def train(
         raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume or --from')
     else:
         is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started()
+        is_repeated |= process_options.seeds > 1
         recipe_source, options = resolve(
             recipe_source, options, data_dir, runs_dir, is_repeated=is_repeated, say=console.say
         )
@@ -68,17 +76,14 @@ def train(
             arguments = [*arguments, "--name", next(run_directory.free_directories(runs_dir, name)).name]
         sys.exit(launcher.start_processes(processes, arguments, restarts=process_options.restarts))
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import forecast, scaling, start
+    from txlcli.workflows.training import forecast, scaling
     from txlcli.workflows.workspace import Workspace
 
     workspace = Workspace(
         data_dir=data_dir, runs_dir=runs_dir, device=device, threads=threads, reporter=console.TerminalReporter()
     )
     if not dry_run:
-        with signals.silent():
-            result = start.run(recipe_source, options, workspace, on_report=console.show_json if json else None)
-            if not json and launcher.is_main():
-                training_tables.show_result(result)
+        _train_each(recipe_source, with_seeds(recipe_source, options, process_options.seeds, runs_dir), workspace, json)
     elif not launcher.is_main():
         return
     elif forecast_options.devices is None:
@@ -90,6 +95,21 @@ def train(
             recipe_source, options, workspace, devices=forecast_options.devices, hardware=forecast_options
         )
         console.show_result(on_gpus, training_tables.show_devices, json=json)
+
+
+def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Workspace", json: bool) -> None:
+    """Train one run after the other, and show each result."""
+    from txlcli.commands import training_tables
+    from txlcli.workflows.training import start
+
+    with signals.silent():
+        for options in runs:
+            result = start.run(source, options, workspace, on_report=console.show_json if json else None)
+            if not json and launcher.is_main():
+                training_tables.show_result(result)
+    if len(runs) > 1:
+        names = [str(options.name) for options in runs]
+        console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
 
 
 def _check_forecast(options: TrainOptions, forecast_options: ForecastOptions, *, processes: int, device: str) -> None:

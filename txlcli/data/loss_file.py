@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, reading, replacing_losses, set_attributes
+from txlcli.data.hdf5 import READ_ERRORS, Facts, add_array, read_array, reading, replacing_losses, set_attributes
 from txlcli.errors import UsageError
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import check_regular
@@ -28,6 +28,17 @@ class TokenLosses:
     """The loss of each token, (T,)."""
     facts: Facts
     """Other evaluation settings, such as segment length, batch size, or stride of the windows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """Losses of one text."""
+
+    run: str
+    tokens: NDArray[np.integer]
+    """Predicted ids, (T,)."""
+    losses_nats: dict[str, NDArray[np.float32]]
+    """Loss of each token, (T,), by evaluation: mem_len_M or attn_len_N."""
 
 
 def check_path(path: Path, asked: str) -> None:
@@ -57,3 +68,21 @@ def write(path: Path, tokens: NDArray[np.integer], results: Iterable[TokenLosses
         for result in results:
             dataset = add_array(file, f"{result.length_name}_{result.length}", result.losses_nats)
             set_attributes(dataset, {result.length_name: result.length, **result.facts})
+
+
+def read(path: Path) -> Losses:
+    """Read a file of losses; raise a UsageError if it is none."""
+    try:
+        with reading(check_regular(path)) as file:
+            if file.attrs.get("format") != FORMAT:
+                raise UsageError(f"{path}: not a file of losses; write one with txl eval --losses")
+            tokens = read_array(file, "tokens")
+            losses = {name: read_array(file, name) for name in file if name != "tokens"}
+            run = file.attrs["run"]
+    except READ_ERRORS as error:
+        raise UsageError(
+            f"{path}: not a readable file of losses ({error}); write one with txl eval --losses"
+        ) from error
+    if not losses or any(values.shape != tokens.shape for values in losses.values()):
+        raise UsageError(f"{path}: has no loss of every token; write it again with txl eval --losses")
+    return Losses(run.decode() if isinstance(run, bytes) else str(run), tokens, losses)

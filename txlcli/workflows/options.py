@@ -181,6 +181,7 @@ overrides_option = partial(
 plot_option = partial(
     option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure, writes=True
 )
+seeds_option = partial(option, "Training runs per model, each with the next seed.", default=1)
 seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
 share_option = partial(option, minimum=0, above=0, maximum=1)
 unfinished_option = partial(flag_option, "Also accept a run whose training is not finished.")
@@ -640,12 +641,17 @@ class ExportOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(Options):
-    """Options of `txl runs compare`."""
+class CurveOptions(Options):
+    """Options of `txl runs plot`."""
 
     plot: Path | None = plot_option()
     x: Axis = option("Quantity on the x axis of --plot.", default="steps")
     force: bool = force_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(CurveOptions):
+    """Options of `txl runs compare`."""
 
     def _check(self) -> None:
         if self.plot is None:
@@ -722,7 +728,7 @@ class TrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """Processes that divide the work of `txl train`."""
+    """Processes that divide the work of `txl train`, and runs that repeat it."""
 
     processes: int = option("Divide each batch among this many processes, one per GPU.", default=1)
     restarts: int = option(
@@ -731,6 +737,11 @@ class ProcessOptions(Options):
         metavar="N",
         minimum=0,
     )
+    seeds: int = seeds_option()
+
+    def _check(self) -> None:
+        if self.seeds > 1:
+            self.exclude("processes", "restarts", because="`seeds` trains one run after the other in one process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -809,7 +820,7 @@ class ReproduceOptions(Options):
     scale: Literal["tiny", "small", "paper"] = option(
         "tiny: minutes on two cores; small: one GPU; paper: as published.", default="tiny"
     )
-    seeds: int = option("Training runs per model, whose results are averaged.", default=1)
+    seeds: int = seeds_option()
     out: Path | None = option("Folder of the report [default: reproduction-SCALE].")
     list: bool = flag_option("List the items with the cost of missing training runs, and stop.")
 

@@ -1,18 +1,20 @@
 """Describes training runs: each by itself, and several side by side with their curves."""
 
 import dataclasses
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
+from txlcli.config.settings import Settings
 from txlcli.errors import RunError, TxlError, UsageError, listed
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.runs.run_directory import Change, Origin
+from txlcli.runs.run_directory import Change, Origin, Run
 from txlcli.workflows.options import Axis, CompareOptions
 from txlcli.workflows.reporter import Reporter
 
@@ -71,7 +73,18 @@ class ComparedRun(RunSummary):
     last_valid: float | None
     last_train: float | None
     tokens_per_s: float | None
+    bits_per_byte: float | None
+    """Of the test result."""
     changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedGroup:
+    """Runs that differ in their seed only."""
+
+    runs: tuple[str, ...]
+    losses: dict[str, tuple[float, float]]
+    """Mean and standard deviation (n - 1) of the best valid and the test loss, in the metric of the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +98,16 @@ class Comparison:
     """True if all runs have the same text and vocabulary, so that losses can be compared."""
     stores: tuple[str, ...]
     """Names of the texts."""
+    seeds: tuple[SeedGroup, ...]
     curves: dict[tuple[str, str], Curve]
     """Curves of every run, by run and split; empty without a plot."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs compare --json` prints."""
         settings = metrics.without_infinities(self.settings)
-        return {"runs": [run.to_json() for run in self.runs], "settings": settings, "same_text": self.same_text}
+        seeds = [dataclasses.asdict(group) for group in self.seeds]
+        runs = [run.to_json() for run in self.runs]
+        return {"runs": runs, "settings": settings, "same_text": self.same_text, "seeds": seeds}
 
 
 def describe(directory: Path, reporter: Reporter) -> RunEntry:
@@ -140,22 +156,42 @@ def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -
         known = listed(run_directory.names(runs_dir))
         raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
     histories = [history.read(run) for run in runs]
+    compared = tuple(
+        ComparedRun(
+            **vars(_summary(past)),
+            last_valid=past.in_metric(past.last_valid),
+            last_train=past.in_metric(past.last_train),
+            tokens_per_s=past.tokens_per_s,
+            bits_per_byte=(past.test_result[0] or {}).get("bits_per_byte"),
+            changes=past.run.changes,
+        )
+        for past in histories
+    )
     return Comparison(
-        runs=tuple(
-            ComparedRun(
-                **vars(_summary(past)),
-                last_valid=past.in_metric(past.last_valid),
-                last_train=past.in_metric(past.last_train),
-                tokens_per_s=past.tokens_per_s,
-                changes=past.run.changes,
-            )
-            for past in histories
-        ),
+        runs=compared,
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
         same_text=len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
         stores=tuple(dict.fromkeys(run.settings.corpus.store for run in runs)),
+        seeds=tuple(_seed_groups(runs, compared)),
         curves=curves(histories, options.x) if options.plot is not None else {},
     )
+
+
+def _seed_groups(runs: Sequence[Run], compared: Sequence[ComparedRun]) -> Iterator[SeedGroup]:
+    groups: dict[tuple[Settings, str], list[ComparedRun]] = {}
+    for run, summary in zip(runs, compared, strict=True):
+        train = dataclasses.replace(run.settings.train, seed=0)
+        settings = dataclasses.replace(run.settings, train=train, log=runs[0].settings.log)
+        groups.setdefault((settings, run.vocab_fingerprint), []).append(summary)
+    for group in groups.values():
+        losses = {
+            "valid": [run.best_valid for run in group if run.best_valid is not None],
+            "test": [run.test for run in group if run.test is not None],
+        }
+        complete = {split: values for split, values in losses.items() if len(values) == len(group) > 1}
+        if complete:
+            spread = {split: (statistics.mean(values), statistics.stdev(values)) for split, values in complete.items()}
+            yield SeedGroup(runs=tuple(run.name for run in group), losses=spread)
 
 
 def curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve]:

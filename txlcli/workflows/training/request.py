@@ -74,3 +74,18 @@ def resolve(
     if store_name is not None and options.name is None:
         options = dataclasses.replace(options, name=next(run_directory.free_directories(runs_dir, store_name)).name)
     return source, options
+
+
+def with_seeds(source: str | None, options: TrainOptions, seeds: int, runs_dir: Path) -> list[TrainOptions]:
+    """Return the options of one run per seed, from the seed of the recipe on; the name of each must be free."""
+    if seeds == 1 or source is None:
+        return [options]
+    first = recipe.load(source, options.changes).train.seed
+    name = options.name or recipe.read_text(source)[0]
+    runs = [
+        dataclasses.replace(options, name=f"{name}-seed{seed}", seed=seed, caller_continues=True)
+        for seed in range(first, first + seeds)
+    ]
+    for run in runs:
+        run_directory.check_free(runs_dir / str(run.name), force=options.force)
+    return runs

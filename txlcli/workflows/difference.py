@@ -1,0 +1,72 @@
+"""Compares the losses of two evaluations of the same text, token by token."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txlcli.core.measures.bootstrap import BLOCK_TOKENS, mean_interval
+from txlcli.data import loss_file
+from txlcli.errors import UsageError
+
+MIN_TOKENS = 20 * BLOCK_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSource:
+    """One of two evaluations: the one with the lowest loss of its file."""
+
+    file: str
+    run: str
+    evaluation: str
+    """mem_len_M or attn_len_N."""
+    loss_nats: float
+    """Mean over all tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDifference:
+    """Mean loss of the second evaluation minus that of the first, in nats per token."""
+
+    first: LossSource
+    second: LossSource
+    tokens: int
+    difference_nats: float
+    low_nats: float
+    """Bounds of the 95 % interval."""
+    high_nats: float
+
+    @property
+    def is_significant(self) -> bool:
+        """True if the interval does not contain 0: the difference is more than chance."""
+        return self.low_nats > 0 or self.high_nats < 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl runs difference --json` prints."""
+        return {**dataclasses.asdict(self), "significant": self.is_significant}
+
+
+def run(first: Path, second: Path) -> LossDifference:
+    """Compare the best evaluations of two files that `txl eval --losses` wrote."""
+    files = [loss_file.read(path) for path in (first, second)]
+    if not np.array_equal(files[0].tokens, files[1].tokens):
+        raise UsageError(f"{first} and {second} have losses of different tokens; evaluate both runs on the same text")
+    if len(files[0].tokens) < MIN_TOKENS:
+        raise UsageError(f"{first} has {len(files[0].tokens):,} tokens; evaluate at least {MIN_TOKENS:,}")
+    losses, sources = [], []
+    for path, file in zip((first, second), files, strict=True):
+        means = {name: float(values.mean(dtype=np.float64)) for name, values in file.losses_nats.items()}
+        best = min(means, key=means.__getitem__)
+        losses.append(file.losses_nats[best].astype(np.float64))
+        sources.append(LossSource(file=str(path), run=file.run, evaluation=best, loss_nats=means[best]))
+    low, high = mean_interval(losses[1] - losses[0])
+    return LossDifference(
+        first=sources[0],
+        second=sources[1],
+        tokens=len(losses[0]),
+        difference_nats=float((losses[1] - losses[0]).mean()),
+        low_nats=low,
+        high_nats=high,
+    )
