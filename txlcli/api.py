@@ -116,7 +116,7 @@ class Sampling(TypedDict, total=False):
     greedy: bool
     """Always select the likeliest token; not with `temperature`, `top_k` and `top_p`."""
     seed: int
-    """The same seed gives the same text; by default 1111."""
+    """Seed of the samples, by default 1111; a seed gives one text."""
 
 
 class LoadedRun:

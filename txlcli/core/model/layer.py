@@ -45,7 +45,7 @@ class LayerOutput(NamedTuple):
     hidden: Tensor
     """The output (B, L, d), or that of the last `count` positions."""
     kept: Tensor
-    """What a memory keeps of the segment, SG(h) of section 3.2: the input, or the output; (B, L, d), no gradient."""
+    """Hidden states that a memory keeps, SG(h) of section 3.2: the input, or the output; (B, L, d), no gradient."""
     slots: Tensor | None = None
     """Compressed positions (B, x, d) that have left the memory, without gradient."""
     loss: Tensor | None = None

@@ -78,10 +78,10 @@ def resolve(
 
 def with_seeds(source: str | None, options: TrainOptions, seeds: int, runs_dir: Path) -> list[TrainOptions]:
     """Return the options of one run per seed, from the seed of the recipe on; the name of each must be free."""
-    if seeds == 1 or source is None:
+    if seeds == 1:
         return [options]
-    first = recipe.load(source, options.changes).train.seed
-    name = options.name or recipe.read_text(source)[0]
+    recipe_name, settings = read_settings(source, options, runs_dir)
+    name, first = options.name or recipe_name, settings.train.seed
     runs = [
         dataclasses.replace(options, name=f"{name}-seed{seed}", seed=seed, caller_continues=True)
         for seed in range(first, first + seeds)
