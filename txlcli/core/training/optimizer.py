@@ -5,6 +5,7 @@ factor. To add an optimizer, call `register_optimizer`.
 """
 
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ MUON_MOMENTUM = 0.95
 LAMB_EPS = 1e-6
 LAMB_MOST_WEIGHT_NORM = 10.0
 """Largest norm of a weight that scales its update."""
+ROW = 64
+"""Numbers that LAMB scales together on a GPU; each tensor begins with a new row of them."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +129,52 @@ class Lamb(Optimizer):
     def __init__(self, groups: list[dict[str, Any]], settings: TrainSettings) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         self._betas = settings.betas
+        self._owners: dict[tuple[int, ...], Tensor] = {}  # by the rows of each weight: the weight of each row
         _allocate(self, "exp_avg", "exp_avg_sq")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient; closures are not supported."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, lr=group["lr"], weight_decay=group["weight_decay"])
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            settings = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+            if _launches_kernels(group):
+                self._update_all(weights, **settings)
+            else:  # a tensor that fits into the cache is read again from there
+                for weight in weights:
+                    self._update(weight, weight.grad, **settings)
+
+    def _update_all(self, weights: list[Tensor], *, lr: float | Tensor, weight_decay: float) -> None:
+        """Do what `_update` does in a few kernels for all weights; a rate that is a tensor may be on the device."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        means, squares = ([self.state[weight][key] for weight in weights] for key in ("exp_avg", "exp_avg_sq"))
+        beta_1, beta_2 = self._betas
+        torch._foreach_mul_(means, beta_1)
+        torch._foreach_add_(means, gradients, alpha=1 - beta_1)
+        torch._foreach_mul_(squares, beta_2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta_2)
+        counts = tuple(-(-weight.numel() // ROW) for weight in weights)
+        if counts not in self._owners:
+            numbers = [
+                weight.new_full((count,), n, dtype=torch.long)
+                for n, (weight, count) in enumerate(zip(weights, counts, strict=True))
+            ]
+            self._owners[counts] = torch.cat(numbers)
+        rows = weights[0].new_empty(sum(counts), ROW)
+        updates = [
+            part.flatten()[: weight.numel()].view_as(weight)
+            for part, weight in zip(rows.split(counts), weights, strict=True)
+        ]
+        torch._foreach_copy_(updates, squares)
+        rows.sqrt_().add_(LAMB_EPS).reciprocal_()
+        torch._foreach_mul_(updates, means)
+        if weight_decay:
+            torch._foreach_add_(updates, weights, alpha=weight_decay)
+        weight_norms, update_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
+        ratios = weight_norms.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norms + LAMB_EPS)
+        ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * lr
+        rows.mul_(ratios[self._owners[counts], None])
+        torch._foreach_sub_(weights, updates)
 
     def _update(self, weight: Tensor, gradient: Tensor, *, lr: float, weight_decay: float) -> None:
         mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
@@ -149,6 +189,11 @@ class Lamb(Optimizer):
         ratio = weight_norm.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norm + LAMB_EPS)
         ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
         weight.addcmul_(update, ratio, value=-lr)
+
+
+def _launches_kernels(group: dict[str, Any]) -> bool:
+    """Return True if a step should treat the parameters of a group together: on a GPU, and in a captured step."""
+    return isinstance(group["lr"], Tensor) or any(parameter.is_cuda for parameter in group["params"])
 
 
 def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
@@ -207,6 +252,45 @@ def _allocate(optimizer: Optimizer, *names: str) -> None:
             optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
 
 
+class BatchedMuon(torch.optim.Muon):
+    """PyTorch's Muon; on a GPU it treats all matrices of a shape at once."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all matrices that have a gradient; closures are not supported."""
+        if not any(map(_launches_kernels, self.param_groups)):
+            super().step()
+            return
+        for group in self.param_groups:
+            by_shape = defaultdict[torch.Size, list[Tensor]](list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    by_shape[matrix.shape].append(matrix)
+            for matrices in by_shape.values():
+                self._update(matrices, group)
+
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        updates = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))  # Nesterov's
+        updates = orthogonalized(updates, group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"])
+        rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]  # "match_rms_adamw"
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_sub_(matrices, list((updates * rate).unbind()))
+
+
+def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:
+    """Return matrices (n, rows, columns) whose singular values are close to 1, by Newton-Schulz iterations in bf16."""
+    is_tall, (a, b, c) = matrices.shape[1] > matrices.shape[2], coefficients
+    x = (matrices.mT if is_tall else matrices).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
 def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters.
 
@@ -218,7 +302,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         (matrices if _is_layer_matrix(name, parameter.shape) else others).append(parameter)
     if not matrices and not isinstance(model, ModelPart):
         raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
-    muon = torch.optim.Muon(
+    muon = BatchedMuon(
         [parameter_group("matrices of the layers", matrices)],
         lr=settings.lr,
         momentum=settings.momentum or MUON_MOMENTUM,
@@ -242,8 +326,8 @@ OPTIMIZERS = {
     "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
 }
 """Optimizers by the name that train.optimizer gives them."""
-CAPTURABLE = frozenset({"adam", "adamw", "sgd"})
-"""Optimizers whose steps can be captured as a CUDA graph: they wait for nothing, and take learning rates as tensors."""
+CAPTURABLE = frozenset(OPTIMIZERS)
+"""Optimizers whose steps can be captured as a CUDA graph, with learning rates as tensors: those of this module."""
 
 
 def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:

@@ -24,6 +24,9 @@ from txlcli.core.training.optimizer import make_optimizer
 Objective = tuple[Tensor, Tensor, Memory]
 """Result of `LanguageModel.objective`."""
 
+CLIP_EPS = 1e-6
+"""Added to a norm that divides, as torch.nn.utils does."""
+
 
 class DataParallel:
     """Weights and optimizer state that each process holds, and the exchange of gradients between them."""
@@ -74,7 +77,11 @@ class DataParallel:
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
-        return nn.utils.get_total_norm(gradients)
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+    def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
+        """Scale all gradients, whose total norm is given (0-d), so that it is at most `most`."""
+        torch._foreach_mul_(gradients, (most / (norm + CLIP_EPS)).clamp(max=1.0))
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""

@@ -21,7 +21,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.parallel import CalledModule, DataParallel, Objective
+from txlcli.core.training.parallel import CLIP_EPS, CalledModule, DataParallel, Objective
 
 
 class FullyShardedParallel(DataParallel):
@@ -77,8 +77,13 @@ class FullyShardedParallel(DataParallel):
         return optimizer
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
-        norm = super().total_norm(gradients)
+        norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
+        scale = (most / (norm + CLIP_EPS)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, whole: tensors that a model makes like its weights are divided."""

@@ -71,9 +71,11 @@ class EagerStep:
     def norm(self) -> Tensor:
         """Return the total norm of all gradients (0-d), for `step`."""
         self.scaler.unscale_(self.optimizer)
-        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        self._norm = self._parallel.total_norm(gradients)
+        self._norm = self._parallel.total_norm(self._own_gradients())
         return self._norm
+
+    def _own_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
 
     def step(self, lr: float) -> None:
         """Clip the gradients, update the weights with the scheduled learning rate `lr`, and drop the gradients."""
@@ -105,7 +107,7 @@ class EagerStep:
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
         if self._settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(list(self._model.parameters()), self._settings.clip, self._norm)
+            self._parallel.clip(self._own_gradients(), self._norm, self._settings.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
