@@ -10,6 +10,7 @@ import torch
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.compressive import CompressiveTransformer
 from txlcli.core.model.rmt import RecurrentMemoryTransformer
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -47,6 +48,14 @@ class ModelAsOnCuda(GradientsAsOnCuda, TransformerXL):
     """Transformer-XL as on CUDA."""
 
 
+class RecomputedInACapture(ModelAsOnCuda):
+    """Transformer-XL whose layers are computed again as in a capture, which cannot set the state of a generator."""
+
+    def call_layer(self, layer, *inputs):
+        keeps = torch.is_grad_enabled()
+        return recomputed(layer, *inputs, keeps_random_numbers=True) if keeps else layer(*inputs)
+
+
 class CompressiveAsOnCuda(GradientsAsOnCuda, CompressiveTransformer):
     """The Compressive Transformer as on CUDA."""
 
@@ -58,14 +67,15 @@ class RmtAsOnCuda(GradientsAsOnCuda, RecurrentMemoryTransformer):
 AS_ON_CUDA = {"transformer": ModelAsOnCuda, "compressive": CompressiveAsOnCuda, "rmt": RmtAsOnCuda}
 
 
-def trained(model_changes, *, steps=20, capture_graph=None, ids=None, **changed):
+def trained(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **changed):
     """Return losses and gradient norms of the steps, and the weights, averages and memories after them."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": LR, "clip": 0.5, **SCHEDULE}
         | changed
     )
     torch.manual_seed(1)
-    model = AS_ON_CUDA[model_changes.get("arch", "transformer")](model_settings(**model_changes), V)
+    cls = cls or AS_ON_CUDA[model_changes.get("arch", "transformer")]
+    model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8) if ids is None else ids
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
     training = Training(model, settings, segments, capture_graph=capture_graph)
@@ -122,6 +132,14 @@ def test_optimizers_that_treat_tensors_together_train_nearly_the_same_as_one_by_
     np.testing.assert_allclose(by_graphs, numbers, rtol=1e-2 if optimizer == "muon" else 1e-5)
     for one, other in zip(tensors, tensors_by_graphs, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-2 if optimizer == "muon" else 1e-5)  # bf16
+
+
+@pytest.mark.parametrize("name", ["relative", "variational", "modern"])
+def test_recomputed_layers_repeat_their_random_numbers_in_every_replay(name):
+    assert_graphs_train_the_same(MODELS[name], cls=RecomputedInACapture)
+    (kept, tensors), (again, same) = trained(MODELS[name]), trained(MODELS[name], cls=RecomputedInACapture)
+    assert again == kept
+    assert all(torch.equal(one, other) for one, other in zip(tensors, same, strict=True))
 
 
 @pytest.mark.parametrize(
