@@ -86,6 +86,7 @@ def our_step(model, work):
         mem_len=work.mem_len,
         batch_size=work.batch_size,
         recompute=work.recompute,
+        compile="on" if model.device.type == "cuda" else "off",  # as "auto" in a long run
         max_steps=1_000_000,
         lr=LR,
         clip=CLIP,

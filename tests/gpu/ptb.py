@@ -23,7 +23,7 @@ from txlcli.workflows.workspace import Workspace
 
 RECIPE = "ptb"
 IN_MEMORY = Path("/dev/shm")
-VARIANTS = {"cuda": {"default": (), "compiled": ("train.compile=on",)}, "cpu": {"default": ()}}
+VARIANTS = {"cuda": {"captured": ("train.compile=off",), "compiled": ("train.compile=on",)}, "cpu": {"default": ()}}
 """Ways to take a step, with their changes."""
 MEMORIES = (70, 140, 280, 420)
 """Memory lengths of the evaluation."""

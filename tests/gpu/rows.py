@@ -30,6 +30,8 @@ REPEAT = 3
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 1 << 26}
 NOT_FOR_TESTS = 3
 """Cores that the processes of the tests leave to others."""
+LONG_RUN = {"cuda": ("train.compile=on",), "cpu": ()}
+"""What `train.compile = "auto"` chooses for a run of more than some minutes."""
 STEPS_OF_BF16 = 300
 LARGEST_RATIO = 1.5
 """Of the error of a gradient in bf16 to autocast's: rounding differs by chance."""
@@ -114,7 +116,7 @@ def bench(name, changes, device_name, *, toy):
 
 def training(name, changes, device, toy):
     """Time optimizer steps, then list the kernels that take the most time of some."""
-    timed = bench(name, changes, device, toy=toy)
+    timed = bench(name, (*LONG_RUN[device], *changes), device, toy=toy)
     yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
     yield asdict(timed.training())
     once = Bench(timed.model, timed.settings, CallbackReporter(), precision=timed.precision, repeat=1, peak=timed.peak)
@@ -140,17 +142,18 @@ def weights(training):
 
 
 def bf16_steps(device, toy):
-    """Compare losses of bf16 by the default path with autocast's and with those of float64.
+    """Compare losses in bf16 by the default path with losses by autocast and in float64.
 
-    The seeds of the weights show how much of a difference is chance. The first step's gradient is compared with the one
-    of float64, too.
+    The seeds of the weights show how much of a difference is chance. The first gradient is compared with the one of
+    float64, too.
     """
     steps, seeds = (12, (5, 6)) if toy else (STEPS_OF_BF16, (5, 6, 7))
     options = [f"train.max_steps={steps}", "train.lr=1e-3"]
+    whole = ["train.precision=bf16", "model.memory_start=zeros"]  # captured and compiled from the first step on
     paths = {
-        "default": (device, ["train.precision=bf16"], torch.float32),
-        "autocast": (device, ["train.precision=bf16", "train.attention=reference"], torch.float32),
-        "float64": ("cpu", [], torch.float64),
+        "default": (device, [*whole, *LONG_RUN[device]], torch.float32),
+        "autocast": (device, [*whole, "train.attention=reference"], torch.float32),
+        "float64": ("cpu", ["model.memory_start=zeros"], torch.float64),
     }
     last, gradient = {}, {}
     for path, (place, changes, dtype) in paths.items():
