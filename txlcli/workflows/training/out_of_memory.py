@@ -19,8 +19,8 @@ from txlcli.system.memory import format_size, is_out_of_memory, requested_size
 
 USABLE = 0.8
 """Share of the memory that a forecast may fill; single operations need a workspace."""
-MIN_OTHERS = 1 << 30
-"""Bytes that other processes use on a GPU before an error reports them; libraries need some hundred MiB."""
+MIN_OTHERS = 2 << 30
+"""Bytes that other processes use on a GPU before an error reports them; this one's libraries need up to 1 GiB."""
 MAX_SHOWN = 2
 """Largest number of suggestions."""
 MODES = get_args(Parallel)

@@ -194,13 +194,12 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     step_s = _step_s(planned, hardware, devices, exchanged, share=share)
     usable = USABLE * (hardware.device_memory or 0)
     fits = None if hardware.device_memory is None else needed["total"] <= usable
-    would_fit: tuple[str | None, int | None] = (None, None)
-    if fits is False:
 
-        def forecast(smaller: TrainSettings) -> int:
-            return device_bytes(model, vocab_size, smaller, devices)["total"]
+    def forecast(smaller: TrainSettings) -> int:
+        return device_bytes(model, vocab_size, smaller, devices)["total"]
 
-        would_fit = next(iter(fitting(train, devices, usable, forecast, count=1)), would_fit)
+    smaller = fitting(train, devices, usable, forecast, count=1) if fits is False else []
+    would_fit, would_fit_bytes = smaller[0] if smaller else (None, None)
     return DeviceCost(
         devices=devices,
         batch_size_per_device=of_one.batch_size,
@@ -212,8 +211,8 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
         tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
         seconds=planned.plan.steps * step_s if step_s else None,
         fits=fits,
-        would_fit=would_fit[0],
-        would_fit_bytes=would_fit[1],
+        would_fit=would_fit,
+        would_fit_bytes=would_fit_bytes,
     )
 
 
