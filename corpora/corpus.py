@@ -1,5 +1,6 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,16 +77,20 @@ class Text:
     notes: tuple[str, ...] = ()
     conventions: Mapping[str, str] = field(default_factory=dict)
     vocabulary_file: Path | None = None
+    starts: Callable[[Path], "array[int]"] | None = None
+    """Offsets of the documents of a file, whose places in the store are wanted."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Number of files, records and bytes that were skipped or changed, by name."""
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a reader: the released convention, or shares of train, valid and test in percent."""
+    """Options of a reader: the released convention, or shares of train, valid and test in percent, and documents."""
 
     released: bool = False
     shares: tuple[float, ...] | None = None
+    starts: Callable[[Path], "array[int]"] | None = None
+    """Offsets of the documents of a file, between which own text is cut; None to cut at line ends."""
 
 
 @dataclass(frozen=True)

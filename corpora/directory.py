@@ -9,14 +9,16 @@ Splits      as named by the files, as in wiki.train.tokens or train-00.txt, or b
             characters
 """
 
-import codecs
+import bisect
 import itertools
 import math
 import re
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .documents import Starts, text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of
 from .signatures import head_of, reject_other_than_text, reject_packed
 
@@ -42,14 +44,14 @@ def read(source: Path, options: ReadOptions) -> Text:
     if by_split:
         listed = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
         note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
-        splits = {split: tuple(map(_text_of, paths)) for split, paths in by_split.items()}
+        splits = {split: tuple(map(text_of, paths)) for split, paths in by_split.items()}
         first, conventions = (note, *missing_note(splits)), {"split": "the folder's own files"}
     else:
-        splits, first, conventions = _cut(files, source, options.shares or SHARES), (), {}
+        splits, first, conventions = _cut(files, source, options.shares or SHARES, options.starts), (), {}
     changes = {
         "files_skipped": len(backups) + sum(path.stat().st_size > 0 for path in companions),
         "hidden_files_skipped": hidden,
-        "byte_order_marks_dropped": sum(_text_of(path).start > 0 for path in used),
+        "byte_order_marks_dropped": sum(text_of(path).start > 0 for path in used),
     }
     notes = (*first, *_notes(source, used, backups, companions))
     return Text(splits, notes, conventions, changes={name: count for name, count in changes.items() if count})
@@ -76,13 +78,6 @@ def _notes(source: Path, used: list[Path], backups: list[Path], companions: list
         yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"
 
 
-def _text_of(path: Path) -> Slice:
-    """Return a file without its byte order mark."""
-    with path.open("rb") as file:
-        has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    return Slice(path, len(codecs.BOM_UTF8) if has_mark else 0, path.stat().st_size)
-
-
 def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]:
     """Return the files of each split, in the order of the splits; empty if no name mentions a split.
 
@@ -105,24 +100,42 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     return {split: paths for split in SPLITS if (paths := [path for path in files if named[path] == {split}])}
 
 
-def _cut(files: list[Path], source: Path, shares: tuple[float, ...]) -> dict[str, tuple[Slice, ...]]:
-    slices = [piece for path in files if (piece := _text_of(path)).size]
+def _cut(
+    files: list[Path], source: Path, shares: tuple[float, ...], starts: Starts | None
+) -> dict[str, tuple[Slice, ...]]:
+    slices = [piece for path in files if (piece := text_of(path)).size]
     total = sum(piece.size for piece in slices)
     if not total:
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
     cuts, exact = [0], 0.0
+    boundaries = None if starts is None else _boundaries(slices, starts)
     for before, after in itertools.pairwise(wanted.values()):
         exact += before
         distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
-        cuts.append(_find_cut(slices, int(exact), min(SEARCH_RANGE, max(0, distance))))
+        if boundaries is None:
+            cuts.append(_find_cut(slices, int(exact), min(SEARCH_RANGE, max(0, distance))))
+        else:
+            near = bisect.bisect_left(boundaries, exact)
+            later = [cut for cut in boundaries[max(0, near - 1) : near + 2] if cut > cuts[-1]] or [total]
+            cuts.append(min(later, key=lambda cut: abs(cut - exact)))
     splits = {
         name: tuple(_between(slices, *ends))
         for name, ends in zip(wanted, itertools.pairwise([*cuts, total]), strict=True)
     }
     if not all(splits.values()):
-        raise CorpusError(f"{source}: {total:,} bytes are too short to split; give more text or another --split")
+        fault = f"{total:,} bytes are too short" if boundaries is None else f"{len(boundaries):,} documents are too few"
+        raise CorpusError(f"{source}: {fault} to split; give more text or another --split")
     return splits
+
+
+def _boundaries(slices: list[Slice], starts: Starts) -> "array[int]":
+    """Return the offsets of all documents in the concatenation of slices."""
+    offsets, begin = array("q"), 0
+    for piece in slices:
+        offsets.extend(begin + start - piece.start for start in starts(piece.path))
+        begin += piece.size
+    return offsets
 
 
 def _between(slices: list[Slice], start: int, stop: int) -> Iterator[Slice]:

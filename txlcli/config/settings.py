@@ -51,6 +51,8 @@ class CorpusSettings(Section):
     """Name of the token store in the data folder, as `txl prepare --list` shows it."""
     shuffle_sentences: bool = False
     """Shuffle the sentences in every epoch (One Billion Word); needs a store that records where sentences start."""
+    shuffle_documents: bool = False
+    """Shuffle the documents in every epoch; needs a store of txl prepare --documents."""
 
     def __post_init__(self) -> None:
         is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None
@@ -312,8 +314,9 @@ class Settings:
     def __post_init__(self) -> None:
         """Check requirements between sections."""
         model, train = self.model, self.train
-        if self.corpus.shuffle_sentences:
-            train.require_default("roll_lanes", "with corpus.shuffle_sentences")
+        for key in ("shuffle_sentences", "shuffle_documents"):
+            if getattr(self.corpus, key):
+                train.require_default("roll_lanes", f"with corpus.{key}")
         if train.seg_len == 1:  # the first position of a segment is kept
             model.require_default("word_dropout", "with train.seg_len = 1")
         if model.recurrent_state:

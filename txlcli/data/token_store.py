@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -181,9 +181,9 @@ class TokenStore:
         assert self.vocab
 
     def sentence_starts(self, split: str) -> NDArray[Any] | None:
-        """Return the offset of each sentence in the stream as a read-only memory map, after verifying the digest.
+        """Return the offset of each document in the stream as a read-only memory map, after verifying the digest.
 
-        None unless the corpus consists of unrelated sentences.
+        None unless the corpus consists of unrelated sentences, or was prepared with the places of its documents.
         """
         self.info(split)
         array = self._arrays.get((split, SENTENCE_STARTS))
@@ -245,20 +245,34 @@ class StoreWriter:
     def __init__(self, file: h5py.File, disk: DiskFile, dtype: np.dtype[Any]) -> None:
         self._disk, self._splits, self._dtype = disk, file.create_group("splits"), dtype
 
-    def add(self, split: str, info: SplitInfo, blocks: Iterable[NDArray[Any]], *, boundary: int | None = None) -> None:
+    def add(
+        self,
+        split: str,
+        info: SplitInfo,
+        blocks: Iterable[NDArray[Any]],
+        *,
+        boundary: int | None = None,
+        starts: Callable[[], NDArray[np.int64]] | None = None,
+    ) -> None:
         """Write one split from consecutive blocks of ids, `info.tokens` ids in total.
 
-        With a `boundary`, also write the offsets of the sentences: each begins after a boundary.
+        Also write the offsets of documents: those that `starts` returns after the last block, or, with a `boundary`,
+        those of sentences, each of which begins after a boundary.
         """
         group = self._splits.create_group(split)
         sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks)
         set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
-        if boundary is not None:
+        if starts is not None:
+            self._write_starts(group, info.tokens, starts())
+        elif boundary is not None:
             parts = ((done, group[IDS][done : done + _BLOCK]) for done in range(0, info.tokens, _BLOCK))
-            starts = np.concatenate([[0], *(np.flatnonzero(ids == boundary) + done + 1 for done, ids in parts)])
-            starts = starts[starts < max(info.tokens, 1)]
-            sha256 = self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(info.tokens), [starts])
-            set_attributes(group, {STARTS_DIGEST: sha256})
+            after = (np.flatnonzero(ids == boundary) + done + 1 for done, ids in parts)
+            self._write_starts(group, info.tokens, np.concatenate([[0], *after]))
+
+    def _write_starts(self, group: h5py.Group, tokens: int, starts: NDArray[np.int64]) -> None:
+        starts = starts[starts < max(tokens, 1)]
+        sha256 = self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(tokens), [starts])
+        set_attributes(group, {STARTS_DIGEST: sha256})
 
     def _write(
         self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]

@@ -87,6 +87,7 @@ class History:
             if all(result.get(key) == value for key, value in now.items())
             and result.get("method", MODEL_ALONE) == MODEL_ALONE
             and not result.get("may_be_learned")
+            and not result.get("documents")  # each read from an empty memory
         ]
         return [result for result in results if result.get("split_sha256") == results[-1].get("split_sha256")]
 

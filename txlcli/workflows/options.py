@@ -305,6 +305,7 @@ class EvalOptions(Options):
     )
     cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
     dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
+    reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
     batch_size: int | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: int | None = option("Score the first N tokens only.")
     text: UserText | None = option(
@@ -329,6 +330,9 @@ class EvalOptions(Options):
     def _check(self) -> None:
         if self.text is not None:
             self.exclude("split", because="`text` is scored instead of a split")
+        if self.reset_at_documents:
+            names = ("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", self.searched or "text")
+            self.exclude(*names, because="`reset_at_documents` reads the documents of a split with a memory")
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
         if self.html is not None:
@@ -590,9 +594,14 @@ class PrepareOptions(Options):
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
     workers: int | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: IdType | None = option(
-        "Type of the ids of a .bin file without a header, -be with the most significant byte first [default: uint16]."
+        "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
+        "[default: uint16].",
+        metavar="TYPE",
     )
     column: str | None = option("Column or key of rows with the text [default: text, or the only one].")
+    documents: Literal["files", "records", "blank-lines"] | None = option(
+        "Store where documents begin, and cut splits between them: files, records, or texts between blank lines."
+    )
     encoding: str | None = option("Encoding of the text, such as utf-16 or cp1252 [default: UTF-8].")
     force: bool = force_option()
 

@@ -26,6 +26,7 @@ from txlcli.workflows.evaluation.sweep import (
     check_protocols,
     in_windows,
     lacking_protocols,
+    over_documents,
     over_protocols,
     search_length,
     with_memory,
@@ -146,6 +147,9 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
     elif options.windows:
         for length in options.windows:
             yield in_windows(scoring, length, stride=options.stride or 1, batch_size=options.batch_size)
+    elif options.reset_at_documents:
+        for mem_len in mem_lens:
+            yield over_documents(scoring, mem_len, workspace)
     else:
         for mem_len in mem_lens:
             yield with_memory(scoring, mem_len, timed=options.timed)
@@ -221,6 +225,10 @@ def describe_settings(result: EvalResult, row: EvalRow) -> str:
         several = f"the last {row.stride} predictions of each window"
         predicted = "one prediction per window" if row.stride == 1 else several
         return f"Without memory: each window is recomputed, {predicted}, {limit}{opened.precision}."
+    if row.documents:
+        return (
+            f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{opened.precision}"
+        )
     lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
     if row.attn_len_max is None:
         return f"The recurrent state is carried along the text. L = {settings.seg_len}, {opened.precision}; {lanes}"

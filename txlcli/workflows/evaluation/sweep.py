@@ -5,9 +5,11 @@ The length can be searched for on the validation split. Axes: N window length, S
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +18,10 @@ from numpy.typing import NDArray
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import Settings
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
-from txlcli.core.reading.scoring import Scores, attention_span, attention_span_in
+from txlcli.core.reading.documents import Document, score_documents
+from txlcli.core.reading.scoring import Scores, Stream, attention_span, attention_span_in
 from txlcli.core.reading.windows import score_windows, windows_at_once
+from txlcli.core.training.distributed import even_parts
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
@@ -27,6 +31,8 @@ from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import PROTOCOLS, EvalOptions
 from txlcli.workflows.workspace import Workspace
 
+DOCUMENTS_AT_ONCE = 1024
+"""Documents that are ordered by length together."""
 SHORT_LANE = 10
 """A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
 SLOWDOWN_WINDOWS = 3
@@ -67,6 +73,8 @@ class EvalRow:
     """Name in a comparison of protocols."""
     change: float | None = None
     """Relative change of the metric from the first protocol; None if a perplexity overflows."""
+    documents: int | None = None
+    """Number of documents that were read from an empty memory each; None in other evaluations."""
     method: str | None = None
     """Way of adaptation: model, cache or dynamic; None in other evaluations."""
     adaptation: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -84,6 +92,7 @@ class EvalRow:
         absent = ["losses_nats", "measures"]
         absent += ["attn_len", "stride"] if self.stride is None else []
         absent += ["protocol", "change"] if self.protocol is None else []
+        absent += ["documents"] if self.documents is None else []
         absent += ["method", "adaptation"] if self.method is None else []
         return {key: value for key, value in row.items() if key not in absent}
 
@@ -97,6 +106,30 @@ def with_memory(scoring: Scoring, mem_len: int, *, timed: bool = False) -> EvalR
     one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring)) if timed else (None, None)
     ratio = vanilla / one_lane if one_lane and vanilla else None
     return dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+
+
+def over_documents(scoring: Scoring, mem_len: int, workspace: Workspace) -> EvalRow:
+    """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
+    scoring = scoring.changed(mem_len=mem_len)
+    firsts, world = texts.first_targets(scoring, workspace), scoring.world
+    edges = [*firsts, len(scoring.text.targets)]
+
+    def scored(stream: Stream) -> Scores:
+        started, losses = time.perf_counter(), [np.zeros(0, dtype=np.float32)]
+        own = even_parts(len(firsts), world.size)[world.rank]
+        for first in range(own.start, own.stop, DOCUMENTS_AT_ONCE):
+            bounds = edges[first : min(first + DOCUMENTS_AT_ONCE, own.stop) + 1]
+            documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in pairwise(bounds)]
+            scores = score_documents(stream.model, documents, stream.settings, precision=stream.precision)
+            losses += [score.losses_nats for score in scores]
+            stream.on_tokens(bounds[-1] - edges[own.start])
+        parts, seconds = zip(
+            *world.gather_objects((np.concatenate(losses), time.perf_counter() - started)), strict=True
+        )
+        return Scores(np.concatenate(parts), max(seconds), min(stream.settings.batch_size, len(firsts)))
+
+    row = make_row(scoring, scoring.score(scored, f"M = {mem_len}"))
+    return dataclasses.replace(row, documents=len(firsts))
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:

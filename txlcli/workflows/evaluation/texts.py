@@ -138,6 +138,16 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
     )
 
 
+def first_targets(scoring: "Scoring", workspace: Workspace) -> list[int]:
+    """Return the place of the first target of each document of a split."""
+    store, split = scoring.opened.store(workspace.data_dir), scoring.text.split or ""
+    starts = store.sentence_starts(split)
+    if starts is None:
+        raise StoreError(f"{store.path} does not record where documents begin; prepare it again with `documents`")
+    places = np.maximum(starts.astype(np.int64) - (store.vocab.boundary is None), 0)
+    return np.unique(places[places < len(scoring.text.targets)]).tolist()
+
+
 def _scored_words(vocab: Vocab, words: int) -> int:
     """Return the number of scored words of a text; without a boundary, nothing predicts a first word."""
     return words - (vocab.tokenizer == "word" and vocab.boundary is None)

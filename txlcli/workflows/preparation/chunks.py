@@ -1,8 +1,11 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
+import bisect
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
+from txlcli.corpora.documents import Starts
 from txlcli.data.sentencepiece_model import SentencePieceModel
 from txlcli.data.vocabulary import TokenizerName, count_lines, count_words, smallest_dtype, spell_line_ends
 from txlcli.errors import CorpusInputError
@@ -96,6 +100,20 @@ def read_chunk(chunk: Chunk) -> list[Part]:
     return [Part(piece, piece.read()) for piece in chunk]
 
 
+def documents_in(piece: Slice, starts: Starts) -> list[int]:
+    """Return the offsets in a slice at which documents begin."""
+    offsets = starts(piece.path)
+    first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
+    return [offset - piece.start for offset in offsets[first:end]]
+
+
+def _cut_into_documents(part: Part, offsets: Sequence[int]) -> Iterator[tuple[bool, Part]]:
+    """Yield the documents of a part, or what it has of them; True if it is the beginning of one."""
+    for start, end in pairwise(sorted({0, *offsets, len(part.data)})):
+        piece = replace(part.piece, start=part.piece.start + start)
+        yield start in offsets, Part(piece, part.data[start:end])
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodedChunk:
     """One chunk after encoding; the file `path` holds its ids, an array of indices of the chunk's own symbols."""
@@ -108,14 +126,16 @@ class EncodedChunk:
     words: int
     lines: int
     bytes: int
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Places of the ids that begin a document."""
     nuls: int = 0
     """Number of NUL bytes."""
     boundaries: int = 0
     """Times that the text itself has the symbol that ends a line."""
 
 
-Job = tuple[Chunk, Path]
-"""A chunk to read, and the file for its ids."""
+Job = tuple[Chunk, Path, tuple[list[int], ...] | None]
+"""A chunk to read, the file for its ids, and the offsets of the documents in each of its slices if they are wanted."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +149,17 @@ class ChunkEncoder:
 
     def __call__(self, job: Job) -> EncodedChunk:
         """Read one chunk, count its symbols and write its ids."""
-        chunk, path = job
+        chunk, path, offsets = job
         parts = read_chunk(chunk)
-        symbols, ids = self._number(parts)
+        data = b"".join(part.data for part in parts)
+        if offsets is None:
+            documents = [(False, parts)]
+        else:
+            cut = itertools.chain(*map(_cut_into_documents, parts, offsets))
+            documents = [(begins, [part]) for begins, part in cut]
+        symbols, ids, lengths = self._number([parts for _, parts in documents])
         with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
             np.save(file, ids)
-        data = b"".join(part.data for part in parts)
         lines, closing = count_lines(data), "" if self.boundary is None else self.boundary
         return EncodedChunk(
             symbols=symbols,
@@ -143,20 +168,28 @@ class ChunkEncoder:
             words=ids.size - lines * bool(closing) if self.tokenizer == "word" else count_words(data),
             lines=lines,
             bytes=len(data),
+            starts=(np.cumsum(lengths) - lengths)[[begins for begins, _ in documents]],
             nuls=data.count(0),
             boundaries=data.count(closing.encode()) if closing else 0,
         )
 
-    def _number(self, parts: list[Part]) -> tuple[Any, NDArray[Any]]:
-        """Return the symbols in first-seen order, and the text as indices of them; see `EncodedChunk`."""
+    def _number(self, documents: Sequence[list[Part]]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
+        """Return the symbols in first-seen order, the text as indices of them, and the number of ids per document."""
         if self.tokenizer == "byte":
-            return _number_codes(np.frombuffer(b"".join(part.data for part in parts), dtype=np.uint8), chr)
-        text = "".join(part.text for part in parts)
+            data = [b"".join(part.data for part in parts) for parts in documents]
+            return *_number_codes(np.frombuffer(b"".join(data), dtype=np.uint8), chr), _lengths(data)
+        texts = ["".join(part.text for part in parts) for parts in documents]
         if self.tokenizer == "word":
-            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case))
+            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case) for text in texts)
         if self.tokenizer == "char":
-            return _number_codes(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), chr)
-        return _number_codes(np.array(_load(self.model).encode(text), dtype=np.uint32), str)
+            codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32)
+            return *_number_codes(codes, chr), _lengths(texts)
+        ids = [np.array(_load(self.model).encode(text), dtype=np.uint32) for text in texts]
+        return *_number_codes(np.concatenate(ids), str), _lengths(ids)
+
+
+def _lengths(documents: Sequence[Sized]) -> NDArray[np.int64]:
+    return np.array([len(document) for document in documents], dtype=np.int64)
 
 
 _load = functools.cache(SentencePieceModel)  # a worker process unpickles an encoder for each job
@@ -171,12 +204,13 @@ def _number_codes(codes: NDArray[Any], symbol: Callable[[int], str]) -> tuple[An
     return symbols, encoded.indices.to_numpy().astype(smallest_dtype(len(symbols)))
 
 
-def _number_words(text: str) -> tuple[Any, NDArray[Any]]:
-    """Number the words that str.split would return."""
+def _number_words(texts: Iterable[str]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
+    """Number the words that str.split would return; also return their number in each text."""
     import pyarrow as arrow
     from pyarrow import compute
 
-    data = text.strip().encode()  # Arrow finds an empty word before a blank at the beginning
-    string = arrow.array([data] if data else [], arrow.large_string())
-    words = compute.utf8_split_whitespace(string).values.dictionary_encode()
-    return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary)))
+    stripped = [text.strip() or None for text in texts]  # Arrow finds an empty word before a blank at the beginning
+    lists = compute.utf8_split_whitespace(arrow.array(stripped, arrow.large_string()))
+    words = lists.flatten().dictionary_encode()
+    counts = compute.fill_null(compute.list_value_length(lists), 0).to_numpy()
+    return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary))), counts

@@ -21,6 +21,7 @@ class EncodedText:
         self._symbols = arrow.array([], arrow.large_string())
         self._counts: dict[str, NDArray[np.int64]] = {}
         self._chunks: dict[str, list[EncodedChunk]] = {}
+        self._starts: dict[str, list[NDArray[np.int64]]] = {}
 
     @property
     def symbols(self) -> list[str]:
@@ -89,11 +90,20 @@ class EncodedText:
 
     def blocks(self, split: str, final: NDArray[np.int64], step: Step) -> Iterator[NDArray[np.int64]]:
         """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file once it is read."""
+        done, self._starts[split] = 0, [np.zeros(1, dtype=np.int64)]
         for chunk in self._chunks[split]:
             with chunk.path.open("rb") as file:
                 ids, table = np.load(file), np.load(file)
             ids = final[table][ids]
+            if chunk.starts.size:
+                kept_before = np.cumsum(ids >= 0) - (ids >= 0)
+                self._starts[split].append(done + kept_before[chunk.starts[chunk.starts < ids.size]])
             ids = ids[ids >= 0]
+            done += ids.size
             yield ids
             step.advance(ids.size)
             chunk.path.unlink()
+
+    def starts(self, split: str) -> NDArray[np.int64]:
+        """Return the places of the ids that begin a document, once all blocks of the split were read."""
+        return np.unique(np.concatenate(self._starts[split]))

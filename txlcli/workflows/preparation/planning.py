@@ -190,6 +190,7 @@ def _reject_unused(
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
         ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .csv or .tsv"),
+        ("documents", not tokens, "text, not for token ids"),
         ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
         ("split", is_cut or (not tokens and corpus.splittable), "text or a file of ids without splits of its own"),
         ("workers", not tokens, "text, not for token ids"),
@@ -202,6 +203,8 @@ def _reject_unused(
             raise UsageError(f"`{name}` has no effect here; it is for {purpose}")
     if tokens and options.vocab_size is not None and options.vocab_size > MAX_IDS:
         raise UsageError(f"`vocab_size` {options.vocab_size} is too large for ids; give at most {MAX_IDS}")
+    if options.documents == "records" and not has_rows:
+        raise UsageError("`documents` records: the text has no records; give files or blank-lines")
     if tokenizer == "ids" and not tokens:
         raise UsageError(f"`vocab` {options.vocab}: its ids have no symbols, so it encodes no text; give another file")
 

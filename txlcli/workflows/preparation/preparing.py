@@ -3,11 +3,12 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txlcli.corpora.corpus import CorpusError, Slice
+from txlcli.corpora.corpus import CorpusError, Slice, Text
 from txlcli.data.sentencepiece_model import train
 from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import CorpusInputError, StoreError
@@ -21,6 +22,7 @@ from txlcli.workflows.preparation.chunks import (
     ChunkEncoder,
     align_to_characters,
     cut_into_chunks,
+    documents_in,
     join_files,
     read_chunk,
 )
@@ -79,6 +81,7 @@ class PreparedStore:
         splits = {
             split: {
                 **vars(info),
+                **({} if (starts := store.sentence_starts(split)) is None else {"documents": len(starts)}),
                 "unknown_percent": 100 * info.unknown / info.tokens if info.tokens else 0.0,
                 "begins": self.excerpt(split),
             }
@@ -164,7 +167,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         with reporter.progress("training SentencePiece"):
             model, sampled = _train_sentencepiece(plan, splits, sizes)
     encoder = ChunkEncoder(plan.tokenizer, rule.boundary, rule.lower_case, model)
-    encoded = _encode(plan, splits, encoder, work, reporter, sizes)
+    encoded = _encode(plan, replace(text, splits=splits), encoder, work, reporter, sizes)
     vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model)
     final, is_unknown = rules.final_ids(encoded, vocab)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
@@ -191,7 +194,8 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            writer.add(split, info, encoded.blocks(split, final, step), boundary=boundary)
+            starts = partial(encoded.starts, split) if text.starts else None
+            writer.add(split, info, encoded.blocks(split, final, step), boundary=boundary, starts=starts)
     return TokenStore.open(plan.store)
 
 
@@ -232,17 +236,24 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
 
 
 def _encode(
-    plan: Plan, splits: Splits, encoder: ChunkEncoder, work: Path, reporter: Reporter, sizes: WorkSizes
+    plan: Plan, text: Text, encoder: ChunkEncoder, work: Path, reporter: Reporter, sizes: WorkSizes
 ) -> EncodedText:
     """Encode all chunks, in worker processes if there are many, and count their symbols."""
-    total = sum(map(_size, splits.values()))
+    total, starts = sum(map(_size, text.splits.values())), text.starts
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
     chunk_size = sizes.word_chunk if plan.tokenizer == "word" else sizes.chunk
     encoded = EncodedText()
     with reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
-        for split, pieces in splits.items():
-            jobs = enumerate(cut_into_chunks(pieces, chunk_size))
-            chunks = encode((chunk, work / f"{split}-{number}.ids") for number, chunk in jobs)
+        for split, pieces in text.splits.items():
+            jobs = (
+                (
+                    chunk,
+                    work / f"{split}-{number}.ids",
+                    starts and tuple(documents_in(piece, starts) for piece in chunk),
+                )
+                for number, chunk in enumerate(cut_into_chunks(pieces, chunk_size))
+            )
+            chunks = encode(jobs)
             while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
                 encoded.add(split, group)
                 step.advance(sum(chunk.bytes for chunk in group))

@@ -4,12 +4,14 @@ import hashlib
 import itertools
 import re
 import shutil
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from txlcli import __version__
-from txlcli.corpora.corpus import Corpus, CorpusError, Download, Rows, Slice, Text
+from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Rows, Slice, Text
+from txlcli.corpora.documents import document_starts
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text, reject_packed
@@ -20,28 +22,39 @@ from txlcli.workflows.reporter import Reporter
 
 
 def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
-    """Return the location of each split's text; archives are unpacked into `work`."""
+    """Return the location of each split's text, and of the documents in it; archives are unpacked into `work`."""
+    records: dict[Path, array[int]] = {}
+    starts = document_starts(plan.options.documents, records) if plan.options.documents else None
+    return replace(_locate(plan, replace(plan.read, starts=starts), records, work, reporter), starts=starts)
+
+
+def _locate(
+    plan: Plan, options: ReadOptions, records: dict[Path, "array[int]"], work: Path, reporter: Reporter
+) -> Text:
     source, corpus = plan.source, plan.corpus
     if source is None:
         _download(plan, work, reporter)
         if altered := _altered_files(work, corpus):
             wrong = "; ".join(f"{path}: {fault}" for path, fault in altered)
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
-        return corpus.read(work, plan.read)
+        return corpus.read(work, options)
     if plan.files:
-        return _extract_text(plan, source, work / "text", reporter)
+        return _extract_text(plan, options, records, work / "text", reporter)
     for path in (packed := _packed_files(source, corpus)):
         _unpack_or_copy(path, work, corpus, reporter)
     source = work if packed else source
-    text = corpus.read(source, plan.read)
+    text = corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus)]
     return replace(text, notes=(*text.notes, *notes))
 
 
-def _extract_text(plan: Plan, source: Path, work: Path, reporter: Reporter) -> Text:
+def _extract_text(
+    plan: Plan, options: ReadOptions, records: dict[Path, "array[int]"], work: Path, reporter: Reporter
+) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import containers
 
+    source = plan.source or work
     plain = [file.path for file in plan.files if not (file.column or file.packing)]
     reject_packed(*plain)
     reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
@@ -52,6 +65,7 @@ def _extract_text(plan: Plan, source: Path, work: Path, reporter: Reporter) -> T
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             written = containers.extract(file, target, only_utf8=plan.tokenizer != "byte")
+            records[target] = written.starts
             size, missing = size + written.size, missing + written.missing
             step.advance(1)
     column = plan.files[0].column
@@ -60,7 +74,7 @@ def _extract_text(plan: Plan, source: Path, work: Path, reporter: Reporter) -> T
         raise CorpusError(f"{source}: {fault}")
     written_to = work if source.is_dir() else work / source.name
     try:
-        found = plan.corpus.read(written_to, plan.read)
+        found = plan.corpus.read(written_to, options)
     except CorpusError as error:
         raise CorpusError(str(error).replace(str(written_to), str(source))) from error
     used = {*(file.path for file in plan.files), plan.vocab_file}

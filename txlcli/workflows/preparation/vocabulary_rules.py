@@ -35,13 +35,15 @@ def rule_of(plan: Plan) -> VocabularyRule:
 
 def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     """Describe the conventions of the store, by subject."""
-    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", "files", *text.splits}
+    corpus, own, about_splits = plan.corpus, plan.own_convention, {"split", "files", "documents", *text.splits}
     described = {
         key: value for key, value in corpus.conventions.items() if key in about_splits or (own and key not in SPLITS)
     }
     if plan.read.released:
         described |= corpus.released_conventions
     described |= text.conventions
+    if plan.options.documents:
+        described["documents"] = plan.options.documents
     if any(len(pieces) > 1 for pieces in text.splits.values()):
         described["files"] = "joined, with a line end after a file that ends without one"
     if plan.read.shares:

@@ -247,11 +247,12 @@ def _open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenSto
 
 def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Splits:
     """Read the segments of the train split, and the valid split; None for a store without one."""
-    train, is_shuffled = settings.train, settings.corpus.shuffle_sentences
-    starts = store.sentence_starts("train") if is_shuffled else None
-    if is_shuffled and starts is None:
-        reason = f"{store.path} does not record where sentences start"
-        raise RecipeError(f"corpus.shuffle_sentences: {reason}; set it to false")
+    train, corpus = settings.train, settings.corpus
+    shuffled = [name for name in ("sentences", "documents") if getattr(corpus, f"shuffle_{name}")]
+    starts = store.sentence_starts("train") if shuffled else None
+    if shuffled and starts is None:
+        reason = f"{store.path} does not record where {shuffled[0]} start"
+        raise RecipeError(f"corpus.shuffle_{shuffled[0]}: {reason}; set it to false")
     segments = TrainingSegments(
         store.ids("train"),
         batch_size=train.batch_size,

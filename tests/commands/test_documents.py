@@ -1,0 +1,133 @@
+"""txl prepare --documents stores where documents begin; training shuffles them, txl eval can read each on its own."""
+
+import json
+
+import pytest
+
+from tests.commands.novel import TOKENIZERS, done, json_of, refusal, store, train
+from txlcli.corpora import documents as finding
+
+DOCUMENTS = [
+    f"the fox {number % 7}\njumps over\n" * (1 + number % 5) + "\u8a9e owl\n" * (number % 2) for number in range(60)
+]
+SIZES = {"sentencepiece": ["--vocab-size", "283"]}
+
+
+def stored(name, split):
+    """Return the text of each document of a split."""
+    own = store(name)
+    starts, ids = own.sentence_starts(split).tolist(), own.ids(split)
+    assert starts[0] == 0
+    return [own.vocab.decode(ids[first:end]) for first, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+
+
+def write_files(directory):
+    directory.mkdir()
+    for number, text in enumerate(DOCUMENTS):
+        (directory / f"{number:02}.txt").write_text("\ufeff" * (number == 3) + text, encoding="utf-8")
+
+
+def write_records(path):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS), encoding="utf-8")
+
+
+def write_blank_lines(path):
+    path.write_text("\n \n\n".join(DOCUMENTS), encoding="utf-8")
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("unit", "name", "write", "between"),
+    [
+        ("files", "many", write_files, ""),
+        ("records", "many.jsonl", write_records, ""),
+        ("blank-lines", "many.txt", write_blank_lines, "\n \n\n"),
+    ],
+)
+def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokenizer, unit, name, write, between):
+    write(untouched / name)
+    told = json_of(
+        "prepare", name, "--documents", unit, "--tokenizer", tokenizer, "--split", "60,20,20", *SIZES.get(tokenizer, [])
+    )
+    found = [text for split in ("train", "valid", "test") for text in stored("many", split)]
+    expected = [text + between for text in DOCUMENTS[:-1]] + DOCUMENTS[-1:]
+    if tokenizer == "word":  # a blank in an empty line is no word
+        expected = [text.replace("\n \n\n", "\n\n\n") for text in expected]
+    assert found == expected
+    assert told["conventions"]["documents"] == unit
+    numbers = [told["splits"][split]["documents"] for split in ("train", "valid", "test")]
+    assert sum(numbers) == len(DOCUMENTS)
+    assert [round(info["bytes"] / sum(map(len, map(str.encode, expected))), 1) for info in told["splits"].values()] == [
+        0.6,
+        0.2,
+        0.2,
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
+def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
+    data = b"\n\none\n\ntwo\nlines\r\n\r\n \t\n  three\n\n\n"
+    (tmp_path / "a").write_bytes(data)
+    starts = finding.document_starts("blank-lines", {}, block=block)(tmp_path / "a").tolist()
+    assert [data[first:end] for first, end in zip(starts, [*starts[1:], len(data)], strict=True)] == [
+        b"\n\none\n\n",
+        b"two\nlines\r\n\r\n \t\n",
+        b"  three\n\n\n",
+    ]
+
+
+def test_dropped_bytes_do_not_move_the_documents(untouched):
+    for number, text in enumerate(DOCUMENTS):
+        (untouched / "many").mkdir(exist_ok=True)
+        (untouched / f"many/{number:02}.txt").write_text(text.replace("\u8a9e", "x"))
+    letters = {"kind": "byte", "boundary": None, "unknown": None, "bytes": [*range(33, 127)], "dropped": [10, 32]}
+    (untouched / "letters.json").write_text(json.dumps(letters))
+    done("prepare", "many", "--documents", "files", "--vocab", "letters.json", "--split", "100,0,0", "--name", "many")
+    assert stored("many", "train") == ["".join(text.replace("\u8a9e", "x").split()) for text in DOCUMENTS]
+
+
+def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here):
+    write_files(here / "many")
+    done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")
+    train("corpus.store=many", "corpus.shuffle_documents=true", name="many")
+    documents = stored("many", "valid")
+    result = json_of("eval", "many", "--split", "valid", "--reset-at-documents", "--batch-size", 2, "--mem-len", "0,9")
+    for row, mem_len in zip(result["rows"], (0, 9), strict=True):
+        nats = tokens = 0
+        for text in documents:  # a line end precedes each document in the store, and is implied before a text
+            (here / "one.txt").write_text(text, encoding="utf-8")
+            (one,) = json_of("eval", "many", "--text", "one.txt", "--batch-size", 1, "--mem-len", mem_len)["rows"]
+            nats, tokens = nats + one["loss_nats"] * one["tokens"], tokens + one["tokens"]
+        assert (row["documents"], row["tokens"]) == (len(documents), tokens)
+        assert row["loss_nats"] == pytest.approx(nats / tokens, rel=1e-5)
+    shown = done("eval", "many", "--split", "valid", "--reset-at-documents").stdout
+    assert f"{len(documents)} documents, each from an empty memory. L = 5, " in shown
+
+
+def test_bytes_of_documents_are_all_scored_but_the_first(here):
+    write_records(here / "many.jsonl")
+    done("prepare", "many.jsonl", "--documents", "records")
+    train("corpus.store=many", name="many")
+    (row,) = json_of("eval", "many", "--reset-at-documents", "--losses", "losses.h5")["rows"]
+    assert row["tokens"] == store("many").info("test").tokens - 1
+    (part,) = json_of("eval", "many", "--reset-at-documents", "--positions", 20)["rows"]
+    assert (part["tokens"], part["documents"]) == (20, 1)
+
+
+def test_what_documents_cannot_be_used_for_is_named(here):
+    assert refusal("prepare", "novel", "--documents", "records") == (
+        "--documents records: the text has no records; give files or blank-lines"
+    )
+    assert refusal("eval", "byte", "--reset-at-documents", code=1) == (
+        "data/novel.h5 does not record where documents begin; prepare it again with --documents"
+    )
+    assert refusal("eval", "byte", "--reset-at-documents", "--cache", 9) == (
+        "--reset-at-documents reads the documents of a split with a memory; leave out --cache"
+    )
+    assert "does not record where documents start" in refusal(
+        "train", "tiny.toml", "--set", "corpus.shuffle_documents=true", code=2
+    )
+    (here / "one.txt").write_text("one document\n" * 9)
+    assert refusal("prepare", "one.txt", "--documents", "files", code=1) == (
+        "one.txt: 1 documents are too few to split; give more text or another --split"
+    )
