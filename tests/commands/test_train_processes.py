@@ -5,6 +5,9 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.cards import read_log
 from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, text_of, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.core.training import checkpoint
+from txlcli.system.launcher import SECONDS_TO_EXPLAIN
 
 NOTHING_RANDOM = ["--set", "model.dropout=0", "--device", "cpu"]
 
@@ -170,6 +174,51 @@ def test_a_process_that_hangs_is_named_and_given_up(here, free_port, stopped):
         f"error: the process of rank {stopped} has ended or does not answer; resume from the last checkpoint with "
         "--resume, if there is one"
     ]
+
+
+@pytest.mark.slow
+@on_linux
+@pytest.mark.parametrize(("number", "code"), [(None, 1), (signal.SIGTERM, 143)])
+def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save(here, number, code):
+    saves = ["--set", "train.save_minutes=0.01", "--set", "train.rank_timeout=4"]
+    process = start("train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, *saves, "--processes", 2)
+    wait_for((here / "runs/tiny/last.safetensors").exists)
+    ranks = processes_in(here)
+    os.kill(ranks[1], signal.SIGSTOP)
+    if number:
+        process.send_signal(number)
+    began = time.monotonic()
+    _, stderr = ended(process, code)
+    assert time.monotonic() - began < 4 + SECONDS_TO_EXPLAIN + 5
+    wait_for(lambda: not processes_in(here))
+    assert [line for line in stderr if line.startswith("error: ")] == [
+        "error: the process of rank 1 has ended or does not answer; resume from the last checkpoint with --resume, if "
+        "there is one"
+    ]
+    assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] > 0
+
+
+def test_more_processes_than_lanes_are_rejected_before_they_start(here):
+    done("train", "tiny.toml", "--max-steps", 1)
+    for what in (["tiny.toml", "--name", "many"], ["--resume", "tiny"]):
+        assert refusal("train", *what, "--processes", 16) == (
+            "train.batch_size = 3 is too small for 16 processes; use fewer of them"
+        )
+    assert not Path("runs/many").exists()
+
+
+@on_linux
+def test_processes_that_cannot_reach_each_other_are_not_started(here):
+    command = ["unshare", "--map-root-user", "--net", sys.executable, "-m", "txlcli", "train", "tiny.toml"]
+    if subprocess.run([*command[:3], "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces of networks are not available")
+    result = subprocess.run([*command, "--processes", "2"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(
+        r"error: processes of this machine cannot reach each other \(.*\); start its loopback interface, as with "
+        r'"ip link set lo up", or use one process\n',
+        result.stderr,
+    )
 
 
 def start_validations(*settings):

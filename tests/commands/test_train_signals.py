@@ -10,6 +10,7 @@ from tests.cards import read_log
 from tests.commands.novel import ENDLESS, LONGEST_WAIT_S, Saved, done, start, txl, wait_for
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
+from txlcli.system import signals
 
 
 @pytest.mark.parametrize(
@@ -18,13 +19,16 @@ from txlcli.core.training import checkpoint
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         (signal.SIGTERM, 143),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+        (signal.SIGUSR1, 128 + signal.SIGUSR1),
+        pytest.param(signal.SIGXCPU, 128 + signal.SIGXCPU, marks=pytest.mark.slow),
     ],
 )
 def test_a_training_stopped_by_a_signal_is_saved_and_can_be_resumed(here, number, code):
     metrics = here / "runs/tiny/metrics.jsonl"
     process = start("train", "tiny.toml", *ENDLESS, "--json")
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
-    process.send_signal(number)
+    for _ in range(3 if number in signals.WARNINGS else 1):  # warnings may repeat
+        process.send_signal(number)
     stdout, stderr = process.communicate(timeout=LONGEST_WAIT_S)
     assert process.returncode == code, stderr
     step = checkpoint.load(here / "runs/tiny/last.safetensors").state["step"]

@@ -44,9 +44,10 @@ def evaluate(
     launcher.check_processes(processes)
     processes = max(processes, launcher.world_size())
     options.check_processes(processes)
-    run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
+    # A wrong name is reported before PyTorch is imported.
+    run = run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)
     if processes > 1 and not launcher.is_started():
-        sys.exit(_start_processes(processes, context.find_root().obj))
+        sys.exit(_start_processes(processes, context.find_root().obj, run.settings.train.rank_timeout))
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
 
@@ -77,9 +78,9 @@ def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bo
         console.say(str(error))  # the earlier exception decides the exit code
 
 
-def _start_processes(processes: int, arguments: list[str]) -> int:
+def _start_processes(processes: int, arguments: list[str], rank_timeout_s: float) -> int:
     """Run this command line in several processes; return their exit code."""
-    code = launcher.start_processes(processes, arguments, next_step="evaluate again")
+    code = launcher.start_processes(processes, arguments, rank_timeout_s=rank_timeout_s, next_step="evaluate again")
     if code - 128 in signals.WORDS:
         console.answer(signals.WORDS[code - 128])
     return code

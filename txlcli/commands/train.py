@@ -70,11 +70,13 @@ def train(
             recipe_source, options, data_dir, runs_dir, is_repeated=is_repeated, say=console.say
         )
     if (processes > 1 or process_options.restarts) and not launcher.is_started() and not dry_run:
-        arguments = context.find_root().obj
-        if process_options.restarts and options.resume is None and options.name is None:  # they resume this run
-            name, _ = read_settings(recipe_source, options, runs_dir)
+        arguments, restarts = context.find_root().obj, process_options.restarts
+        name, settings = read_settings(recipe_source, options, runs_dir)
+        settings.train.check_processes(processes)
+        if restarts and options.resume is None and options.name is None:  # they resume this run
             arguments = [*arguments, "--name", next(run_directory.free_directories(runs_dir, name)).name]
-        sys.exit(launcher.start_processes(processes, arguments, restarts=process_options.restarts))
+        timeout = settings.train.rank_timeout
+        sys.exit(launcher.start_processes(processes, arguments, rank_timeout_s=timeout, restarts=restarts))
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast, scaling
     from txlcli.workflows.workspace import Workspace

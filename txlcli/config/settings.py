@@ -24,7 +24,7 @@ from txlcli.config.ranges import (
     Section,
     Share,
 )
-from txlcli.errors import UsageError
+from txlcli.errors import RecipeError, UsageError
 
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """Pattern for the names of stores and runs: valid file names on every system."""
@@ -160,8 +160,9 @@ class TrainSettings(Section):
     parallel: Parallel = "ddp"
     """State that each of several processes holds: all of it (ddp, PyTorch's DistributedDataParallel); all weights
     and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
-    rank_timeout: PositiveFloat = 600.0
-    """Seconds that several processes wait for one that does not answer, before all of them end."""
+    rank_timeout: PositiveFloat = 60.0
+    """Seconds that several processes wait for one that does not answer, before all of them end; and after a signal for
+    one that does not save and end, before it is killed."""
     save_minutes: PositiveFloat = 5.0
     """Longest time between two checkpoints: a crash costs the steps since the last one."""
     seed: Seed = 1111
@@ -190,6 +191,12 @@ class TrainSettings(Section):
     def ends_after(self, step: int, stale: int) -> bool:
         """Return True if a step is the last: max_steps, or `stale` validations in a row brought no improvement."""
         return step >= self.max_steps or (self.stop_after is not None and stale >= self.stop_after)
+
+    def check_processes(self, processes: int) -> None:
+        """Raise a RecipeError if one of several processes would have no lane of a micro-batch."""
+        if self.accumulate * processes > self.batch_size:
+            wanted = f"{processes} processes" + (f" x {self.accumulate} parts" if self.accumulate > 1 else "")
+            raise RecipeError(f"train.batch_size = {self.batch_size} is too small for {wanted}; use fewer of them")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,11 @@
 """Several processes of one command: starts them, or reads the environment of torchrun, srun or mpirun, which did."""
 
 import logging
+import math
 import os
 import re
+import signal
+import socket
 import sys
 import tempfile
 import uuid
@@ -14,8 +17,12 @@ from txlcli.system import processors
 
 RESUME = "resume from the last checkpoint with --resume, if there is one"
 """Next step after a process of a training run is lost."""
-SECONDS_TO_SAVE = 600
-"""Time after Ctrl-C or SIGTERM until a process that has not ended is killed."""
+SECONDS_TO_EXPLAIN = 15
+"""Time until the processes have said which of them does not answer, after they have waited for it."""
+STOPPING = "SIGINT,SIGTERM,SIGHUP,SIGUSR1,SIGUSR2,SIGXCPU"
+"""Signals that the launcher passes on: those of `system.signals`."""
+NO_ANSWER = signal.SIGALRM
+"""Signal by which the other processes end one that does not answer; they have reported it."""
 STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
 _PARENT = os.getppid()
@@ -169,8 +176,26 @@ def first_host(node_list: str) -> str | None:
     return match[1] + (match[2] or "") if match else None
 
 
-def start_processes(processes: int, arguments: Sequence[str], *, restarts: int = 0, next_step: str = RESUME) -> int:
-    """Run a command line of txl in several processes, as torchrun does, and return their exit code."""
+def _check_loopback() -> None:
+    """Reject a machine on which processes cannot meet, such as a container without a network."""
+    try:
+        with socket.create_server(("localhost", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            pass
+    except OSError as error:
+        raise TrainingError(
+            f"processes of this machine cannot reach each other ({error.strerror or error}); start its loopback "
+            'interface, as with "ip link set lo up", or use one process'
+        ) from error
+
+
+def start_processes(
+    processes: int, arguments: Sequence[str], *, rank_timeout_s: float, restarts: int = 0, next_step: str = RESUME
+) -> int:
+    """Run a command line of txl in several processes, as torchrun does, and return their exit code.
+
+    After a signal, a process that does not end within `rank_timeout_s` is killed.
+    """
+    _check_loopback()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -190,13 +215,16 @@ def start_processes(processes: int, arguments: Sequence[str], *, restarts: int =
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=restarts,
-            shutdown_timeout=SECONDS_TO_SAVE,
+            shutdown_timeout=math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN,
+            signals_to_handle=STOPPING,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
         try:
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():  # others may have failed for this reason in the same second
+                if failure.exitcode == -NO_ANSWER:
+                    return TrainingError.exit_code
                 if failure.exitcode < 0:
                     reason = f"process {rank} was killed by signal {-failure.exitcode}"
                     raise TrainingError(f"{reason}; {next_step}") from None

@@ -1,6 +1,7 @@
-"""Signals that end a command, from its first line on: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends.
+"""Signals that end a command, from its first line on: Ctrl-C, SIGTERM, SIGHUP of a closed terminal, and warnings.
 
-Imports little, so that txl handles them within a millisecond.
+Batch systems warn a job before they kill it: by SIGUSR1, SIGUSR2, or SIGXCPU, which repeats every second. Imports
+little, so that txl handles signals within a millisecond.
 """
 
 import os
@@ -10,7 +11,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import NoReturn
 
-WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "terminal closed"}
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+WORDS: dict[int, str] = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "terminal closed",
+    **{number: f"stopped by {number.name}" for number in WARNINGS},
+}
 """Text of the last line, by signal."""
 ENDING = tuple(WORDS)
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
@@ -18,7 +25,7 @@ IMPORT = "importlib._bootstrap"
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP has arrived."""
+    """Another signal than Ctrl-C has arrived."""
 
 
 @contextmanager
@@ -35,6 +42,8 @@ def raising() -> Iterator[None]:
         # During an import, an exception within a library's C code may end the process, as in the import of torch.
         if _imports(frame):
             end(number)
+        if raised and number in WARNINGS:
+            return
         raised.append(number)
         raise _exception_of(number)
 
@@ -54,7 +63,8 @@ def _handling(action: Handler, numbers: list[int]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == action:  # `ignore` stays in force
+                signal.signal(number, handler)
 
 
 def end(number: int, frame: FrameType | None = None) -> NoReturn:
@@ -75,7 +85,7 @@ def _is_main() -> bool:
 
 
 def handling(action: Handler) -> AbstractContextManager[None]:
-    """Set the action for SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
+    """Set the action for all these signals while the block runs.
 
     While processes wait for each other in PyTorch, no Python handler is called: only the default action ends them.
     """

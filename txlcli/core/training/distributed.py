@@ -7,6 +7,7 @@ Axes: B lanes.
 """
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, distributed
 
 from txlcli.config.settings import TrainSettings
-from txlcli.errors import DisagreementError, RecipeError, ReportedError, TrainingError, TxlError, UsageError
+from txlcli.errors import DisagreementError, ReportedError, TrainingError, TxlError, UsageError
 from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 
@@ -155,8 +156,19 @@ class World:
         silent = [rank for rank in range(self.size) if rank not in notes] if 0 in notes else [0]
         names = f"the process of rank {' and '.join(map(str, silent))}" if silent else "another process"
         message = f"{names} has ended or does not answer; {self.next_step}"
-        is_reported = seen_by_launcher or (0 in notes and not self.is_rank_zero)
+        if launcher.is_own() and not seen_by_launcher:
+            self._end(silent)
+        is_reported = seen_by_launcher or self.rank != min(notes)
         return ReportedError(message, TrainingError.exit_code) if is_reported else TrainingError(message)
+
+    def _end(self, ranks: list[int]) -> None:
+        """End processes that a launcher of this machine started, and that do not answer: they may be stopped."""
+        assert self.store is not None
+        for rank in ranks:
+            with suppress(RuntimeError, OSError):
+                pid = int(self.store.get(f"pid/{rank}"))
+                os.kill(pid, launcher.NO_ANSWER)
+                os.kill(pid, signal.SIGCONT)
 
     def _exchange_notes(self, own: tuple[int, str], seconds: float) -> dict[int, tuple[int, str]]:
         """Leave a note, and return the notes by rank: exit code and reason, 0 if another process is the reason.
@@ -190,7 +202,7 @@ class World:
 SINGLE_PROCESS = World()
 
 
-def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str = World.next_step) -> World:
+def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str = World.next_step) -> World:
     """Join the processes that a launcher started; without one, return a world of this process alone."""
     place = launcher.place()
     rank, size, local_size = place.rank, place.world_size, place.local_world_size
@@ -206,6 +218,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str 
             store, _, _ = next(distributed.rendezvous(launcher.rendezvous_url(), rank, size, timeout=JOIN_TIMEOUT))
             if local_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
+            store.set(f"pid/{rank}", str(os.getpid()))
             store.set(f"met/{rank}", "")
             store.wait([f"met/{other}" for other in range(size)], JOIN_TIMEOUT)
             distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
@@ -221,11 +234,8 @@ def join(device: torch.device, *, rank_timeout_s: float = 600.0, next_step: str 
 
 def micro_batches(settings: TrainSettings, processes: int) -> list[range]:
     """Return the lanes of each micro-batch of a step, ordered by rank; their sizes differ by one at most."""
-    batch_size, count = settings.batch_size, settings.accumulate * processes
-    if count > batch_size:
-        wanted = f"{processes} processes" + (f" x {settings.accumulate} parts" if settings.accumulate > 1 else "")
-        raise RecipeError(f"train.batch_size = {batch_size} is too small for {wanted}; use fewer of them")
-    return even_parts(batch_size, count)
+    settings.check_processes(processes)
+    return even_parts(settings.batch_size, settings.accumulate * processes)
 
 
 def even_parts(batch_size: int, count: int) -> list[range]:

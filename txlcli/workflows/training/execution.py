@@ -196,14 +196,18 @@ def _say_notes(training: Training, reporter: Reporter) -> None:
 
 @contextmanager
 def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -> Iterator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP while the block runs; after a second one, the save that began is lost."""
+    """Collect the signals that end a command while the block runs.
+
+    After a second one, the save that began is lost, unless it is a warning, or follows one.
+    """
     caught: list[int] = []
 
     def catch(number: int, _: FrameType | None) -> None:
-        if caught:
+        if number not in signals.WARNINGS and not set(caught) <= set(signals.WARNINGS):
             raise KeyboardInterrupt
+        if not caught:
+            reporter.say("stopping after this step; saving")
         caught.append(number)
-        reporter.say("stopping after this step; saving")
 
     try:
         with signals.handling(catch):

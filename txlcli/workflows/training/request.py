@@ -15,14 +15,14 @@ RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "pt
 
 
 def read_settings(source: str | None, options: TrainOptions, runs_dir: Path) -> tuple[str, Settings]:
-    """Return the name and the settings of a recipe, or without one of the run that `begin_from` names."""
+    """Return the name and the settings of a recipe, or without one of the run that `resume` or `begin_from` names."""
     if source is not None:
         return recipe.read_text(source)[0], recipe.load(source, options.changes)
-    if options.begin_from is None:
+    if (name := options.resume or options.begin_from) is None:
         raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
-    run = run_directory.find(options.begin_from, runs_dir)
+    run = run_directory.find(name, runs_dir)
     settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), options.changes)
-    if settings.train.max_steps == 1:  # the placeholder of an import without a recipe
+    if options.resume is None and settings.train.max_steps == 1:  # the placeholder of an import without a recipe
         raise RecipeError(
             f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
             "train.max_steps=N, and others such as train.batch_size"
