@@ -1,7 +1,12 @@
 """Lossless SentencePiece models: training on a stream of text, encoding and decoding."""
 
+import contextlib
+import ctypes
 import io
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -13,6 +18,11 @@ BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
 AS_BYTES = f"{SPACE}\0"
 """Characters that are always encoded as bytes."""
+MAX_IDS = 1 << 20
+"""Largest vocabulary; the library begins with a million candidates."""
+FAILED = 3
+"""Exit code of the process of a training that the library ended with a reason."""
+PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
 LONGEST_LINE = 4000  # bytes of one training sentence
 # Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
 TRAINING_THREADS = 4
@@ -71,14 +81,45 @@ class SentencePieceModel:
 
 
 def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
-    """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes."""
+    """Train a model with `size` pieces that keeps all blanks, normalizes nothing and falls back to bytes.
+
+    The library cannot be interrupted, so it runs in a process of its own, which ends with this one.
+    """
+    if size > MAX_IDS:
+        raise UsageError(f"`vocab_size` {size} is too large for SentencePiece; give at most {MAX_IDS}")
+    command = [sys.executable, "-m", __name__, str(size), "bpe" if bpe else "unigram"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                for line in _short_lines(lines):
+                    process.stdin.write(f"{line}\n".encode())
+            output, _ = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == FAILED:
+        raise _explain(output.decode(), size)
+    if process.returncode:
+        raise CorpusInputError(
+            f"the training of SentencePiece ended with code {process.returncode}, possibly because memory ran out; "
+            "free some, or choose another `tokenizer`"
+        )
+    return output
+
+
+def _train_on_stdin(size: int, model_type: str) -> None:
+    """Train on the lines of stdin, and write the model to stdout, or the reason why there is none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_short_lines(lines),
+            sentence_iterator=(line[:-1].decode() for line in sys.stdin.buffer),
             model_writer=model,
             vocab_size=size,
-            model_type="bpe" if bpe else "unigram",
+            model_type=model_type,
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -94,13 +135,14 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain(error, size) from error
-    return model.getvalue()
+        sys.stdout.write(str(error))
+        sys.exit(FAILED)
+    sys.stdout.buffer.write(model.getvalue())
 
 
-def _explain(error: RuntimeError, size: int) -> UsageError | CorpusInputError:
+def _explain(error: str, size: int) -> UsageError | CorpusInputError:
     """Turn an error of the library into one that suggests what to do."""
-    reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
+    reason = error.rsplit("] ", 1)[-1].strip().rstrip(".")
     if not reason:
         return CorpusInputError(
             "the train split has no text that SentencePiece can be trained on; give more text, or choose another "
@@ -125,3 +167,7 @@ def _short_lines(lines: Iterable[str]) -> Iterator[str]:
         text = re.sub(f"[{AS_BYTES}]", "", line).rstrip(" ")
         for start in range(0, len(text), LONGEST_LINE // 4):
             yield text[start : start + LONGEST_LINE // 4]
+
+
+if __name__ == "__main__":
+    _train_on_stdin(int(sys.argv[1]), sys.argv[2])
