@@ -11,6 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+UNTIL = """
+const until = async test => {
+  for (let tries = 0; !test(); tries++) {
+    if (tries > 3000) throw Error(`not true after a minute: ${test}`);
+    await new Promise(go => setTimeout(go, 20));
+  }
+};
+"""
 
 
 class Page:
@@ -59,9 +67,8 @@ class Page:
 
     def run(self, expression):
         """Return the value of JavaScript, which may wait by `until(condition)`."""
-        until = "const until = async test => { while (!test()) await new Promise(go => setTimeout(go, 20)); };"
-        code = f"(async () => {{ {until} return await ({expression}); }})()"
-        answer = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True, timeout=120_000)
+        code = f"(async () => {{ {UNTIL} return await ({expression}); }})()"
+        answer = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]["exception"]["description"]
         return answer["result"].get("value")
 
@@ -70,9 +77,10 @@ class Page:
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def point(self, selector, number=0):
-        """Return the middle of an element, the number-th of those selected."""
-        found = f"document.querySelectorAll({json.dumps(selector)})[{number}].getClientRects()[0]"
-        return self.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({found})")
+        """Return the middle of an element, the number-th of those selected, once it is there."""
+        element = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
+        self.run(f"until(() => {element})")
+        return self.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({element}.getClientRects()[0])")
 
     def mouse(self, kind, x, y):
         """Move, press or release the mouse."""

@@ -45,11 +45,12 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
 def test_a_report_says_what_a_run_lacks(here):
     Path("lstm.toml").write_text(recipe_of("lstm"))
     done("train", "lstm.toml")
+    done("eval", "lstm")
     done("runs", "report", "lstm", "--data-dir", "none")
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
-    assert "None yet: run txl eval." in markdown
+    assert "| novel test | state | " in markdown
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 
 
@@ -57,6 +58,7 @@ def test_a_report_places_a_run_among_published_results(here):
     as_benchmark("word", "ptb", 10_000)
     markdown, _ = report_of("word")
     assert "| > runs/word | 24M | 54.60 | - |\n" in markdown
+    assert "None yet: run txl eval." in markdown
     assert "Table 5 of the paper, ppl, the best first." in markdown
 
 

@@ -96,6 +96,7 @@ def _evaluations(evals: Sequence[Report], metric: str) -> Section:
 
 def _setting(row: Report) -> str:
     length = f"N = {row['attn_len']}" if row.get("attn_len") else f"M = {row['mem_len']}"
+    length = "state" if row["attn_len_max"] is None else length
     return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
 
 

@@ -62,7 +62,7 @@ class AnnotatedText:
     metric: str
     """Name of the metric."""
     rows: list[dict[str, float | None]]
-    """Results by memory length, the shortest first: "mem_len", "bits" per token and the "measure" in the metric."""
+    """Results by memory length, the shortest first: "mem_len", None for a state, "bits" per token, "measure"."""
     before: str
     """Text of a first token that was read, but not predicted."""
     text: str
@@ -107,7 +107,11 @@ def annotate(result: EvalResult) -> AnnotatedText:
         settings=f"{rows[0].tokens:,} tokens scored. {describe_settings(result, rows[-1])}",
         metric=metrics.METRIC_TITLES[opened.run.metric],
         rows=[
-            {"mem_len": row.mem_len, "bits": metrics.bits(row.loss_nats), "measure": row.measures[opened.run.metric]}
+            {
+                "mem_len": None if opened.model.has_recurrent_state else row.mem_len,
+                "bits": metrics.bits(row.loss_nats),
+                "measure": row.measures[opened.run.metric],
+            }
             for row in rows
         ],
         before=pieces.before,
