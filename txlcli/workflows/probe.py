@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.core.measures.likeliest import score_with_likeliest
-from txlcli.core.reading.scoring import score
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import UsageError
 from txlcli.runs import history
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
+from txlcli.workflows.evaluation.sweep import with_memory
 from txlcli.workflows.evaluation.texts import Scoring, one_lane
 from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
@@ -144,10 +144,9 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
 def _words(scoring: Scoring, distances: Ids) -> list[dict[str, Any]]:
     """Return the fields of ProbeRow on words at each distance, then farther back, then on new words."""
     vocab, text = scoring.opened.vocab, scoring.text
-    mem_lens = dict.fromkeys((scoring.settings.mem_len, 0))
-    scores = [scoring.changed(mem_len=mem_len).score(score, f"words, M = {mem_len}") for mem_len in mem_lens]
+    rows = [with_memory(scoring, mem_len) for mem_len in dict.fromkeys((scoring.settings.mem_len, 0))]
     pieces = Pieces.of(vocab, text)
-    back, nats = word_losses(pieces, pieces.sums([of_length.losses_nats for of_length in scores]), vocab)
+    back, nats = word_losses(pieces, pieces.sums([row.losses_nats for row in rows]), vocab)
     groups = np.where(back == 0, len(distances) + 1, np.searchsorted(distances, back))
     fields = []
     for group in range(len(distances) + 2):
