@@ -32,7 +32,16 @@ COUNTS = (
     *("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len"),
     *("stop_after", "keep_every", "average_from", "average_lr_factor"),
 )
-NATURAL = ("mem_len", "weight_decay", "warmup_steps", "plateau_patience", "average_patience")
+NATURAL = (
+    "mem_len",
+    "reread_len",
+    "activation_penalty",
+    "slowness_penalty",
+    "weight_decay",
+    "warmup_steps",
+    "plateau_patience",
+    "average_patience",
+)
 NAN, INF, TIED = float("nan"), float("inf"), (True, False)
 LIMITS = [  # section, keys, values, what each must be
     ("corpus", ("store",), ("", "data/enwik8.h5", ".."), PLAIN),
@@ -272,6 +281,16 @@ transformer | model.memory_source=layer_output train.mem_len=0 | memory_source m
 0, not 'layer_output'
 transformer | model.position=sinusoid train.mem_len=0 | [eval] mem_len must be 0 with position = "sinusoid" and \
 train.mem_len = 0, not 7
+transformer | model.position=sinusoid train.reread_len=3 | reread_len must be left out with position = "sinusoid", not 3
+transformer | model.position=learned model.n_positions=24 train.seg_len_jitter=true | [train] seg_len must be at most \
+model.n_positions (24) minus 20 tokens of jitter, not 5
+transformer | train.reread_len=3 train.valid_seg_len=16 | valid_seg_len must be at most seg_len + reread_len + mem_len \
+(15), not 16
+qrnn | train.reread_len=3 | reread_len must be left out with arch = "qrnn", not 3
+compressive | train.reread_len=3 | reread_len must be left out with arch = "compressive", not 3
+compressive | train.seg_len_jitter=true | seg_len_jitter must be left out with arch = "compressive", not True
+rmt | train.seg_len_jitter=true | seg_len_jitter must be left out with arch = "rmt", not True
+rmt | train.activation_penalty=2 | activation_penalty must be left out with arch = "rmt", not 2.0
 compressive | model.window=4 | window must be left out with arch = "compressive", not 4
 compressive | model.position=sinusoid | position must be an encoding of distances, or none, with arch = \
 "compressive", not 'sinusoid'

@@ -59,6 +59,10 @@ class CorpusSettings(Section):
         self.require(is_plain, "store", 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
+JITTER_STD = 5
+"""Standard deviation of segment lengths with train.seg_len_jitter, in tokens."""
+JITTER_MARGIN = 4 * JITTER_STD
+"""A segment is at most this much longer than train.seg_len."""
 LossPart = Literal["full", "half"]
 Parallel = Literal["ddp", "zero", "fsdp"]
 Recompute = bool | Literal["layers"]
@@ -85,6 +89,12 @@ class TrainSettings(Section):
     roll_lanes: bool = False
     """Begin each epoch at a random token of every lane and continue from the lane's end at its start, so that segments
     begin at other tokens in every epoch (NVIDIA's roll)."""
+    reread_len: NaturalInt = 0
+    """Tokens E before each segment that are read again with it, with gradient, before the memory (ext_len of the
+    released code); their losses do not count. Not for a recurrent state or a compressed memory."""
+    seg_len_jitter: bool = False
+    """Sample segment lengths as AWD-LSTM does: 95 % from a normal distribution around seg_len, the others around half
+    of it, with a standard deviation of 5 tokens. The learning rate of a step is scaled by its length / seg_len."""
     loss_part: LossPart = "full"
     """Positions of a segment whose losses count in training: all, or the recent half (Table 6); validation counts
     all."""
@@ -145,6 +155,12 @@ class TrainSettings(Section):
     this step; its last learning rate, times average_lr_factor, is that of all later steps."""
     average_lr_factor: PositiveFloat = 1.0
     """average = "mean": factor of the learning rate from average_from on."""
+    activation_penalty: NotNegativeFloat = 0.0
+    """Weight of the mean square of the last hidden states, before dropout, in the loss that is minimized (AR of
+    AWD-LSTM). Reported losses and perplexities do not contain it."""
+    slowness_penalty: NotNegativeFloat = 0.0
+    """Weight of the mean square of the difference between last hidden states of neighbouring positions (TAR), as for
+    activation_penalty."""
     clip: PositiveFloat | None = 0.25
     """Largest norm of the gradient of all weights together; "none" turns clipping off."""
     skip_nonfinite: NaturalInt = 0
@@ -170,8 +186,8 @@ class TrainSettings(Section):
     valid_every: PositiveInt = 4000
     """Steps between validations; a checkpoint is saved at each."""
     valid_seg_len: PositiveInt | None = None
-    """Segment length in validation; by default seg_len. The memory length is then mem_len + seg_len - valid_seg_len.
-    Without memory, validation uses the segment length of training."""
+    """Segment length in validation; by default seg_len. The memory length is then mem_len + reread_len + seg_len -
+    valid_seg_len. Without memory and reread_len, validation uses the segment length of training."""
     valid_batch_size: PositiveInt = 10
     """Batch size in validation."""
     valid_tokens: PositiveInt | None = None
@@ -180,6 +196,16 @@ class TrainSettings(Section):
     """End training after this many validations in a row without a new lowest loss; by default only at max_steps."""
     keep_every: PositiveInt | None = None
     """Keep the weights of every step that is a multiple of this, as step-N.safetensors in the run folder."""
+
+    @property
+    def longest_segment(self) -> int:
+        """Largest number of tokens that a segment predicts."""
+        return self.seg_len + (JITTER_MARGIN if self.seg_len_jitter else 0)
+
+    @property
+    def read_len(self) -> int:
+        """Tokens that a pass reads, E + L."""
+        return self.reread_len + self.seg_len
 
     @property
     def schedule_steps(self) -> int:
@@ -209,8 +235,9 @@ class TrainSettings(Section):
         self.require(self.loss_part == "full" or self.seg_len % 2 == 0, "seg_len", 'even with loss_part = "half"')
         divides = self.batch_size % self.accumulate == 0
         self.require(divides, "accumulate", f"a divisor of batch_size ({self.batch_size})")
-        longest, length = self.seg_len + self.mem_len, self.valid_seg_len
-        self.require(length is None or length <= longest, "valid_seg_len", f"at most seg_len + mem_len ({longest})")
+        longest, length = self.read_len + self.mem_len, self.valid_seg_len
+        lengths = f"seg_len + {'reread_len + ' if self.reread_len else ''}mem_len"
+        self.require(length is None or length <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
 
     def _check_implementation(self) -> None:
         """Reject combinations of recompute, attention, parallel and compile that are not implemented."""
@@ -324,6 +351,11 @@ class Settings:
         for key in ("shuffle_sentences", "shuffle_documents"):
             if getattr(self.corpus, key):
                 train.require_default("roll_lanes", f"with corpus.{key}")
+        if model.arch != "transformer":
+            train.require_default("reread_len", f'with arch = "{model.arch}"')
+        if isinstance(model, RmtSettings | CompressiveSettings):
+            for key in ("seg_len_jitter", *(["activation_penalty", "slowness_penalty"] if model.arch == "rmt" else [])):
+                train.require_default(key, f'with arch = "{model.arch}"')
         if train.seg_len == 1:  # the first position of a segment is kept
             model.require_default("word_dropout", "with train.seg_len = 1")
         if model.recurrent_state:
@@ -347,7 +379,7 @@ class Settings:
         settings = dataclasses.replace(self.eval, **changes)  # type: ignore[arg-type]
         if settings.max_distance is None and self.model.limits_distance:
             before = self.model.memory_keys(self.train.mem_len)
-            settings = dataclasses.replace(settings, max_distance=self.train.seg_len + before)
+            settings = dataclasses.replace(settings, max_distance=self.train.read_len + before)
         return settings
 
     @property
@@ -374,10 +406,13 @@ class Settings:
         train = self.train
         if not train.mem_len:
             model.require_default("memory_source", "with train.mem_len = 0")
+        if model.absolute_positions:
+            train.require_default("reread_len", f'with position = "{model.position}"')
         n_positions = model.longest_window
         if n_positions is not None:
             expected = f"at most model.n_positions ({n_positions})"
-            train.require(train.seg_len <= n_positions, "seg_len", expected)
+            margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
+            train.require(train.longest_segment <= n_positions, "seg_len", expected + margin)
             self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
             if train.mem_len:  # without memory, segments have the length of training also in validation
                 train.require((train.valid_seg_len or 1) <= n_positions, "valid_seg_len", expected)

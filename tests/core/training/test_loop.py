@@ -75,6 +75,8 @@ def new_training(
         sentence_starts=starts,
         seed=settings.seed,
         roll=settings.roll_lanes,
+        reread_len=settings.reread_len,
+        jitter=settings.seg_len_jitter,
     )
     split = scored_stream(draw_split(31, seed=6), None) if valid else None
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)

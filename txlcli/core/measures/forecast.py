@@ -208,7 +208,8 @@ class _Step:
             model=plain,
             train=TrainSettings(
                 batch_size=1,
-                seg_len=train.seg_len,
+                seg_len=train.longest_segment,
+                reread_len=train.reread_len,
                 mem_len=train.mem_len,
                 max_steps=1,
                 precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
@@ -252,7 +253,7 @@ class _Step:
     @property
     def workspace(self) -> Workspace:
         """Divides a long segment into few blocks of queries."""
-        return Workspace(min_queries=max(Workspace().min_queries, -(-self.train.seg_len // TRACED_BLOCKS)))
+        return Workspace(min_queries=max(Workspace().min_queries, -(-self.train.read_len // TRACED_BLOCKS)))
 
     def traced_bytes(self) -> tuple[int, int]:
         """Return the bytes of saved tensors, and of others at the peak: linear in each size beyond two smaller ones.
@@ -260,7 +261,7 @@ class _Step:
         A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from
         those between.
         """
-        most = max(3, TRACED_TOKENS // self.train.seg_len)
+        most = max(3, TRACED_TOKENS // self.train.read_len)
         traced = {
             "n_layers": (1, 2) if isinstance(self.model, TransformerSettings) else (2, 3),
             "batch_size": (max(2, most // 2), most),
@@ -301,7 +302,8 @@ def _traced(step: _Step) -> tuple[int, int]:
         weights = {id(weight.untyped_storage()) for weight in network.parameters()}
         for weight in network.parameters():
             weight.grad = torch.zeros_like(weight)
-        tokens, targets = (torch.zeros(step.batch_size, train.seg_len, dtype=torch.int64) for _ in range(2))
+        tokens = torch.zeros(step.batch_size, train.read_len, dtype=torch.int64)
+        targets = tokens[:, train.reread_len :]
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(step.batch_size, train.mem_len)
             gc.collect()  # tensors in reference cycles would count

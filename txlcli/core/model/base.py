@@ -18,7 +18,7 @@ from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.linear import Linear
-from txlcli.core.model.losses import counted_positions
+from txlcli.core.model.losses import NO_PENALTIES, HiddenPenalties, counted_positions
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
 Output = TypeVar("Output")
@@ -153,22 +153,38 @@ class LanguageModel(nn.Module, ABC):
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
         return self.softmax.log_probs(hidden.flatten(0, 1), self.embedding).unflatten(0, hidden.shape[:2])
 
+    def _read_undropped(self, tokens: Tensor, memory: Memory, mem_len: int) -> tuple[Tensor, Tensor, Memory]:
+        """Return the last hidden states (B, L, d) before and after their dropout, and the new memory."""
+        hidden, memory = self(tokens, memory, mem_len=mem_len)
+        return hidden, hidden, memory
+
     def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: Memory,
+        *,
+        mem_len: int,
+        part: LossPart,
+        progress: float,
+        reread_len: int = 0,
+        penalties: HiddenPenalties = NO_PENALTIES,
     ) -> tuple[Tensor, Tensor, Memory]:
         """Compute what a training step minimizes on one segment.
 
         Args:
-            tokens: (B, L), read.
+            tokens: (B, E + L), read; the first E, which were read before, are fewer at the beginning of an epoch.
             targets: (B, L), predicted.
             memory: from the segment before.
             mem_len: M.
             part: the positions whose losses count.
             progress: share of the training steps that are done, 0 to 1.
+            reread_len: E, final positions that the next segment reads again, so that the memory ends before them.
+            penalties: of the last hidden states, in the objective alone.
         Returns:
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
-        hidden, memory = self(tokens, memory, mem_len=mem_len)
+        undropped, hidden, memory = self._read_undropped(tokens, memory, mem_len)
         counted = counted_positions(tokens.shape[1], part)
         loss = self.losses(hidden[:, counted], targets[:, counted]).mean()
-        return loss, loss, memory
+        return penalties(loss, undropped[:, counted]), loss, memory

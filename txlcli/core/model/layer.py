@@ -60,6 +60,8 @@ class HiddenMemory:
     """Layer inputs, or outputs, without gradient, oldest first, (B, M, d)."""
     mem_len: int = 0
     """Positions to keep for the next segment."""
+    reread_len: int = 0
+    """Final positions of the segment that the next one reads again, so that it does not need them here."""
     rotation: Rotation | None = None
     """Of the positions, if the encoding rotates keys."""
 
@@ -75,7 +77,8 @@ class HiddenMemory:
 
     def after(self, output: LayerOutput) -> Memory:
         """Return the memory of this layer after a segment."""
-        return [update_memory(self.positions, output.kept, mem_len=self.mem_len)]
+        kept = output.kept[:, : max(0, output.kept.shape[1] - self.reread_len)]
+        return [update_memory(self.positions, kept, mem_len=self.mem_len)]
 
 
 class Layer(nn.Module):

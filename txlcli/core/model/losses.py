@@ -1,10 +1,13 @@
-"""The predictions that count in training: full and half loss, and the auxiliary losses of the vanilla model.
+"""The predictions that count in training, full and half loss, and what training adds to their loss.
+
+That is penalties of the last hidden states, and the auxiliary losses of the vanilla model.
 
 Axes: B batch, L segment, d model width, N layers.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -23,6 +26,28 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
     Half loss does not train predictions from a few tokens only, which occur at the beginning of a segment.
     """
     return slice(seg_len // 2 if part == "half" else 0, seg_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenPenalties:
+    """Weights of two penalties of the last hidden states, before their dropout (AR and TAR, Merity et al. 2017)."""
+
+    activation: float = 0.0
+    """Of their mean square."""
+    slowness: float = 0.0
+    """Of the mean square of their differences between neighbouring positions."""
+
+    def __call__(self, loss: Tensor, hidden: Tensor) -> Tensor:
+        """Add the penalties of hidden states (B, L, d) to a loss (0-d)."""
+        hidden = hidden.to(loss.dtype)
+        if self.activation:
+            loss = loss + self.activation * hidden.square().mean()
+        if self.slowness and hidden.shape[1] > 1:
+            loss = loss + self.slowness * hidden.diff(dim=1).square().mean()
+        return loss
+
+
+NO_PENALTIES = HiddenPenalties()
 
 
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:

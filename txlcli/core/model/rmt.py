@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import RmtSettings
-from txlcli.core.model.base import Memory
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.layer import HiddenMemory, rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 
@@ -27,6 +27,7 @@ class RecurrentMemoryTransformer(TransformerXL):
     """
 
     settings: RmtSettings
+    objective = LanguageModel.objective  # segments are read one after another
 
     def __init__(self, settings: RmtSettings, vocab_size: int) -> None:
         super().__init__(settings, vocab_size)

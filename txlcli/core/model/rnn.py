@@ -149,6 +149,10 @@ class RecurrentModel(LanguageModel):
         return self.first_memory(batch_size, mem_len)
 
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        _, hidden, memory = self._read_undropped(tokens, memory, mem_len)
+        return hidden, memory
+
+    def _read_undropped(self, tokens: Tensor, memory: Memory, mem_len: int) -> tuple[Tensor, Tensor, Memory]:
         # Not scaled by sqrt(d) as in the Transformer: each step of Adam would then move a tied embedding too far.
         hidden = self.embedding_dropout(self.embedding(tokens))
         new_memory: Memory = []
@@ -158,7 +162,7 @@ class RecurrentModel(LanguageModel):
             hidden, state = self.call_layer(layer, hidden, (memory[2 * number], memory[2 * number + 1]))
             # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
-        return self.output_dropout(hidden), new_memory
+        return hidden, self.output_dropout(hidden), new_memory
 
 
 def flatten_rnn_weights(model: nn.Module) -> None:

@@ -28,7 +28,7 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated
 from txlcli.core.model.linear import Linear, merge
-from txlcli.core.model.losses import AuxiliaryLosses, counted_positions
+from txlcli.core.model.losses import NO_PENALTIES, AuxiliaryLosses, HiddenPenalties, counted_positions
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
 
@@ -292,17 +292,26 @@ class TransformerXL(LanguageModel):
         return normed
 
     def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, mem_len: int, part: LossPart, progress: float
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: Memory,
+        *,
+        mem_len: int,
+        part: LossPart,
+        progress: float,
+        reread_len: int = 0,
+        penalties: HiddenPenalties = NO_PENALTIES,
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        if self.auxiliary is None and not self.has_layer_losses:
-            return super().objective(tokens, targets, memory, mem_len=mem_len, part=part, progress=progress)
-        outputs, memory = self._read(tokens, self._pasts(memory, mem_len))
-        counted = counted_positions(tokens.shape[1], part)
-        finished = [self._final(output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
-        loss = self.losses(finished[-1][:, counted], targets[:, counted]).mean()
+        pasts = [dataclasses.replace(past, reread_len=reread_len) for past in self._pasts(memory, mem_len)]
+        outputs, memory = self._read(tokens, pasts)
         own = [output.loss for output in outputs if output.loss is not None]
+        counted, seg_len = counted_positions(targets.shape[1], part), targets.shape[1]
+        undropped = [self.final_norm(output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
+        del outputs, pasts  # the backward pass frees the old memory layer by layer
+        finished = [self.output_dropout(hidden)[:, -seg_len:][:, counted] for hidden in undropped]
+        loss = self.losses(finished[-1], targets[:, counted]).mean()
         if self.auxiliary is not None:
-            hidden = [output[:, counted] for output in finished]
-            own.append(self.auxiliary(hidden, targets[:, counted], self.embedding, progress))
-        return sum(own, loss), loss, memory
+            own.append(self.auxiliary(finished, targets[:, counted], self.embedding, progress))
+        return penalties(sum(own, loss), undropped[-1][:, -seg_len:][:, counted]), loss, memory

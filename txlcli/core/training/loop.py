@@ -133,7 +133,8 @@ class Training(TrainingState):
         self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
-        self.train_step.step(self.lr(self.step))
+        share = len(self.segments.range_of(self.position)) / self.settings.seg_len if self.segments.jitter else 1.0
+        self.train_step.step(self.lr(self.step) * share)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
         return loss, grad_norm, tokens
@@ -158,14 +159,15 @@ class Training(TrainingState):
         progress = self.step / self.settings.max_steps
         total = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)
         self.world.all_reduce(total)
-        return total, self.settings.batch_size * inputs.shape[1]
+        return total, self.settings.batch_size * targets.shape[1]
 
     def _read(self, lanes: range, position: StreamPosition) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets at a position, (lanes, L) each."""
-        on_host = torch.from_numpy(self.segments.at(position, lanes))  # (lanes, L + 1)
+        """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
+        on_host = torch.from_numpy(self.segments.at(position, lanes))  # (lanes, E + L + 1)
+        seg_len = len(self.segments.range_of(position))
         on_device = send(on_host, self.device)
         targets = on_host if self.model.targets_device.type == "cpu" else on_device
-        return on_device[:, :-1], targets[:, 1:]
+        return on_device[:, :-1], targets[:, -seg_len:]
 
     def _report_steps(self) -> Iterator[StepReport]:
         """Report the steps since the previous report, if any, and begin a new interval."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
+from txlcli.core.model.losses import HiddenPenalties
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
@@ -51,8 +52,14 @@ class DataParallel:
 
     def objective(self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Objective:
         """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
+        settings = self.settings
         call = functools.partial(
-            self.model.objective, mem_len=self.settings.mem_len, part=self.settings.loss_part, progress=progress
+            self.model.objective,
+            mem_len=settings.mem_len,
+            part=settings.loss_part,
+            progress=progress,
+            reread_len=settings.reread_len,
+            penalties=HiddenPenalties(activation=settings.activation_penalty, slowness=settings.slowness_penalty),
         )
         result: Objective = self._module(lambda: call(tokens, targets, memory))
         return result

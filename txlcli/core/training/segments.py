@@ -1,19 +1,23 @@
 """Token streams divided into B lanes, contiguous slices that are read side by side, and into segments of L predictions.
 
 A position in a stream is an epoch and the number of a segment in it. A segment is a function of its position, so
-training can resume anywhere. Axes: B lanes, L segment.
+training can resume anywhere. Axes: B lanes, L segment, E tokens before it that are read again.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.settings import JITTER_MARGIN, JITTER_STD
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import TrainingError
 
 SAMPLE, SAMPLES = 4096, 256
 """Tokens of a part of the text that `share` counts, and number of parts."""
+JITTER_MIN, SHARE_OF_HALVES = 5, 0.05
+"""Least length of jittered segments, in tokens, and the share of those of half the length."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,16 @@ class TrainingSegments:
     """The split, (N,), in memory or memory-mapped."""
     batch_size: int
     seg_len: int
+    reread_len: int = 0
+    """E."""
+    jitter: bool = False
+    """Sample the lengths of segments (AWD-LSTM): 95 % from N(L, 5), the others from N(L / 2, 5)."""
     sentence_starts: Tokens | None = None
     """If given, every epoch reads the sentences in a new order."""
     roll: bool = False
     """Begin every epoch at random tokens of the lanes; not with `sentence_starts`."""
     seed: int = 0
-    """Of these orders and tokens."""
+    """Of these orders, tokens and lengths."""
 
     def __post_init__(self) -> None:
         """Check that there is a token for every lane."""
@@ -52,8 +60,12 @@ class TrainingSegments:
 
     @property
     def per_epoch(self) -> int:
-        """Segments in one epoch; the last may be shorter than L."""
-        return -(-self.lane_len // self.seg_len)
+        """Segments in the first epoch; the last may be shorter than L."""
+        return self.segments_in(0)
+
+    def segments_in(self, epoch: int) -> int:
+        """Return the number of segments of an epoch, which differs between epochs with jitter."""
+        return len(self._edges(epoch)) - 1 if self.jitter else -(-self.lane_len // self.seg_len)
 
     def share(self, first: int, end: int) -> float:
         """Return the share of ids from `first` to before `end` in about a million tokens, from all over the text."""
@@ -63,14 +75,28 @@ class TrainingSegments:
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
-        if position.segment + 1 < self.per_epoch:
+        if position.segment + 1 < self.segments_in(position.epoch):
             return StreamPosition(position.epoch, position.segment + 1)
         return StreamPosition(position.epoch + 1, 0)
 
-    def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
-        """Return the tokens at a position, (B, L + 1): all but the last are inputs, all but the first are targets."""
+    def _edges(self, epoch: int) -> NDArray[np.int64]:
+        return jittered_edges(self.lane_len, self.seg_len, (self.seed, epoch, self.seg_len))
+
+    def range_of(self, position: StreamPosition) -> range:
+        """Return the predictions of a lane that a segment makes."""
+        if self.jitter:
+            return range(*self._edges(position.epoch)[position.segment :][:2].tolist())
         first = position.segment * self.seg_len
-        count = min(self.seg_len, self.lane_len - first) + 1
+        return range(first, min(first + self.seg_len, self.lane_len))
+
+    def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
+        """Return the tokens at a position, (B, E + L + 1): all but the last are inputs, the last L are targets.
+
+        The E tokens before the segment are fewer at the beginning of an epoch.
+        """
+        segment = self.range_of(position)
+        first = max(0, segment.start - self.reread_len)
+        count = segment.stop - first + 1
         lanes = range(self.batch_size) if lanes is None else lanes
         if self.roll:
             starts = np.random.default_rng((self.seed, position.epoch)).integers(self.lane_len, size=self.batch_size)
@@ -107,3 +133,14 @@ class TrainingSegments:
         lengths = np.diff(starts.astype(np.int64), append=len(self.ids))
         self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
         self._shuffled_epoch = epoch
+
+
+@functools.lru_cache(maxsize=2)
+def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the first token of each segment of sampled length in a lane, and the end of the last one."""
+    chance, least = np.random.default_rng(seed), min(JITTER_MIN, seg_len)
+    count = lane_len // least + 1
+    means = np.where(chance.random(count) < SHARE_OF_HALVES, seg_len / 2, seg_len)
+    lengths = chance.normal(means, JITTER_STD).astype(np.int64).clip(least, seg_len + JITTER_MARGIN)
+    ends = lengths.cumsum()
+    return np.minimum([0, *ends[: np.searchsorted(ends, lane_len) + 1]], lane_len)

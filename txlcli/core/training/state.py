@@ -124,7 +124,7 @@ class TrainingState:
     @property
     def epoch(self) -> float:
         """Epochs read so far."""
-        return self.position.epoch + self.position.segment / self.segments.per_epoch
+        return self.position.epoch + self.position.segment / self.segments.segments_in(self.position.epoch)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step number `step`."""

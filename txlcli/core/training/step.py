@@ -53,7 +53,7 @@ class EagerStep:
         """Add the gradients of the lanes of this process, one micro-batch after another.
 
         Args:
-            inputs: (B, L).
+            inputs: (B, E + L).
             targets: (B, L).
             memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
             progress: fraction of the training steps that are done; auxiliary losses depend on it.
@@ -90,7 +90,7 @@ class EagerStep:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """Return the mean loss (0-d) of inputs and targets (B, L) with the current weights; change nothing.
+        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights; change nothing.
 
         All processes must call this with as many tokens.
         """
@@ -100,7 +100,7 @@ class EagerStep:
         try:
             with autocast(model.device, settings.precision), model.uncompiled():
                 hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
-                return model.losses(hidden, targets).mean()
+                return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
         finally:
             model.train(was_training)
 
@@ -161,7 +161,7 @@ class CapturedStep(EagerStep):
             group["lr"] = torch.zeros((), device=self._model.device)
 
     def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
-        is_whole = inputs.shape[1] == self._settings.seg_len and all(map(self._is_full, memories))
+        is_whole = inputs.shape[1] == self._settings.read_len and all(map(self._is_full, memories))
         rows = self._rows_of_tails(targets, memories) if is_whole and self._captures else None
         if rows is not None and self._replay is None:
             self._capture(inputs, targets, memories, rows)

@@ -26,10 +26,13 @@ class _Stopped(Exception):  # noqa: N818 - ends a validation early
 def validation_settings(settings: TrainSettings) -> EvalSettings:
     """Return segments of valid_seg_len, with as much memory as gives the number of keys of a training segment.
 
+    Tokens that training reads again are in the memory.
+
     Without recurrence a segment is all the context there is, so validation uses the segments of training.
     """
-    seg_len = (settings.valid_seg_len or settings.seg_len) if settings.mem_len else settings.seg_len
-    mem_len = settings.mem_len + settings.seg_len - seg_len
+    context = settings.mem_len + settings.reread_len
+    seg_len = (settings.valid_seg_len or settings.seg_len) if context else settings.seg_len
+    mem_len = context + settings.seg_len - seg_len
     return EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=settings.valid_batch_size, same_length="off")
 
 

@@ -44,7 +44,10 @@ Splits = tuple[TrainingSegments, Split | None]
 MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
 LR_JUMP = 1.1
 """Factor between the learning rates of two steps from which a resumed run reports it."""
-FIXED_KEYS = ("batch_size", "seg_len", "mem_len", "roll_lanes", "optimizer", "momentum", "average", "seed")
+FIXED_KEYS = (
+    *("batch_size", "seg_len", "mem_len", "reread_len", "seg_len_jitter", "roll_lanes"),
+    *("optimizer", "momentum", "average", "seed"),
+)
 VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
 
 
@@ -257,6 +260,8 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
         store.ids("train"),
         batch_size=train.batch_size,
         seg_len=train.seg_len,
+        reread_len=train.reread_len,
+        jitter=train.seg_len_jitter,
         sentence_starts=starts,
         roll=train.roll_lanes,
         seed=train.seed,

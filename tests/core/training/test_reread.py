@@ -1,0 +1,144 @@
+"""Segments that are read after tokens which were read before (train.reread_len), and segments of sampled lengths."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.core.builders import draw_tokens, small_model
+from tests.core.oracle import numbers_of, weights_of
+from tests.core.training.test_loop import new_training, run, train_settings, valids_of
+from txlcli.config.settings import JITTER_MARGIN
+from txlcli.core.model.losses import HiddenPenalties
+from txlcli.core.reading.scoring import Stream, score
+from txlcli.core.reading.windows import score_windows
+from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.training.validation import validation_settings
+
+B, LANE_LEN, L = 2, 23, 5
+IDS = draw_tokens(1, B * LANE_LEN + 1, seed=8)[0].numpy()
+
+
+def epoch_of(segments, epoch=0):
+    return [segments.at(StreamPosition(epoch, number)) for number in range(segments.segments_in(epoch))]
+
+
+@pytest.mark.parametrize(("reread_len", "mem_len"), [(3, 0), (7, 0), (3, 4), (7, 4), (4, 7), (0, 7)])
+def test_segments_read_again_are_windows_of_the_reference(reread_len, mem_len):
+    model = small_model()
+    weights = weights_of(numbers_of(model), model.settings)
+    segments = TrainingSegments(IDS, batch_size=B, seg_len=L, reread_len=reread_len)
+    memory, past = model.first_memory(B, mem_len), [reference.first_memory(weights) for _ in range(B)]
+    for number in range(segments.per_epoch):
+        position = StreamPosition(0, number)
+        predicted, tokens = segments.range_of(position), torch.from_numpy(segments.at(position))
+        sizes = {"mem_len": mem_len, "reread_len": reread_len, "part": "full", "progress": 0.0}
+        targets = tokens[:, -len(predicted) :]
+        _, loss, memory = model.objective(tokens[:, :-1], targets, memory, **sizes)
+        nats = []
+        for lane in range(B):
+            # What the oracle reads is cut out of the text by hand; its memory ends where the next window begins.
+            first = max(0, predicted.start - reread_len)
+            text = IDS[lane * LANE_LEN :][: predicted.stop + 1].tolist()
+            log_probs, known = reference.forward(text[first:-1], past[lane], weights, mem_len=10**6)
+            nats += list(reference.cross_entropy_nats(log_probs, text[first + 1 :])[-len(predicted) :])
+            end = max(0, predicted.stop - reread_len) - (first - len(past[lane][0]))
+            past[lane] = [rows[max(0, end - mem_len) : end] for rows in known]
+        assert loss.item() == pytest.approx(np.mean(nats), rel=1e-10)
+        assert [tuple(part.shape) for part in memory] == [(B, len(past[0][0]), 14)] * 2
+
+
+def test_the_gradient_passes_through_the_tokens_that_are_read_again():
+    model, tokens = small_model(), draw_tokens(B, 8)
+    empty = model.first_memory(B, 0)
+    loss, _, _ = model.objective(tokens, tokens[:, 3:], empty, mem_len=0, part="full", progress=0.0, reread_len=3)
+    hidden, _ = model(tokens, empty, mem_len=0)
+    expected = model.losses(hidden[:, 3:], tokens[:, 3:]).mean()
+    ours, theirs = (torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected))
+    for given, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(given, wanted)
+
+
+def test_an_epoch_of_windows_without_memory_has_the_loss_of_their_evaluation():
+    # A window of E + L tokens every L, whose last L predictions count; the first ones grow.
+    model, stream = small_model(), (IDS[:LANE_LEN], IDS[1 : LANE_LEN + 1])
+    segments = TrainingSegments(IDS[: LANE_LEN + 1], batch_size=1, seg_len=L, reread_len=2 * L)
+    settings = dataclasses.replace(validation_settings_of(5), seg_len=3 * L, mem_len=0, batch_size=1)
+    windows = score_windows(Stream(model, *stream, settings), stride=L).losses_nats
+    for number, tokens in enumerate(map(torch.from_numpy, epoch_of(segments))):
+        predicted = segments.range_of(StreamPosition(0, number))
+        inputs, targets = tokens[:, :-1], tokens[:, -len(predicted) :]
+        _, loss, _ = model.objective(inputs, targets, model.first_memory(1, 0), mem_len=0, part="full", progress=0.0)
+        if predicted.start >= 2 * L and len(predicted) == L:
+            assert loss.item() == pytest.approx(windows[predicted.start : predicted.stop].mean(), rel=1e-5)
+
+
+def validation_settings_of(seg_len, **changed):
+    return validation_settings(train_settings(seg_len=seg_len, **changed))
+
+
+def test_validation_remembers_what_training_reads_again(tmp_path):
+    settings = validation_settings_of(5, mem_len=0, reread_len=7)
+    assert (settings.seg_len, settings.mem_len) == (5, 7)
+    settings = validation_settings_of(5, mem_len=4, reread_len=7, valid_seg_len=3)
+    assert (settings.seg_len, settings.mem_len) == (3, 13)
+    training = new_training(tmp_path, mem_len=0, reread_len=7, max_steps=1, valid_every=1)
+    (valid,) = valids_of(run(training))
+    scores = score(Stream(training.model, *training.valid, validation_settings(training.settings)))
+    assert valid.loss_nats == pytest.approx(scores.total_nats / len(scores.losses_nats))
+
+
+def jittered(seg_len=70, lane_len=20_000, **changed):
+    ids = np.arange(2 * lane_len + 1)
+    return TrainingSegments(ids, batch_size=2, seg_len=seg_len, jitter=True, **changed)
+
+
+@pytest.mark.parametrize("changed", [{}, {"reread_len": 30}, {"roll": True}])
+def test_sampled_lengths_cover_every_epoch_once_and_have_the_distribution_of_awd_lstm(changed):
+    segments, lengths = jittered(**changed), []
+    for epoch in range(3):
+        ranges = [segments.range_of(StreamPosition(epoch, number)) for number in range(segments.segments_in(epoch))]
+        assert [each.start for each in ranges] == [0, *(each.stop for each in ranges[:-1])]
+        assert ranges[-1].stop == 20_000
+        lengths += [len(each) for each in ranges[:-1]]
+        targets = np.hstack(
+            [window[:, -len(each) :] for window, each in zip(epoch_of(segments, epoch), ranges, strict=True)]
+        )
+        if "roll" not in changed:
+            assert targets.flatten().tolist() == list(range(1, 40_001))
+    long = [length for length in lengths if length > 52]
+    assert len(long) / len(lengths) == pytest.approx(0.95, abs=0.02)
+    assert np.mean(long) == pytest.approx(69.5, abs=0.6)  # a length is rounded down
+    assert np.std(long) == pytest.approx(5, abs=0.4)
+    short = [length for length in lengths if length <= 52]
+    assert np.mean(short) == pytest.approx(34.5, abs=2)
+    assert min(lengths) >= 5
+    assert max(lengths) <= 70 + JITTER_MARGIN
+    assert segments.segments_in(0) != segments.segments_in(1) or lengths[:5] != lengths[300:305]
+
+
+def test_the_rate_of_a_step_is_scaled_by_its_length(tmp_path):
+    # Plain SGD without clipping: the change of the weights is the rate times the gradient.
+    ids = draw_tokens(1, 401, seed=3)[0].numpy()
+    settings = {"optimizer": "sgd", "lr": 0.5, "clip": None, "schedule": "constant", "batch_size": 2, "mem_len": 0}
+    segments = TrainingSegments(ids, batch_size=2, seg_len=5, jitter=True, seed=5)
+    length = len(segments.range_of(StreamPosition()))
+    assert length != 5
+    changes = []
+    for read in (segments, TrainingSegments(ids, batch_size=2, seg_len=length)):  # the latter at the full rate
+        training = new_training(tmp_path, ids=ids, **settings)
+        training.segments = read
+        (before,) = (bias.detach().clone() for bias in training.model.softmax.biases)
+        training.update()
+        changes.append(training.model.softmax.biases[0].detach() - before)
+    torch.testing.assert_close(changes[0], changes[1] * length / 5)
+
+
+def test_penalties_are_in_the_objective_and_not_in_the_loss():
+    # Three positions of two channels: squares 1 + 4 + 9 + 0 + 1 + 1 over 6; differences 2, -2 and -2, 1 over 4.
+    hidden, loss = torch.tensor([[[1.0, 2.0], [3.0, 0.0], [1.0, 1.0]]]), torch.tensor(5.0)
+    assert HiddenPenalties(activation=3.0)(loss, hidden).item() == pytest.approx(5 + 3 * 16 / 6)
+    assert HiddenPenalties(slowness=0.5)(loss, hidden).item() == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
+    assert HiddenPenalties(activation=1.0, slowness=7.0)(loss, hidden[:, :1]).item() == pytest.approx(5 + 5 / 2)
