@@ -7,7 +7,8 @@ One batch row at a time. Query i of the segment is token M + i of the extended c
 Weights are a plain dict; a matrix maps row vectors, y = x @ W, and head h owns columns h*D to (h+1)*D - 1:
     embedding (V, d)            softmax_bias (V,)           final_norm (gain, bias), norm = "pre" only
     content_bias, position_bias (H, D), or (N, H, D) for one per layer; the paper's u and v. With another encoding than
-        "relative", n_heads (H) in place of both and of w_k_position; with "t5" bucket_biases (H, 32)
+        "relative", n_heads (H) in place of both and of w_k_position; with "t5" bucket_biases (H, 32); with
+        "relative_tied" tied_distances True: W_kR is w_k_content, and u = v = W_q R_0
     layers: N dicts of
         w_q, w_k_content, w_v, w_k_position (d, H*D)        w_o (H*D, d)
         attention_norm, ff_norm (gain (d,), bias (d,))      ff_1 (W (d, F), b (F,))      ff_2 (W (F, d), b (d,))
@@ -98,6 +99,10 @@ def allowed_pairs(*, seg_len: int, mem_len: int, key_limit: int | None = None) -
 def layer_weights(weights: dict, n: int) -> dict:
     """Layer n's own weights with its "content_bias" and "position_bias" (H, D) beside them, shared or per layer."""
     layer = dict(weights["layers"][n])
+    if weights.get("tied_distances"):
+        D = layer["w_q"].shape[1] // weights["n_heads"]
+        bias = (distance_encoding(0, len(layer["w_q"])) @ layer["w_q"]).reshape(-1, D)
+        return layer | {"w_k_position": layer["w_k_content"], "content_bias": bias, "position_bias": bias}
     if "content_bias" not in weights:
         return layer | {name: weights[name] for name in ("n_heads", "bucket_biases") if name in weights}
     for name in ("content_bias", "position_bias"):
@@ -236,7 +241,7 @@ def attention(
     L, K = len(hidden), len(extended)
     H, D = _heads(layer)
     limits: dict[str, Any] = {"max_distance": max_distance, "key_limit": key_limit}
-    if position == "relative":
+    if position in ("relative", "relative_tied"):
         scores = attention_scores(hidden, memory, layer, **limits)
     else:
         scores = content_scores(hidden, memory, layer, position=position, **limits)

@@ -26,7 +26,7 @@ def register():
 def test_a_registered_encoding_is_accepted_as_position(register):
     with pytest.raises(
         RecipeError,
-        match="position must be one of relative, shaw, sinusoid, learned, rotary, alibi, t5, none, not 'rings'",
+        match="position must be one of relative, relative_tied, shaw, sinusoid, learned, rotary, alibi, t5, none, not ",
     ):
         section("model", {**SHAPE, "position": "rings"})
     register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer))

@@ -27,7 +27,10 @@ def build(section, **changed):
 PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
 POSITIVE, NOT_NEGATIVE, RATE = "greater than 0", "0 or more", "at least 0 and less than 1"
 SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
-RATES = ("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout")
+RATES = (
+    *("projection_dropout", "feed_forward_dropout", "distance_dropout"),
+    *("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout"),
+)
 COUNTS = (
     *("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len"),
     *("stop_after", "keep_every", "average_from", "average_lr_factor"),
@@ -286,6 +289,8 @@ transformer | model.position=learned model.n_positions=24 train.seg_len_jitter=t
 model.n_positions (24) minus 20 tokens of jitter, not 5
 transformer | train.reread_len=3 train.valid_seg_len=16 | valid_seg_len must be at most seg_len + reread_len + mem_len \
 (15), not 16
+transformer | model.position=alibi model.distance_dropout=0.5 | distance_dropout must be left out with position = \
+"alibi", not 0.5
 qrnn | train.reread_len=3 | reread_len must be left out with arch = "qrnn", not 3
 compressive | train.reread_len=3 | reread_len must be left out with arch = "compressive", not 3
 compressive | train.seg_len_jitter=true | seg_len_jitter must be left out with arch = "compressive", not True

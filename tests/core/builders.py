@@ -19,6 +19,7 @@ from txlcli.core.reading.scoring import Stream
 V = 19
 POSITIONS = {
     "relative": {"tie_biases": False},
+    "relative_tied": {"position": "relative_tied"},
     "shaw": {"position": "shaw", "n_positions": 6},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": 5},

@@ -60,6 +60,8 @@ def weights_of(numbers, settings):
     weights = {"layers": [layer(n) for n in range(settings.n_layers)]}
     if not relative:
         weights["n_heads"] = settings.n_heads
+    if settings.position == "relative_tied":
+        weights["tied_distances"] = True
     if settings.position == "t5":
         weights["bucket_biases"] = numbers["encoding.bucket_biases"]
     for name in ("content_bias", "position_bias") if relative else ():

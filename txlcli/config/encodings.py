@@ -22,7 +22,7 @@ class EncodingTraits:
     has_biases: bool = False
     """The score has the trained biases u and v, so `tie_biases` applies."""
     projects_distances: bool = False
-    """Each layer projects the distance encodings (W_kR), once per segment."""
+    """Each layer projects the distance encodings (W_kR or W_k), once per segment."""
     transformer_xl: bool = False
     """It is the encoding of the paper, as the released code and Hugging Face implement it."""
     check: Callable[[Any], None] | None = None
@@ -42,6 +42,7 @@ ENCODINGS: dict[str, EncodingTraits] = {
         projects_distances=True,
         transformer_xl=True,
     ),
+    "relative_tied": EncodingTraits(limits_distance=True, score_terms=("a", "b", "d"), projects_distances=True),
     "shaw": EncodingTraits(limits_distance=True, learned_vectors=True, score_terms=("a", "b")),
     "sinusoid": EncodingTraits(absolute_positions=True),
     "learned": EncodingTraits(absolute_positions=True, learned_vectors=True),

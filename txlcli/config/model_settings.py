@@ -48,7 +48,8 @@ class ModelSettings(Section):
     d_model: PositiveInt
     """Width d of the hidden states and of the embedding."""
     dropout: Rate = 0.1
-    """Dropout rate of embeddings, distance encodings, sublayer outputs, feed-forward activations and the output."""
+    """Dropout rate of embeddings, distance encodings, sublayer outputs, feed-forward activations and the output, where
+    they have no rate of their own."""
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings; by default the value of dropout."""
     output_dropout: Rate | None = None
@@ -146,10 +147,9 @@ class ModelSettings(Section):
         """True if `max_distance` applies: larger distances share one encoding."""
         return self.encoding.limits_distance
 
-    def dropout_rate(self, key: str) -> float:
-        """Return a dropout rate, which is `dropout` by default."""
-        value: float | None = getattr(self, key)
-        return self.dropout if value is None else value
+    def dropout_rate(self, *keys: str) -> float:
+        """Return the first of these dropout rates that is set, or `dropout`."""
+        return next((rate for key in keys if (rate := getattr(self, key)) is not None), self.dropout)
 
     @property
     def embed_width(self) -> int:
@@ -184,8 +184,15 @@ class TransformerSettings(ModelSettings):
     and those of the softmax are not part of a block."""
     attention_dropout: Rate = 0.0
     """Dropout rate of the attention probabilities."""
+    projection_dropout: Rate = 0.0
+    """Dropout rate of queries, keys and values."""
+    feed_forward_dropout: Rate | None = None
+    """Dropout rate of the output of the feed-forward sublayer; by default the value of dropout."""
     inner_dropout: Rate | None = None
-    """Dropout rate of the feed-forward activations; by default the value of dropout."""
+    """Dropout rate of the feed-forward activations; by default the value of feed_forward_dropout."""
+    distance_dropout: Rate | None = None
+    """Dropout rate of the distance encodings R of the positions "relative" and "relative_tied"; by default the value
+    of dropout."""
     norm: Literal["post", "pre", "pre_released"] = "post"
     """Place of normalization: after each residual sum (the paper); before each sublayer, with one more at the
     end; or the latter without the last one (released code)."""
@@ -198,7 +205,8 @@ class TransformerSettings(ModelSettings):
     gate_bias: NotNegativeFloat = 2.0
     """gating = "gru": initial bias of the update gates; the larger, the more a layer begins as the identity."""
     position: Annotated[str, ENCODINGS] = "relative"
-    """Position encoding: Transformer-XL's relative encoding; Shaw et al.'s (a learned vector per distance); Vaswani et
+    """Position encoding: Transformer-XL's relative encoding; the same with the projections of hidden states in place of
+    its own (W_k R for W_kR R, and W_q R_0 for u and v); Shaw et al.'s (a learned vector per distance); Vaswani et
     al.'s (sinusoids of positions); Al-Rfou et al.'s (a learned vector per position and layer); rotary positions (Su et
     al.: queries and keys are rotated); ALiBi (Press et al.: a fixed penalty per distance and head); T5's bias (Raffel
     et al.: a learned bias per head and range of distances, 32 ranges up to 128); or none at all."""
@@ -278,6 +286,8 @@ class TransformerSettings(ModelSettings):
         if not self.encoding.has_biases:
             with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
             self.require_default("tie_biases", f"unless position = {with_biases}")
+        if not self.encoding.projects_distances:
+            self.require_default("distance_dropout", f'with position = "{self.position}"')
         if self.encoding.check is not None:
             self.encoding.check(self)
 

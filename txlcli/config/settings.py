@@ -292,7 +292,7 @@ class EvalSettings(Section):
     """Batch size B; 1 is the reference."""
     max_distance: PositiveInt | None = None
     """Largest distance with an encoding of its own, larger ones share it; by default L + M of training, plus C of a
-    compressed memory. Only with the positions "relative", "shaw" and "t5"."""
+    compressed memory. Only with the positions "relative", "relative_tied", "shaw" and "t5"."""
     same_length: SameLength = "m"
     """Number of keys that every query attends to: M (released PyTorch code, Hugging Face), M + 1 (released TF code), or
     M + 1 to M + L ("off")."""

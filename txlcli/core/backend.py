@@ -24,7 +24,10 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """Score terms (b) to (d) of one layer, next to the content score (a); None adds nothing."""
+    """Score terms (b) to (d) of one layer, next to the content score (a); None adds nothing.
+
+    `distances` are instead of (b) to (d): `Attention.project_distances` turns them into these terms.
+    """
 
     reach: int
     """n; a query sees the distances 0 .. n - 1, no others."""
@@ -41,6 +44,8 @@ class ScoreTerms:
     """Rows at the end of `position_key` that belong to no distance: they align rows of scores."""
     rotation: Rotation | None = None
     """Applied to the queries and keys of the segment before they are scored or remembered."""
+    distances: Tensor | None = None
+    """R, (m, d), rows as in `position_key`, which the layer is to project with its own W_k and W_q."""
 
     def nearest(self, count: int) -> "ScoreTerms":
         """Return the terms of the `count` nearest distances."""

@@ -142,7 +142,8 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(position, re
 def test_the_terms_of_the_encoding_are_averaged(position):
     model = small_model(**CHANGES[position])
     maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
-    wanted = {"relative": ["a", "b", "d"], "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])
+    relative = {key: ["a", "b", "d"] for key in ("relative", "relative_tied")}
+    wanted = {**relative, "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])
     assert list(maps.by_term) == list(ENCODINGS[position].score_terms) == wanted
     for averaged in (maps.by_distance, *maps.by_term.values()):
         assert_close(averaged.sum(-1), 1, atol=1e-12)

@@ -235,7 +235,7 @@ def test_the_search_for_windows_ends_where_memory_ends():
 def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, calls = small_float_model(), []
-    model.register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape, inputs[1][0].shape[1])))
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: calls.append((*inputs[0].shape[:2], inputs[1].length)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     times = timing.time_training(model, TRAIN, repeat=2)
     assert calls[-3:] == [(B, L, M)] * 3  # the warm-up and two repetitions

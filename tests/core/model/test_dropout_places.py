@@ -42,7 +42,7 @@ def test_the_output_of_both_sublayers_is_dropped_before_the_residual_sum():
     for norm in ("pre", "post"):
         model = training_model(norm)
         layer = model.layers[0]
-        layer.dropout.rate = ALL
+        layer.dropout.rate = layer.feed_forward_dropout.rate = ALL
         expected = hidden if norm == "pre" else layer.ff_norm(layer.attention_norm(hidden))
         given = layer(hidden, HiddenMemory(positions=hidden[:, :0]), model.score_terms(L, max_distance=None)[0])
         torch.testing.assert_close(given.hidden, expected, rtol=0, atol=1e-12)
@@ -83,15 +83,43 @@ def test_places_may_have_their_own_rates():
     layers = list(model.layers)
     assert (model.embedding_dropout.rate, model.output_dropout.rate) == (0.4, 0.6)
     assert {layer.feed_forward.dropout.rate for layer in layers} == {0.0}
+    assert {layer.projection_dropout.rate for layer in layers} == {0.0}
     assert {model.encoding.dropout.rate, *(layer.dropout.rate for layer in layers)} == {0.3}
     assert model.embedding.word_dropout.rate == 0.1
+    model = small_model(dropout=0.3, projection_dropout=0.2, feed_forward_dropout=0.4, distance_dropout=0.6)
+    assert model.encoding.dropout.rate == 0.6
+    for layer in model.layers:
+        rates = (layer.dropout, layer.projection_dropout, layer.feed_forward_dropout, layer.feed_forward.dropout)
+        assert [place.rate for place in rates] == [0.3, 0.2, 0.4, 0.4]
+
+
+@pytest.mark.parametrize(("variational", "mem_len"), [(True, M), (False, M), (True, 0)])
+def test_queries_keys_and_values_are_dropped_with_one_mask_for_memory_and_segment(variational, mem_len):
+    torch.manual_seed(3)
+    model, tokens = small_model(projection_dropout=0.5, variational_dropout=variational).train(), draw_tokens(B, L)
+    seen = []
+    attend = model.layers[0].attention.attend
+
+    def watched(*given, **options):
+        seen.extend(given[:3])
+        return attend(*given, **options)
+
+    model.layers[0].attention.attend = watched
+    memory = [torch.randn(B, mem_len, 14, dtype=torch.float64) for _ in range(2)]
+    model(tokens, memory, mem_len=M)
+    for projected, length in zip(seen, (L, mem_len + L, mem_len + L), strict=True):
+        zero = projected == 0  # (B, H, x, D)
+        assert zero.shape[2] == length
+        assert 0.2 < zero.double().mean() < 0.8
+        assert torch.equal(zero, zero[:, :, :1].expand_as(zero)) == variational
+    assert len({tuple(projected[0, 0, 0].eq(0).tolist()) for projected in seen}) == 3  # each has a mask of its own
 
 
 @pytest.mark.parametrize("variational", [True, False])
 def test_variational_dropout_applies_to_every_place(variational):
     model = small_model(dropout=0.3, variational_dropout=variational)
     places = [module for module in model.modules() if isinstance(module, Dropout)]
-    assert len(places) == 3 + 2 * 2  # embedding, distances, output; two in each layer
+    assert len(places) == 3 + 2 * 4  # embedding, distances, output; four in each layer
     assert {place.variational for place in places} == {variational}
 
 

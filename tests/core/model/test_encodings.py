@@ -22,6 +22,7 @@ B, L, M = 2, 5, 7
 D, H = 11, 3
 CHANGES = {
     "relative": {},
+    "relative_tied": {"position": "relative_tied"},
     "shaw": {"position": "shaw", "n_positions": 4},
     "sinusoid": {"position": "sinusoid"},
     "learned": {"position": "learned", "n_positions": L},
@@ -31,8 +32,8 @@ CHANGES = {
     "none": {"position": "none"},
 }
 EVERY = {**CHANGES, "slopes": {"position": "slopes"}}  # and one that is registered from outside the package
-WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
-BY_ORACLE = ["rotary", "alibi", "t5", "none"]
+WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "relative_tied", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
+BY_ORACLE = ["relative_tied", "rotary", "alibi", "t5", "none"]
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,8 @@ KINDS = {
     "div_val_2_head_as_wide_as_the_model": {"cutoffs": CUTOFFS, "div_val": 2, "project_same_width": False},
 }
 KINDS |= {
+    "tied_distances": {"position": "relative_tied"},
+    "tied_distances_qk_norm": {"position": "relative_tied", "qk_norm": "rms", "norm": "pre"},
     "modern": {"block": "modern"},
     "modern_pre": {"block": "modern", "norm": "pre", "position": "none", "norm_eps": 0.1},
     "rms": {"norm_type": "rms", "norm": "pre"},

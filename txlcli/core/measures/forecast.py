@@ -237,7 +237,7 @@ class _Step:
     def _computed_scores(self, workspace: Workspace) -> int:
         """Return how many scores a layer computes for a sequence: blocks of queries leave out most of the future."""
         assert isinstance(self.model, TransformerSettings)
-        seg_len, heads = self.train.seg_len, self.model.n_heads
+        seg_len, heads = self.train.read_len, self.model.n_heads
         mem_len = self.model.visible_memory(self.model.memory_keys(self.train.mem_len))
         row_bytes = heads * (mem_len + 2 * seg_len - 1) * DTYPES[self.train.precision].itemsize
         block = workspace.block_of_queries(seg_len, row_bytes)
@@ -302,8 +302,8 @@ def _traced(step: _Step) -> tuple[int, int]:
         weights = {id(weight.untyped_storage()) for weight in network.parameters()}
         for weight in network.parameters():
             weight.grad = torch.zeros_like(weight)
-        tokens = torch.zeros(step.batch_size, train.read_len, dtype=torch.int64)
-        targets = tokens[:, train.reread_len :]
+        lengths = (train.read_len, train.seg_len)
+        tokens, targets = (torch.zeros(step.batch_size, length, dtype=torch.int64) for length in lengths)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(step.batch_size, train.mem_len)
             gc.collect()  # tensors in reference cycles would count

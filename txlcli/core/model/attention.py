@@ -17,6 +17,7 @@ tiles in distance space, by kernels of Triton for CUDA, and for single tokens of
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d model width, n distances scored.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -173,6 +174,14 @@ class Attention(nn.Module):
         key, value = self.w_k_content(context), self.w_v(context)
         return self.k_norm(split_heads(key, self.n_heads)), split_heads(value, self.n_heads)
 
+    def project_distances(self, terms: ScoreTerms) -> ScoreTerms:
+        """Return the position keys W_k R, and W_q R_0 as u and v, if the terms have distances to project."""
+        if terms.distances is None:
+            return terms
+        key = split_heads(F.linear(terms.distances, self.w_k_content.weight), self.n_heads)
+        bias = split_heads(F.linear(terms.distances[-1:], self.w_q.weight), self.n_heads)[:, 0]  # (H, D)
+        return dataclasses.replace(terms, distances=None, position_key=key, content_bias=bias, position_bias=bias)
+
     def forward(
         self, query: Tensor, keys_values: tuple[Tensor, Tensor], terms: ScoreTerms, attend: Attend | None = None
     ) -> Tensor:
@@ -193,10 +202,13 @@ class Attention(nn.Module):
         """True if `to_context` does what `project_keys_values` and `forward` do, in fewer operations."""
         return self.attend_context is not None and isinstance(self.k_norm, nn.Identity)
 
-    def to_context(self, segment: Tensor, context: Tensor, terms: ScoreTerms) -> Tensor:
+    def to_context(
+        self, segment: Tensor, context: Tensor, terms: ScoreTerms, drop: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes.
 
-        All rows may end in zeros; then the result does, too.
+        `drop` is the dropout of queries, keys and values (B, x, all heads). All rows may end in zeros; then the result
+        does, too.
         """
         assert self.attend_context is not None
         heads, d_head, width = self.n_heads, self.w_q.out_features // self.n_heads, context.shape[-1]
@@ -206,8 +218,8 @@ class Attention(nn.Module):
             return aligned(weight.unflatten(0, (-1, d_head)), width, wide_head).flatten(0, 1)
 
         weight = of_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]))
-        key_value = F.linear(context, weight).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(F.linear(segment, of_heads(self.w_q.weight)), heads)
+        key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        query = split_heads(drop(F.linear(segment, of_heads(self.w_q.weight))), heads)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=self._active_dropout)
         output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), wide_head)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output.flatten(1), heads * wide_head, width))

@@ -38,8 +38,9 @@ class Encoding(nn.Module):
     """Base class and no-op encoding: the score is (a) alone. Subclasses override the hooks that they need.
 
     Vectors by distance are `ScoreTerms.position_key`, whose first row may stand for all larger distances. A penalty by
-    distance alone is `ScoreTerms.distance_bias`, (H, n) with the farthest distance first. All attention backends, the
-    decoder and `txl attention` support both.
+    distance alone is `ScoreTerms.distance_bias`, (H, n) with the farthest distance first. Vectors that each layer is to
+    project like its hidden states are `ScoreTerms.distances`. All attention backends, the decoder and `txl attention`
+    support these.
     """
 
     joins_products = False
@@ -93,7 +94,27 @@ def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
     return distances if max_distance is None else distances.clamp(max=max_distance)
 
 
-class RelativeEncoding(Encoding):
+class TiedRelativeEncoding(Encoding):
+    """The paper's encoding without weights of its own: sinusoids of distances, projected by W_k and W_q of every layer.
+
+    The position keys are W_k R, and u = v = W_q R_0.
+    """
+
+    def __init__(self, settings: TransformerSettings) -> None:
+        super().__init__(settings)
+        self.dropout = Dropout(settings.dropout_rate("distance_dropout"), variational=settings.variational_dropout)
+
+    def encode(self, reach: int, max_distance: int | None, like: Tensor) -> Tensor:
+        """Return R of the distances n - 1 down to 0, (n, d), with one dropout mask for the batch and all layers."""
+        encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
+        return cast_for_products(self.dropout(encoding))
+
+    def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
+        terms = ScoreTerms(reach, distances=self.encode(reach, max_distance, like))
+        return [terms] * self.settings.n_layers
+
+
+class RelativeEncoding(TiedRelativeEncoding):
     """The paper's encoding (3.3): sinusoids of distances, projected by every layer, with the biases u and v."""
 
     def __init__(self, settings: TransformerSettings) -> None:
@@ -106,12 +127,10 @@ class RelativeEncoding(Encoding):
         self.w_k_position: ModuleList[Linear] = ModuleList(
             Linear(d_model, n_heads * d_head, bias=False) for _ in layers
         )
-        self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
-        encoding = cast_for_products(self.dropout(encoding))  # (n, d), one mask for the batch and all layers
+        encoding = self.encode(reach, max_distance, like)
         project = self._project_at_once if self.joins_products else self._project_by_layer
         return [
             ScoreTerms(
@@ -269,6 +288,7 @@ class T5Encoding(Encoding):
 
 ENCODINGS: dict[str, type[Encoding]] = {
     "relative": RelativeEncoding,
+    "relative_tied": TiedRelativeEncoding,
     "shaw": ShawEncoding,
     "sinusoid": SinusoidEncoding,
     "learned": LearnedEncoding,

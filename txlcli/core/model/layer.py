@@ -6,6 +6,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d mod
 """
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +103,11 @@ class Layer(nn.Module):
         self.ff_norm = make_norm(settings)
         gated = settings.gating == "gru"
         self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
-        self.dropout = Dropout(settings.dropout, variational=settings.variational_dropout)
+        dropout = functools.partial(Dropout, variational=settings.variational_dropout)
+        self.dropout = dropout(settings.dropout)
+        """Of the output of attention."""
+        self.feed_forward_dropout = dropout(settings.dropout_rate("feed_forward_dropout"))
+        self.projection_dropout = dropout(settings.projection_dropout)
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -146,11 +151,12 @@ class Layer(nn.Module):
 
         A reader's past stores the keys and values of the segment in any case.
         """
+        terms, drop = self.attention.project_distances(terms), self.projection_dropout
         rotation, attend = terms.rotation, past.attend if isinstance(past, Past) else None
         if self.attention.joins_context and isinstance(past, HiddenMemory) and rotation is None:
             remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
             context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
-            return self.attention.to_context(segment[:, first:], context, terms)
+            return self.attention.to_context(segment[:, first:], context, terms, drop)
         query, keys, values = self.attention.project(segment, first=first)
         if rotation is not None:
             query, keys = rotation.apply(query), rotation.apply(keys)
@@ -159,26 +165,28 @@ class Layer(nn.Module):
         elif past.length:  # equals projecting the context
             old_keys, old_values = self.project_memory(past)
             keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-        return self.attention(query, (keys, values), terms, attend) if query.shape[2] else None
+        return self.attention(drop(query), (drop(keys), drop(values)), terms, attend) if query.shape[2] else None
 
     def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
 
         Returns (B, L, d); `attended` is overwritten.
         """
-        hidden = self._join(attended, hidden, self.attention_gate)
-        if self.pre_norm:
-            return self._join(self.feed_forward(self.ff_norm(hidden)), hidden, self.feed_forward_gate)
-        hidden = self.attention_norm(hidden)
-        normed: Tensor = self.ff_norm(self._join(self.feed_forward(hidden), hidden, self.feed_forward_gate))
+        hidden = self._join(self.dropout, attended, hidden, self.attention_gate)
+        if not self.pre_norm:
+            hidden = self.attention_norm(hidden)
+        branch = self.feed_forward(self.ff_norm(hidden) if self.pre_norm else hidden)
+        hidden = self._join(self.feed_forward_dropout, branch, hidden, self.feed_forward_gate)
+        normed: Tensor = hidden if self.pre_norm else self.ff_norm(hidden)
         return normed
 
-    def _join(self, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
+    @staticmethod
+    def _join(dropout: Dropout, branch: Tensor, hidden: Tensor, gate: GruGate | None) -> Tensor:
         """Apply dropout to the branch and add the residual (B, L, d), in place if the dtypes match; or gate both."""
         if gate is not None:
-            gated: Tensor = gate(hidden, self.dropout.after_relu(branch))
+            gated: Tensor = gate(hidden, dropout.after_relu(branch))
             return gated
-        dropped: Tensor = self.dropout(branch)
+        dropped: Tensor = dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
 
 

@@ -198,6 +198,11 @@ class TransformerXL(LanguageModel):
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
         return self.encoding.score_terms(reach, max_distance=max_distance, like=self.softmax.biases[0])
 
+    def projected_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
+        """Return the score terms for reading, with everything that does not depend on the text."""
+        terms = self.score_terms(reach, max_distance=max_distance)
+        return [layer.attention.project_distances(added) for layer, added in zip(self.layers, terms, strict=True)]
+
     def run_layers(
         self,
         hidden: Tensor,

@@ -85,7 +85,7 @@ class CompressiveReader(Reader):
         heads = 2 * sizes.n_layers * reading.batch_size * sizes.n_heads * sizes.d_head
         check_free_memory(heads * most * product_dtype(reading.precision, model.dtype).itemsize, self.device)
         with torch.inference_mode(), self._autocast:
-            self._terms = self.model.score_terms(most, max_distance=settings.max_distance)
+            self._terms = self.model.projected_terms(most, max_distance=settings.max_distance)
         self.reset()
 
     @torch.inference_mode()

@@ -121,7 +121,7 @@ class Decoder(Reader):
             kept = (sizes.n_layers, batch_size, self.seg_len, sizes.d_model)
             self._outputs = torch.zeros(kept, dtype=dtype, device=self.device)
         with self._autocast:
-            terms = self.model.score_terms(self.reach, max_distance=limit)
+            terms = self.model.projected_terms(self.reach, max_distance=limit)
             self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
 
     @torch.inference_mode()
