@@ -206,7 +206,8 @@ def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], par
     for layer in range(len(memories[0])) if tensors else ():
         of_all_lanes = torch.cat([tensors[f"{part}.{layer}"] for part in range(len(saved))])
         for memory, part in zip(memories, parts, strict=True):
-            if of_all_lanes.shape[-1] != memory[layer].shape[-1] or len(of_all_lanes) < part.stop:
+            is_wide = of_all_lanes.dim() < 3 or of_all_lanes.shape[-1] == memory[layer].shape[-1]  # (B, M, d)
+            if not is_wide or len(of_all_lanes) < part.stop:
                 raise ValueError(f"the memory of layer {layer} has the shape {tuple(of_all_lanes.shape)}")
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
 
