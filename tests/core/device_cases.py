@@ -39,12 +39,22 @@ CASES = {
     "lstm": ("lstm-ptb",),
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),
+    "muon": ("stdlib", "train.optimizer=muon"),
     "recomputed layers": ("ptb", "train.recompute=layers", "train.average=none"),
 }
 PRECISIONS = ("fp32", "bf16", "fp16")
 """Precisions that differ in the dtypes of tensors; tf32 has those of fp32."""
 EVERY_PRECISION = [(case, precision) for case in CASES for precision in PRECISIONS]
-READ_LIKE_RELATIVE = {"recomputed", "recomputed layers", "half loss", "regularised", "averaged", "accumulated", "lamb"}
+READ_LIKE_RELATIVE = {
+    "recomputed",
+    "recomputed layers",
+    "half loss",
+    "regularised",
+    "averaged",
+    "accumulated",
+    "lamb",
+    "muon",
+}
 """They differ in training only."""
 VOCAB_SIZES = {"adaptive softmax": 267_735}
 

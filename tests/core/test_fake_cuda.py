@@ -160,9 +160,9 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
 @pytest.mark.parametrize(
     ("recipe", "of_step", "of_segment", "of_token"),
     [
-        ("enwik8", 102, 24, 15),
-        pytest.param("ptb", 129, 33, 15, marks=pytest.mark.slow),
-        pytest.param("wt103", 137, 33, 15, marks=pytest.mark.slow),
+        ("enwik8", 54, 24, 15),
+        pytest.param("ptb", 87, 33, 15, marks=pytest.mark.slow),
+        pytest.param("wt103", 93, 33, 15, marks=pytest.mark.slow),
     ],
 )
 def test_work_launches_at_most_so_many_kernels_per_layer(library, recipe, of_step, of_segment, of_token):

@@ -14,6 +14,7 @@ from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.compressive import CompressiveTransformer
 from txlcli.core.model.rmt import RecurrentMemoryTransformer
 from txlcli.core.model.transformer_xl import TransformerXL
+from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.errors import UsageError
@@ -67,8 +68,8 @@ class RmtAsOnCuda(GradientsAsOnCuda, RecurrentMemoryTransformer):
 AS_ON_CUDA = {"transformer": ModelAsOnCuda, "compressive": CompressiveAsOnCuda, "rmt": RmtAsOnCuda}
 
 
-def trained(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **changed):
-    """Return losses and gradient norms of the steps, and the weights, averages and memories after them."""
+def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **changed):
+    """Return a training run of a model as on CUDA."""
     settings = TrainSettings(
         **{"seg_len": L, "mem_len": M, "batch_size": LANES, "max_steps": steps, "lr": LR, "clip": 0.5, **SCHEDULE}
         | changed
@@ -81,9 +82,15 @@ def trained(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, 
     training = Training(model, settings, segments, capture_graph=capture_graph)
     model.embedding.gradient_of_rows = False  # as on CUDA
     model.embedding.embed_each_band = model.embedding.embed_all_bands
+    return training
+
+
+def trained(model_changes, *, steps=20, **changed):
+    """Return losses and gradient norms of the steps, and the weights, averages and memories after them."""
+    training = begin(model_changes, steps=steps, **changed)
     numbers = [[float(number) for number in training.update()[:2]] for _ in range(steps)]
     memories = [tensor for memory in training.memories for tensor in memory]
-    return numbers, [*model.parameters(), *training.average.weights.values(), *memories]
+    return numbers, [*training.model.parameters(), *training.average.weights.values(), *memories]
 
 
 def assert_graphs_train_the_same(model_changes, *, expected=2, **changed):
@@ -152,6 +159,19 @@ def test_recomputed_layers_repeat_their_random_numbers_in_every_replay(name):
 )
 def test_what_differs_between_steps_runs_eagerly(model_changes, changes, graphs):
     assert_graphs_train_the_same(model_changes, expected=graphs, **changes)
+
+
+def test_a_run_that_is_stopped_between_captured_steps_resumes_bit_for_bit():
+    changed = {"average": "exponential", "precision": "bf16", "capture_graph": tape.capture}
+    numbers, tensors = trained(MODELS["relative"], **changed)
+    first, second = (begin(MODELS["relative"], **changed) for _ in range(2))
+    for _ in range(12):
+        first.update()
+    saved = Checkpoint({name: tensor.detach().clone() for name, tensor in first.gather().items()}, first.state())
+    second.model.load_state_dict(saved.group("model"))
+    second.restore(saved)
+    assert [[float(number) for number in second.update()[:2]] for _ in range(8)] == numbers[12:]
+    assert all(map(torch.equal, second.model.parameters(), tensors))
 
 
 @pytest.mark.parametrize("failing", [1, 2])

@@ -216,8 +216,8 @@ class CapturedStep(EagerStep):
 
     def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory], rows: list[list[Tensor]]) -> None:
         device = inputs.device
-        self._inputs, self._targets = inputs.clone(), targets.to(device, copy=True)
-        self._tail_rows = [[of_tail.to(device, copy=True) for of_tail in tails] for tails in rows]
+        self._inputs, self._targets = inputs.clone(), send(targets, device).clone()
+        self._tail_rows = [[send(of_tail, device).clone() for of_tail in tails] for tails in rows]
         self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._replay = self._captured(self._run_on_fixed_tensors)
