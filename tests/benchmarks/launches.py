@@ -97,7 +97,9 @@ def _reading(recipe, n_layers):
             graphs = dataclasses.replace(
                 Graphs.of(model), replay_steps=work == "single token", capture_graph=lambda run, _: run
             )
-            decoder = Decoder(model, Reading(settings=evaluation, batch_size=lanes, precision="bf16"), graphs)
+            decoder = Decoder(
+                model, Reading(settings=evaluation, batch_size=lanes, precision="bf16", compiles=True), graphs
+            )
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
                 decoder.read(tokens)

@@ -5,8 +5,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.core.builders import assert_close, draw_tokens, make_decoder, read_segments, small_model
+from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.graphs import MAX_PHASES
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
+from txlcli.core.reading.registry import make_reader
 
 B, L, M, T = 2, 5, 7, 53
 
@@ -168,3 +170,19 @@ def test_log_probabilities_and_losses_belong_together():
     hidden = decoder.read(tokens)
     chosen = decoder.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(decoder.losses(hidden, targets), -chosen)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_memory_lengths_compiles_each_part_of_a_layer_once():
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model, tokens, graphs = small_model(dtype=torch.float32), draw_tokens(B, 4 * L), set()
+    for mem_len in (1, 2, 3, 5, 8, 13, 21, 34):
+        given = [
+            make_reader(model, EvalSettings(seg_len=L, mem_len=mem_len), batch_size=B, compiles=compiles)
+            for compiles in (True, False)
+        ]
+        for segment in tokens.split(L, dim=1):
+            torch.testing.assert_close(*(reader.read(segment) for reader in given), rtol=1e-5, atol=1e-5)
+        graphs.add(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs == {3}  # the check of the compiler, before attention, after it

@@ -1,14 +1,38 @@
 """The arguments of attention, laid out for the fast implementations: scaled, without biases by distance, padded."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
 from txlcli.core.kernels.device import row_multiple
+
+ScaledQueries = Callable[[Tensor, Tensor | None, Tensor | None, float, int], tuple[Tensor, Tensor]]
+"""`scaled_queries`, or the same compiled."""
+
+
+def scaled_queries(
+    query: Tensor, content_bias: Tensor | None, position_bias: Tensor | None, scale: float, width: int
+) -> tuple[Tensor, Tensor]:
+    """Return queries that give (a) + (c) against keys, and (b) + (d) against position keys, (B, L, H, width).
+
+    Args:
+        query: (B, L, H, D).
+        content_bias: u, (H, D).
+        position_bias: v, (H, D).
+        scale: of the scores.
+        width: D, padded.
+    """
+    rows = aligned(query * scale, width)
+    content, position = (
+        rows if bias is None else rows + aligned((bias * scale).to(query.dtype), width)
+        for bias in (content_bias, position_bias)
+    )
+    return content, position
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from triton.runtime import driver
 
 from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
 from txlcli.core.kernels import attention_triton_kernels as kernels
+from txlcli.core.kernels.attention_inputs import ScaledQueries, scaled_queries
 
 COLUMN_MULTIPLE = 8
 """P is a multiple of this: rows of 16-bit position scores begin at multiples of 16 bytes."""
@@ -120,38 +121,44 @@ def splits_of(programs: int, tiles: int, device: torch.device) -> int:
     return 1 << max(1, limit).bit_length() - 1
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: ScoreTerms,
+    *,
+    dropout: float = 0.0,
+    queries: ScaledQueries = scaled_queries,
+) -> Tensor:
     """`core.backend.Attend` in kernels that never write probabilities, for D up to 128 and dtypes of 16 or 32 bits."""
     keys, values = _rows(key), _rows(value)
     if keys.stride() != values.stride() or keys.stride(3) != 1:
         keys, values = keys.contiguous(), values.contiguous()
-    return _attend(query, keys, values, terms, scale=query.shape[3] ** -0.5, dropout=dropout)
+    return _attend(query, keys, values, terms, query.shape[3] ** -0.5, queries, dropout=dropout)
 
 
 def attend_context(query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0) -> Tensor:
     """`core.backend.AttendContext` in the kernels of `attend`."""
-    return _attend(query, key_value, None, terms, scale=width**-0.5, dropout=dropout)
+    return _attend(query, key_value, None, terms, width**-0.5, scaled_queries, dropout=dropout)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor | None, terms: ScoreTerms, *, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    terms: ScoreTerms,
+    scale: float,
+    queries: ScaledQueries,
+    *,
+    dropout: float,
 ) -> Tensor:
     """Return (B, H, L, D) for keys and values (B, K, H, D), or both side by side, (B, K, 2, H, D)."""
     width = _padded(max(query.shape[3], key.shape[-1]))
-
-    def wide(tensor: Tensor, factor: float = 1.0) -> Tensor:
-        """Scale, cast, and zero-pad the head width D."""
-        return aligned((tensor * factor if factor != 1 else tensor).to(query.dtype), width)
-
     with torch.autocast(query.device.type, enabled=False):
-        content = position = wide(_rows(query), scale)  # (B, L, H, D)
-        key, value = wide(key), None if value is None else wide(value)
-        if terms.content_bias is not None:
-            content = content + wide(terms.content_bias, scale)
-        if terms.position_bias is not None:
-            position = position + wide(terms.position_bias, scale)
+        content, position = queries(_rows(query), terms.content_bias, terms.position_bias, scale, width)
+        key, value = aligned(key, width), None if value is None else aligned(value, width)
         columns = _count_columns(terms, query, key, key if value is None else value)
-        position_key = None if terms.position_key is None else wide(terms.position_key)
+        position_key = None if terms.position_key is None else aligned(terms.position_key.to(query.dtype), width)
         by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
         dropped = round(dropout * 2**32)
@@ -183,19 +190,18 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
 
     Column c is distance m - 1 - c, from column m on is padding.
     """
-    if not columns:
-        return None
     batch_size, seg_len, heads, width = rows.shape
-    pitch, scores = _padded(columns), rows.new_zeros(1)
+    pitch, bias = _padded(columns), None
+    if terms.distance_bias is not None:
+        bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
+        bias = bias.expand(heads, batch_size, seg_len, pitch)
     if position_key is not None:
         if not terms.unused_rows:
             position_key = aligned(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
         of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)
         scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)
-    if terms.distance_bias is not None:
-        bias = aligned(terms.distance_bias, pitch).to(scores.dtype)[:, None, None]  # (H, 1, 1, P)
-        scores = (scores + bias).expand(heads, batch_size, seg_len, pitch)
-    return scores.contiguous()
+        return scores if bias is None else scores + bias
+    return None if bias is None else bias.contiguous()
 
 
 @torch.library.custom_op("txl::attention", mutates_args=())

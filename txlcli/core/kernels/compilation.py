@@ -5,12 +5,17 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from txlcli.core.kernels.device import AMPERE
 from txlcli.core.kernels.private import constant_for_compiler
 from txlcli.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MIN_TRITON = (3, 6)
 """Oldest release of Triton that compiles the kernels."""
@@ -77,3 +82,13 @@ def check_compiler(device: torch.device, feature: str, instead: str) -> None:
         compiler = "Triton" if device.type == "cuda" else "g++"
         missing = f"{feature}: PyTorch finds no working compiler for {device.type} ({reason})"
         raise UsageError(f"{missing}; install {compiler}, or {instead}") from error
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function as one graph, at the first call with tensors of other shapes once more.
+
+    Rows are padded by the model, not by the compiler, and small kernels that do not depend on each other are joined.
+    """
+    options: dict[str, str | int | bool | Callable[..., object]] = {"shape_padding": False, "combo_kernels": True}
+    result: Callable[P, R] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return result

@@ -21,11 +21,12 @@ def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
     return torch._softmax_backward_data(grad, probability, -1, probability.dtype)
 
 
-def compile_across_ddp_buckets() -> None:
-    """Let torch.compile compile whole graphs under DistributedDataParallel, instead of one graph per bucket."""
+def prepare_compiler() -> None:
+    """Let torch.compile compile one function for many shapes, and whole graphs under DistributedDataParallel."""
     from torch._dynamo import config  # noqa: PLC0415 - takes as long to import as the rest of PyTorch
 
     config.optimize_ddp = False
+    config.recompile_limit = 64
 
 
 def constant_for_compiler(function: Callable[P, R]) -> Callable[P, R]:

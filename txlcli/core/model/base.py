@@ -98,6 +98,9 @@ class LanguageModel(nn.Module, ABC):
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile; a model whose layers have kernels of their own leaves them."""
 
+    def compile_reading(self) -> None:
+        """Compile the layers of a packed copy for readers that keep keys and values."""
+
     def uncompiled(self) -> AbstractContextManager[None]:
         """Compile nothing inside this block, as for shapes that occur once."""
         return nullcontext()

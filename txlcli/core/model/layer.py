@@ -108,6 +108,8 @@ class Layer(nn.Module):
         """Of the output of attention."""
         self.feed_forward_dropout = dropout(settings.dropout_rate("feed_forward_dropout"))
         self.projection_dropout = dropout(settings.projection_dropout)
+        self.project, self.finish = project, finish
+        """The parts before and after attention, which a reader compiles: no shape in them depends on the past."""
 
     def memory_input(self, hidden: Tensor) -> Tensor:
         """Return hidden states (B, x, d) as memory keeps them: in the dtype of products, if nothing else reads them."""
@@ -137,37 +139,42 @@ class Layer(nn.Module):
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
         """
-        layer_input = self.memory_input(hidden)
-        first = 0 if count is None else hidden.shape[1] - count
+        first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
+        if self.attention.joins_context and isinstance(past, HiddenMemory) and terms.rotation is None:
+            layer_input = self.memory_input(hidden)
+            attended = self._attend_to_context(layer_input, past, terms, first=first)
+        else:
+            layer_input, query, keys, values = self.project(self, hidden, terms.rotation, first)
+            attended = self._attend(query, keys, values, past, terms)
         hidden = hidden[:, first:] if first else hidden
-        attended = self._attend(self.attention_input(layer_input), past, terms, first=first)
-        if attended is not None:
-            hidden = self._residual_block(hidden, attended)
+        if hidden.shape[1]:
+            hidden = self.finish(self, hidden, attended)
         kept = self.memory_input(hidden) if self.remembers_output else layer_input
         return LayerOutput(hidden, kept[..., : self.d_model].detach())
 
-    def _attend(self, segment: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, *, first: int) -> Tensor | None:
-        """Attend from the positions from `first` on of a segment (B, L, d) to past and segment; None if there are none.
+    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
+        """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together."""
+        segment = self.attention_input(layer_input)
+        remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
+        context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
+        return self.attention.to_context(segment[:, first:], context, terms, self.projection_dropout)
 
-        A reader's past stores the keys and values of the segment in any case.
-        """
-        terms, drop = self.attention.project_distances(terms), self.projection_dropout
-        rotation, attend = terms.rotation, past.attend if isinstance(past, Past) else None
-        if self.attention.joins_context and isinstance(past, HiddenMemory) and rotation is None:
-            remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
-            context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
-            return self.attention.to_context(segment[:, first:], context, terms, drop)
-        query, keys, values = self.attention.project(segment, first=first)
-        if rotation is not None:
-            query, keys = rotation.apply(query), rotation.apply(keys)
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, past: HiddenMemory | Past, terms: ScoreTerms
+    ) -> Tensor:
+        """Attend from the queries of a segment (B, H, L, D) to the keys and values of past and segment."""
         if isinstance(past, Past):
             keys, values = past.extend(keys, values)
         elif past.length:  # equals projecting the context
             old_keys, old_values = self.project_memory(past)
             keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-        return self.attention(drop(query), (drop(keys), drop(values)), terms, attend) if query.shape[2] else None
+        if not query.shape[2]:
+            return query.flatten(2)  # a reader needs the last keys and values alone
+        attend, drop = past.attend if isinstance(past, Past) else None, self.projection_dropout
+        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
+        return attended
 
-    def _residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
+    def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Join the output of attention to the layer input, then the feed-forward sublayer, each with its norm.
 
         Returns (B, L, d); `attended` is overwritten.
@@ -188,6 +195,22 @@ class Layer(nn.Module):
             return gated
         dropped: Tensor = dropout(branch)
         return dropped.add_(hidden) if dropped.dtype == hidden.dtype else dropped + hidden
+
+
+def project(
+    layer: Layer, hidden: Tensor, rotation: Rotation | None, first: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the input that a memory keeps, (B, L, d), and its queries, keys and values, (B, H, L, D)."""
+    layer_input = layer.memory_input(hidden)
+    query, keys, values = layer.attention.project(layer.attention_input(layer_input), first=first)
+    if rotation is not None:
+        query, keys = rotation.apply(query), rotation.apply(keys)
+    return layer_input, query, keys, values
+
+
+def finish(layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+    """Return the output of a layer, (B, L, d)."""
+    return layer.residual_block(hidden, attended)
 
 
 def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:

@@ -8,25 +8,26 @@ import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import AttentionBackend, LossPart, Recompute
-from txlcli.core.backend import ScoreTerms, aligned
-from txlcli.core.kernels.compilation import check_compiler
+from txlcli.core.backend import Backend, ScoreTerms, aligned
+from txlcli.core.kernels.attention_inputs import scaled_queries
+from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn
-from txlcli.core.kernels.private import compile_across_ddp_buckets
+from txlcli.core.kernels.private import prepare_compiler
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
+from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
-from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, rotated
+from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, finish, project, rotated
 from txlcli.core.model.linear import Linear, merge
 from txlcli.core.model.losses import NO_PENALTIES, AuxiliaryLosses, HiddenPenalties, counted_positions
 from txlcli.core.model.module_list import ModuleList
@@ -148,11 +149,15 @@ class TransformerXL(LanguageModel):
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self.attention_backend = name
-        backend = backends.make_backend(name, self.workspace, recompute=self._recompute is True)
-        if self._compiles:
-            backend = backends.ALIGNED if self._is_odd else backends.COMPILED
-            if name == "reference":
-                backend = dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None)
+        if not self._compiles:
+            self._use(backends.make_backend(name, self.workspace, recompute=self._recompute is True))
+        elif name == "reference":
+            self._use(dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None))
+        else:
+            self._use(backends.ALIGNED if self._is_odd else backends.COMPILED)
+
+    def _use(self, backend: Backend) -> None:
+        """Let all modules compute by this backend."""
         self._multiple = self.encoding.multiple = backend.multiple
         self.encoding.joins_products = backend.attend_context is not None
         for layer in self.layers:
@@ -173,14 +178,22 @@ class TransformerXL(LanguageModel):
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
         check_compiler(self.device, "compile", "`compile` off")
-        compile_across_ddp_buckets()
+        prepare_compiler()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
-        how: Any = {"fullgraph": True, "dynamic": False, "options": {"shape_padding": False}}
         if self._recompute == "layers":  # the compiler repeats the random numbers of its own graph
-            self._recomputed = torch.compile(recomputed, **how)
+            self._recomputed = compiled(recomputed)
         else:
-            self._call_layer = torch.compile(call_layer, **how)
+            self._call_layer = compiled(call_layer)
+
+    def compile_reading(self) -> None:
+        """Compile what a reader does between two attentions, of any length, in a model that is packed."""
+        check_compiler(self.device, "compile", "`compile` off")
+        prepare_compiler()
+        attend = FastAttention(backends.COMPILED.attend, compiled(scaled_queries))
+        self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
+        for layer in self.layers:
+            layer.project, layer.finish = compiled(project), compiled(finish)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:

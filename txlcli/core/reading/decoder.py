@@ -9,6 +9,7 @@ inputs.
 Axes: B batch, L segment, M memory, H heads, D head width, d model width, n distances.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -81,6 +82,8 @@ class Decoder(Reader):
 
     def __init__(self, model: TransformerXL, reading: Reading, graphs: Graphs | None = None) -> None:
         super().__init__(model, reading)
+        if reading.compiles:
+            self.model.compile_reading()
         settings, in_windows = reading.settings, reading.in_windows
         self.mem_len = model.memory_size(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
@@ -158,8 +161,10 @@ class Decoder(Reader):
                 recurs = length == count == self.seg_len and self._range.count == self.mem_len  # a phase of the buffer
                 if recurs and self._replay_segments and not self.observed:
                     hidden = self._replay_segment(hidden, positions, stream)
-                else:
-                    hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
+                else:  # a segment that is not complete has a length that occurs once
+                    is_usual = length == self.seg_len or not self.reading.compiles
+                    with contextlib.nullcontext() if is_usual else self.model.uncompiled():
+                        hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
         segment_len = self._in_segment + length  # so far
         self._read_before += length
         continues = self.reading.by_tokens and segment_len < self.seg_len

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.model.base import LanguageModel, Memory
 
@@ -33,6 +34,20 @@ class Reading:
     by_tokens: bool = False
     """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
     sees in a whole segment; else it ends after every call of `read`."""
+    compiles: bool = False
+    """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
+
+
+FLOPS_THAT_PAY = 2.4e15
+"""Operations of layers that take a GPU about two minutes if it does not compile them, at 20 TFLOP/s."""
+
+
+def compiling_pays(model: LanguageModel, tokens: int) -> bool:
+    """Return True if reading so many tokens on a GPU takes much longer than compiling the layers of the model."""
+    if model.device.type == "cpu" or not runs_triton(model.device, model.dtype):
+        return False
+    weights = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith("layers."))
+    return 2 * weights * tokens > FLOPS_THAT_PAY
 
 
 class Reader(ABC):

@@ -20,26 +20,34 @@ CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matri
 
 
 def make_reader(
-    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", by_tokens: bool = False
+    model: LanguageModel,
+    settings: EvalSettings,
+    *,
+    batch_size: int,
+    precision: str = "fp32",
+    by_tokens: bool = False,
+    compiles: bool = False,
 ) -> Reader:
     """Return a reader of text, segment by segment; see `Reading` for the arguments.
 
     Of a model with a recurrent state only L counts. `by_tokens` reads single tokens, each of which sees what it sees in
     a whole segment.
     """
-    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens)
+    reading = Reading(
+        settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, compiles=compiles
+    )
     return READERS[model.settings.arch](model, reading)
 
 
 def make_window_reader(
-    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32"
+    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", compiles: bool = False
 ) -> Reader:
     """Return a reader of windows of N = `settings.seg_len` tokens, side by side, with nothing before them."""
     length = settings.seg_len
     chunks = EvalSettings(
         seg_len=min(CHUNK, length), mem_len=length, max_distance=settings.max_distance, same_length="off"
     )
-    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True)
+    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True, compiles=compiles)
     return READERS[model.settings.arch](model, reading)
 
 

@@ -17,7 +17,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
-from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.reader import Reader, compiling_pays
 from txlcli.core.reading.registry import make_reader, sized_for
 
 BLOCK_TOKENS = 1 << 18
@@ -133,7 +133,7 @@ def score(
     targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = functools.partial(make_reader, stream.model, precision=stream.precision)
+    new_reader = _reader_of(stream, lanes)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=stream.model.device)
     for part, hidden, target_part, loss_part in _segments(stream, lanes, new_reader):
         losses[:, part] = loss_part
@@ -146,12 +146,17 @@ def score(
 def score_total(stream: Stream, *, new_reader: NewBatchReader | None = None, numbers: range | None = None) -> Total:
     """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = new_reader or functools.partial(make_reader, stream.model, precision=stream.precision)
+    new_reader = new_reader or _reader_of(stream, lanes)
     nats = torch.zeros((), dtype=torch.float64, device=stream.model.device)
     for part, _, _, losses in _segments(stream, lanes, new_reader):
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
     return Total(float(nats), lanes.tokens, time.perf_counter() - started)
+
+
+def _reader_of(stream: Stream, lanes: "Lanes") -> NewBatchReader:
+    compiles = compiling_pays(stream.model, lanes.tokens)
+    return functools.partial(make_reader, stream.model, precision=stream.precision, compiles=compiles)
 
 
 def _segments(
