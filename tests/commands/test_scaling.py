@@ -45,6 +45,8 @@ def test_time_is_that_of_operations_and_of_an_exchange_that_they_do_not_hide(her
     alone, three, slow = devices(1, *GPU), devices(3, *GPU), devices(3, *SLOW)
     flops = 5 * alone["training_flops_per_token"] / 0.022  # like the smallest model that was measured
     assert alone["step_s"] == pytest.approx(3 * flops / 1e14)
+    recomputed = devices(1, *GPU, "--set", "train.recompute=layers")
+    assert recomputed["step_s"] == pytest.approx(4 / 3 * alone["step_s"])
     assert slow["step_s"] < flops / 1e9 + slow["exchanged_bytes"] / 1e3
     assert slow["step_s"] > slow["exchanged_bytes"] / 1e3
     assert three["tokens_per_s"] == pytest.approx(15 / three["step_s"])

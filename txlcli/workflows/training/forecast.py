@@ -60,7 +60,9 @@ class PlannedRun:
     def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
         step_flops = train.batch_size * train.seg_len * self.flops_per_token
-        return expected_share(self.run.settings.model, step_flops, device.type)
+        expected = expected_share(self.run.settings.model, step_flops, device.type)
+        # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
+        return expected._replace(share=expected.share * (0.75 if train.recompute == "layers" else 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
     exchanged = exchanged_bytes(gradient_bytes, devices, parallel=train.parallel)
     of_one = of_one_process(train, devices)
     share, source = planned.expected_share(of_one, GPU)
-    step_s = _step_s(planned, hardware, devices, exchanged, share=share)
+    step_s = _step_s(planned, hardware, of_one.batch_size, exchanged, share=share)
     usable = USABLE * (hardware.device_memory or 0)
     fits = None if hardware.device_memory is None else needed["total"] <= usable
 
@@ -217,9 +217,9 @@ def _cost(planned: PlannedRun, hardware: HardwareOptions, devices: int, gradient
 
 
 def _step_s(
-    planned: PlannedRun, hardware: HardwareOptions, devices: int, exchanged: int, *, share: float
+    planned: PlannedRun, hardware: HardwareOptions, batch_size: int, exchanged: int, *, share: float
 ) -> float | None:
-    """Return the time of a step in seconds; None if the speed of the GPUs is unknown.
+    """Return the time of a step in seconds, of a GPU with part of the batch; None if the speed of GPUs is unknown.
 
     The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
     of a tied table is ready at the end of the backward pass only.
@@ -227,8 +227,7 @@ def _step_s(
     run, train = planned.run, planned.run.settings.train
     if hardware.device_flops is None:
         return None
-    tokens = of_one_process(train, devices).batch_size * train.seg_len
-    compute_s = tokens * planned.flops_per_token / (share * hardware.device_flops)
+    compute_s = batch_size * train.seg_len * planned.flops_per_token / (share * hardware.device_flops)
     if hardware.bandwidth is None:
         return compute_s
     exchange_s = exchanged / hardware.bandwidth
