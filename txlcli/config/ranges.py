@@ -109,8 +109,8 @@ class FieldType:
             return value
         elif self.item is float and type(value) is int:
             return float(value)
-        expected = self.name if self.item is bool and not self.is_list else f"a {self.name}"
-        raise RecipeError(f"[{section}] {key} must be {expected}, not {value!r}")
+        article = "a " if self.item is not bool or self.is_list else "one of " if self.words else ""
+        raise RecipeError(f"[{section}] {key} must be {article}{self.name}, not {value!r}")
 
     def check(self, section: str, key: str, value: Any) -> None:
         """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
