@@ -270,9 +270,16 @@ def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str
     return text.replace("\n", f" {boundary or ''} ")
 
 
-def count_words(data: bytes) -> int:
-    """Count the words that str.split would return; bytes that are not UTF-8 belong to words."""
-    return len(data.decode(errors="replace").split())
+def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_boundary: bool) -> tuple[int, int]:
+    """Return the number of words of a text and the number of its line ends, given the number of its tokens.
+
+    Words are those of str.split, where bytes that are not UTF-8 belong to words. Of a tokenizer of words, all tokens
+    but the line ends are words.
+    """
+    lines = count_lines(data)
+    if tokenizer == "word":
+        return tokens - lines * has_boundary, lines
+    return len(data.decode(errors="replace").split()), lines
 
 
 def count_lines(data: bytes) -> int:

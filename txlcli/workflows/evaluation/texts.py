@@ -15,7 +15,7 @@ from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
 from txlcli.corpora.signatures import HEAD, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
-from txlcli.data.vocabulary import Vocab, count_lines, count_words
+from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
@@ -189,7 +189,8 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     original = data if text is None else text.encode()
     corpus = corpus_of(opened.run.settings.corpus.store)
     counts_line_ends = vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends)
-    words = count_words(original) + counts_line_ends * count_lines(original)
+    words, lines = count_words(original, len(ids), vocab.tokenizer, has_boundary=vocab.boundary is not None)
+    words += counts_line_ends * lines
     size = len(data) if vocab.tokenizer == "sentencepiece" and whole and not unknown else None
     if text is None and not vocab.dropped:
         size = len(targets)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.documents import Starts
 from txlcli.data.sentencepiece_model import SentencePieceModel
-from txlcli.data.vocabulary import TokenizerName, count_lines, count_words, smallest_dtype, spell_line_ends
+from txlcli.data.vocabulary import REPLACEMENT, TokenizerName, count_words, smallest_dtype, spell_line_ends
 from txlcli.errors import CorpusInputError
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
@@ -130,6 +130,8 @@ class EncodedChunk:
     """Places of the ids that begin a document."""
     nuls: int = 0
     """Number of NUL bytes."""
+    invalid: int = 0
+    """Number of parts that are not UTF-8."""
     boundaries: int = 0
     """Times that the text itself has the symbol that ends a line."""
 
@@ -160,17 +162,19 @@ class ChunkEncoder:
         symbols, ids, lengths = self._number([parts for _, parts in documents])
         with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
             np.save(file, ids)
-        lines, closing = count_lines(data), "" if self.boundary is None else self.boundary
+        boundary = self.boundary or ""
+        words, lines = count_words(data, ids.size, self.tokenizer, has_boundary=bool(boundary))
         return EncodedChunk(
             symbols=symbols,
             counts=np.bincount(ids, minlength=len(symbols)),
             path=path,
-            words=ids.size - lines * bool(closing) if self.tokenizer == "word" else count_words(data),
+            words=words,
             lines=lines,
             bytes=len(data),
             starts=(np.cumsum(lengths) - lengths)[[begins for begins, _ in documents]],
             nuls=data.count(0),
-            boundaries=data.count(closing.encode()) if closing else 0,
+            invalid=data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode()),
+            boundaries=data.count(boundary.encode()) if boundary else 0,
         )
 
     def _number(self, documents: Sequence[list[Part]]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:

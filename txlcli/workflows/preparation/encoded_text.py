@@ -57,7 +57,7 @@ class EncodedText:
         return np.pad(counts, (0, len(self._symbols) - counts.size))
 
     def total(self, name: str) -> int:
-        """Return the sum of a count of the chunks: lines, bytes, nuls or boundaries."""
+        """Return the sum of a count of the chunks: lines, bytes, nuls, invalid or boundaries."""
         return sum(getattr(chunk, name) for chunks in self._chunks.values() for chunk in chunks)
 
     def count(self, symbol: str) -> int:

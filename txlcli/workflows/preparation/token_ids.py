@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SHARES, SPLITS
-from txlcli.corpora.locate import list_names, missing_note
+from txlcli.corpora.locate import list_names, missing_note, text_files
 from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
-from txlcli.exchange.token_files import TokenPart, Tokens, format_of, other_type
+from txlcli.exchange.token_files import VOCABULARY, TokenPart, Tokens, format_of, other_type
 from txlcli.exchange.vocabularies import META_OF_NANOGPT
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter, Step
@@ -28,7 +28,10 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
         counted = {split: _count(parts, plan, step) for split, parts in splits.items()}
     vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(len(counts) for counts, _ in counted.values()))
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
+    used = {part.path.stem for parts in splits.values() for part in parts} | {VOCABULARY.removesuffix(".json")}
+    skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
     facts = plan.facts(
+        changes={"files_skipped": skipped} if skipped else {},
         conventions={"ids": f"as in the token files ({format_of(plan.tokens)})"},
         notes=_notes(plan, vocab, splits),
         source_digest=hashlib.sha256(b"".join(digest for _, digest in counted.values())).hexdigest(),

@@ -134,6 +134,8 @@ def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str
     """Yield notes on symbols that a text rarely has, or that the vocabulary reads in another way than they look."""
     if nuls := encoded.total("nuls"):
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
+    if invalid := encoded.total("invalid"):
+        yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
     lines = encoded.total("lines")
     if lines and not vocab.keeps_line_ends and not plan.own_convention:
         yield f"the vocabulary has no symbol for a line end: {lines:,} line ends are dropped, and count as no words"
