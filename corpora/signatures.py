@@ -116,7 +116,10 @@ def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
             way = way or "keep the text in a folder of its own, or name a file of it"
             raise CorpusError(f"{path}: {name} is not text; {way}")
         if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
-            code = encoding.upper()
-            raise CorpusError(
-                f"{path}: {code} is not UTF-8; give `encoding` {encoding}, or convert it: iconv -f {code} -t UTF-8"
-            )
+            raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")
+
+
+def conversion(encoding: str) -> str:
+    """Return the advice to convert a text, with the name that iconv has for an encoding: UTF-16LE."""
+    name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    return f"convert it: iconv -f {name} -t UTF-8 FILE > NEW"

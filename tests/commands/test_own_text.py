@@ -121,3 +121,14 @@ def test_nul_bytes_and_byte_order_marks_are_counted(untouched):
     assert told["notes"] == ["the text has 30 NUL bytes, which text rarely has; check that it is text"]
     shown = done("prepare", "a.txt", "--force").stdout
     assert "skipped or changed: byte order marks dropped: 1, nul bytes kept: 30\n" in shown
+
+
+def test_a_text_in_utf_16_is_named_or_scored_as_bytes_with_a_note(here):
+    (here / "wide.txt").write_text("the fox jumps over\n" * 20, encoding="utf-16")
+    assert refusal("eval", "word", "--text", "wide.txt", code=1) == (
+        "--text wide.txt: utf-16 is not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"
+    )
+    assert (
+        "wide.txt seems to be utf-16; its bytes are scored as they are"
+        in done("eval", "byte", "--text", "wide.txt").stderr
+    )

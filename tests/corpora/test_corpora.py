@@ -345,8 +345,8 @@ def test_utf_16_and_utf_32_are_recognized_and_named(tmp_path, line, encoding):
     with pytest.raises(CorpusError) as refused:
         directory.read(tmp_path / "a", PLAIN)
     assert str(refused.value) == (
-        f"{tmp_path}/a: {encoding.upper()} is not UTF-8; give `encoding` {encoding}, or convert it: "
-        f"iconv -f {encoding.upper()} -t UTF-8"
+        f"{tmp_path}/a: {encoding} is not UTF-8; give `encoding` {encoding}, or convert it: "
+        f"iconv -f {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')} -t UTF-8 FILE > NEW"
     )
     (tmp_path / "a").write_text(line * 99, encoding="utf-8")
     directory.read(tmp_path / "a", PLAIN)

@@ -130,7 +130,7 @@ def _open_text(file: TextFile) -> io.TextIOWrapper:
     encoding, errors = (file.encoding, "strict") if file.encoding else ("utf-8-sig", "surrogateescape")
     stream = open_bytes(file)
     if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
-        raise CorpusInputError(f"{file.path}: {other.upper()} is not UTF-8; give `encoding` {other}")
+        raise CorpusInputError(f"{file.path}: {other} is not UTF-8; give `encoding` {other}")
     return io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
 
 

@@ -13,7 +13,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream, scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
-from txlcli.corpora.signatures import HEAD, encoding_of
+from txlcli.corpora.signatures import HEAD, conversion, encoding_of
 from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
@@ -168,8 +168,8 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     vocab, data = opened.vocab, source.data
     if encoding := encoding_of(data[:HEAD]):
         if vocab.tokenizer != "byte":
-            raise VocabularyError(f"{source.label}: {encoding.upper()}; convert it: iconv -f {encoding} -t UTF-8")
-        reporter.say(f"{source.label} seems to be {encoding.upper()}; its bytes are scored as they are")
+            raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
+        reporter.say(f"{source.label} seems to be {encoding}; its bytes are scored as they are")
     try:
         text = data.decode("utf-8") if vocab.tokenizer != "byte" else None
     except UnicodeDecodeError as error:
