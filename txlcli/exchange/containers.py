@@ -50,7 +50,7 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.
     """
-    files = [_describe(path, encoding) for path in text_files(source) if not _is_plain_and_empty(path)]
+    files = [_describe(path, encoding) for path in text_files(source) if not path.is_file() or path.stat().st_size]
     rows = [file for file in files if file.format in ("Parquet", "Arrow")]
     records = [file for file in files if file.format in ("JSONL", "CSV", "TSV")]
     others = [file for file in files if file.format == TEXT and not is_companion(file.path)]
@@ -59,10 +59,6 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     if not any(file.packing or file.encoding for file in files):
         return ()
     return tuple(replace(file, format=TEXT, is_pieces=True) for file in files)
-
-
-def _is_plain_and_empty(path: Path) -> bool:
-    return path.is_file() and not path.stat().st_size
 
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
@@ -225,7 +221,8 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def extract(file: TextFile, target: Path, *, only_utf8: bool) -> Written:
-    """Write the text of a file to `target`; with `only_utf8`, bytes that are not UTF-8 are rejected."""
+def extract(file: TextFile, target: Path, *, only_utf8: bool, with_starts: bool = False) -> Written:
+    """Write the text of a file to `target`, as `write_rows` does."""
     most = max_bytes(file.path)
-    return write_rows(file, _rows(file, most), target, most=most, only_utf8=only_utf8)
+    rows = _rows(file, most)
+    return write_rows(file, rows, target, most=most, only_utf8=only_utf8, with_starts=with_starts)

@@ -33,7 +33,7 @@ class Written:
     missing: int
     """Number of rows without a text."""
     starts: "array[int]"
-    """Offset of each row; empty for pieces."""
+    """Offset of each row, if they are wanted."""
 
 
 def choose_column(path: Path, names: Sequence[str], column: str | None) -> str:
@@ -56,6 +56,7 @@ def write_rows(
     only_utf8: bool,
     blank: bytes = b"\n",
     append: bool = False,
+    with_starts: bool = False,
 ) -> Written:
     """Write rows to a text file of at most `most` bytes; None is a row without a text.
 
@@ -74,7 +75,8 @@ def write_rows(
             if source.is_pieces:
                 size += file.write(row)
             else:
-                starts.append(size)
+                if with_starts:
+                    starts.append(size)
                 size += file.write(row if row.endswith(b"\n") else row + b"\n" if row else blank)
             if size > most:
                 raise too_large(source.path, most)

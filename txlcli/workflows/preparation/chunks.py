@@ -131,7 +131,7 @@ class EncodedChunk:
     nuls: int = 0
     """Number of NUL bytes."""
     invalid: int = 0
-    """Number of parts that are not UTF-8."""
+    """Number of places that are not UTF-8, which only bytes may have."""
     boundaries: int = 0
     """Times that the text itself has the symbol that ends a line."""
 
@@ -173,7 +173,7 @@ class ChunkEncoder:
             bytes=len(data),
             starts=(np.cumsum(lengths) - lengths)[[begins for begins, _ in documents]],
             nuls=data.count(0),
-            invalid=data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode()),
+            invalid=_count_invalid(data) if self.tokenizer == "byte" else 0,
             boundaries=data.count(boundary.encode()) if boundary else 0,
         )
 
@@ -190,6 +190,10 @@ class ChunkEncoder:
             return *_number_codes(codes, chr), _lengths(texts)
         ids = [np.array(_load(self.model).encode(text), dtype=np.uint32) for text in texts]
         return *_number_codes(np.concatenate(ids), str), _lengths(ids)
+
+
+def _count_invalid(data: bytes) -> int:
+    return data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
 
 
 def _lengths(documents: Sequence[Sized]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from txlcli import __version__
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Rows, Slice, Text
 from txlcli.corpora.documents import document_starts
 from txlcli.corpora.download import digest_fault, fetch, is_complete
-from txlcli.corpora.locate import list_names, text_files
+from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text, reject_packed
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
@@ -64,7 +64,9 @@ def _extract_text(
         for file in plan.files:
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            written = containers.extract(file, target, only_utf8=plan.tokenizer != "byte")
+            written = containers.extract(
+                file, target, only_utf8=plan.tokenizer != "byte", with_starts=plan.options.documents == "records"
+            )
             records[target] = written.starts
             size, missing = size + written.size, missing + written.missing
             step.advance(1)
@@ -78,8 +80,13 @@ def _extract_text(
     except CorpusError as error:
         raise CorpusError(str(error).replace(str(written_to), str(source))) from error
     used = {*(file.path for file in plan.files), plan.vocab_file}
-    others = [path for path in text_files(source) if path not in used]
-    changes = {"rows_without_text": missing, "files_skipped": len(others) + found.changes.get("files_skipped", 0)}
+    files, hidden = list_files(source)
+    others = [path for path in files if path not in used]
+    changes = {
+        "files_skipped": len(others) + found.changes.get("files_skipped", 0),
+        "hidden_files_skipped": hidden,
+        "rows_without_text": missing,
+    }
     return replace(
         found,
         notes=(*found.notes, *_extraction_notes(plan, source, others, missing)),
