@@ -156,6 +156,18 @@ def test_changed_ids_sentences_and_vocabularies_are_detected(tmp_path):
         _ = store.vocab
 
 
+def test_a_link_to_a_store_stays_a_link_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    write(tmp_path / "disk/big.h5", {"train": [3]})
+    (tmp_path / "tiny.h5").symlink_to(tmp_path / "disk/big.h5")
+    (tmp_path / "work").mkdir()
+    with writing(tmp_path / "tiny.h5", FACTS, VOCAB, work=tmp_path / "work") as writer:
+        writer.add("train", SplitInfo(tokens=2, words=7, bytes=11, unknown=0, types=1), [np.array([2, 2])])
+    assert (tmp_path / "tiny.h5").is_symlink()
+    assert TokenStore.open(tmp_path / "disk/big.h5").ids("train").tolist() == [2, 2]
+    assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["big.h5"]
+
+
 def test_a_failure_while_writing_keeps_the_old_store(tmp_path):
     before = write(tmp_path / "tiny.h5").read_bytes()
     with pytest.raises(ZeroDivisionError), writing(tmp_path / "tiny.h5", FACTS, VOCAB):

@@ -68,3 +68,9 @@ def test_a_file_of_ten_terabytes_is_rejected_before_it_fills_the_memory(tmp_path
         file.truncate(10 << 40)  # without using the disk
     with pytest.raises(UsageError, match=r"metrics\.jsonl: larger than 256 MiB"):
         read(path)
+
+
+def test_a_file_without_permission_is_not_called_damaged(tmp_path):
+    with pytest.raises(RunError) as refused, log_file.reading(tmp_path / "run.json"):
+        raise PermissionError(13, "Permission denied")
+    assert str(refused.value) == f"{tmp_path}/run.json: cannot be read (Permission denied); check its permissions"

@@ -294,9 +294,11 @@ class StoreWriter:
 def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = None) -> Iterator[StoreWriter]:
     """Yield a writer for a new store, which is written to a temporary file and renamed if the block succeeds.
 
-    The temporary file is in `work`, a directory on the same disk, by default that of the store.
+    The temporary file is in `work`, a directory on the same disk, by default that of the store. A link to a store stays
+    a link: the file that it leads to, often on another disk, is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    path, work = (path.resolve(), None) if path.is_symlink() else (path, work)
     attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,

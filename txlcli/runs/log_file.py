@@ -73,6 +73,8 @@ def reading(path: Path) -> Iterator[None]:
     """Raise a RunError if the block cannot read a file of a run, or finds that it is damaged."""
     try:
         yield
+    except PermissionError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (RecipeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"missing {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: damaged ({reason}); restore it from a copy") from error

@@ -1,5 +1,7 @@
 """Token streams divided into lanes and segments."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.errors import TrainingError
+from txlcli.errors import StoreError, TrainingError
 
 
 def epoch_of(segments, number=0):
@@ -36,6 +38,19 @@ def test_segments_of_24_tokens_by_hand():
     assert segments.per_epoch == 3
     assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
     assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
+
+
+def test_a_file_that_is_truncated_meanwhile_is_an_error_and_one_that_is_replaced_is_not(tmp_path):
+    path = tmp_path / "ids"
+    path.write_bytes(bytes(4) + np.arange(20_000, dtype=np.uint16).tobytes())
+    ids = np.memmap(path, dtype=np.uint16, mode="r", offset=4, shape=(20_000,))
+    segments = TrainingSegments(ids, batch_size=2, seg_len=9_000)
+    path.rename(tmp_path / "old")
+    path.write_bytes(b"new")
+    assert segments.at(StreamPosition(0, 1))[:, 0].tolist() == [9_000, 18_999]
+    os.truncate(tmp_path / "old", 8_000)
+    with pytest.raises(StoreError, match=r"/ids was truncated during training; prepare it again, and resume$"):
+        segments.at(StreamPosition(0, 1))
 
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))

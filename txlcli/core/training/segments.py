@@ -5,6 +5,7 @@ training can resume anywhere. Axes: B lanes, L segment, E tokens before it that 
 """
 
 import functools
+import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import JITTER_MARGIN, JITTER_STD
 from txlcli.core.reading.scoring import Tokens
-from txlcli.errors import TrainingError
+from txlcli.errors import StoreError, TrainingError
 
 SAMPLE, SAMPLES = 4096, 256
 """Tokens of a part of the text that `share` counts, and number of parts."""
@@ -94,6 +95,7 @@ class TrainingSegments:
 
         The E tokens before the segment are fewer at the beginning of an epoch.
         """
+        _check_complete(self.ids)
         segment = self.range_of(position)
         first = max(0, segment.start - self.reread_len)
         count = segment.stop - first + 1
@@ -144,3 +146,9 @@ def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArra
     lengths = chance.normal(means, JITTER_STD).astype(np.int64).clip(least, seg_len + JITTER_MARGIN)
     ends = lengths.cumsum()
     return np.minimum([0, *ends[: np.searchsorted(ends, lane_len) + 1]], lane_len)
+
+
+def _check_complete(ids: Tokens) -> None:
+    """Reject a memory map whose file was truncated: reading beyond its end would end the process by a signal."""
+    if isinstance(ids, np.memmap) and isinstance(ids.base, mmap.mmap) and ids.base.size() < ids.offset + ids.nbytes:
+        raise StoreError(f"{ids.filename} was truncated during training; prepare it again, and resume")
