@@ -178,7 +178,7 @@ class TrainSettings(Section):
     and a part of the optimizer's state (zero, ZeRO stage 1); or a part of everything (fsdp, PyTorch's FSDP2)."""
     rank_timeout: PositiveFloat = 60.0
     """Seconds that several processes wait for one that does not answer, before all of them end; and after a signal for
-    one that does not save and end, before it is killed."""
+    one that does not save and end, before it is killed. Raise it if a checkpoint takes longer to write."""
     save_minutes: PositiveFloat = 5.0
     """Longest time between two checkpoints: a crash costs the steps since the last one."""
     seed: Seed = 1111

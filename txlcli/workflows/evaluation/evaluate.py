@@ -38,6 +38,8 @@ from txlcli.workflows.workspace import Workspace
 
 MAX_PAGE_TOKENS = 4_000_000
 """Tokens of the longest text that a browser can show as one page, some 50 MB."""
+SECONDS_TO_TIME = 600.0
+"""Time for which processes wait at least: rank 0 alone times the model with and without memory."""
 NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
 """Keys of the result that evals.jsonl does not repeat in every row."""
 
