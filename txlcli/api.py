@@ -323,7 +323,7 @@ def train(
     *,
     runs_dir: PathLike = "runs",
     data_dir: PathLike = "data",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     on_report: OnReport | None = None,
     on_progress: OnProgress | None = None,
 ) -> TrainingResult:
@@ -361,7 +361,7 @@ def load(
     *,
     runs_dir: PathLike = "runs",
     data_dir: PathLike = "data",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedRun:

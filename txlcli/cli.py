@@ -137,6 +137,8 @@ def _report(error: BaseException) -> int | None:
     elif isinstance(error, OSError) and error.errno in NEXT_STEPS:
         where = "cannot read or write" if error.filename is None else shortened(os.fsdecode(error.filename))
         message = f"{where}: {error.strerror}; {NEXT_STEPS[error.errno]}"
+    elif isinstance(error, TypeError | NotImplementedError) and "MPS" in str(error):
+        message = f"Apple's GPU lacks an operation ({str(error).strip().partition('. ')[0]}); use --device cpu"
     elif is_out_of_memory(error):
         message = f"out of memory{requested_size(error)}; {LESS}"
     else:

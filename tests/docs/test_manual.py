@@ -97,7 +97,7 @@ def _setting_anchors():
 
 def test_every_page_is_in_the_table_of_contents():
     trees = [tree for text in PAGES.values() for tree in re.findall(r"```\{toctree\}.*?```", text, flags=re.DOTALL)]
-    entries = [entry for tree in trees for entry in re.findall(r"^[a-z/]+$", tree, flags=re.MULTILINE)]
+    entries = [entry for tree in trees for entry in re.findall(r"^[a-z/-]+$", tree, flags=re.MULTILINE)]
     pages = [name.removesuffix(".md") for name in PAGES if name != "index.md"]
     assert sorted(entries) == sorted([*pages, "notebook"])
 

@@ -33,7 +33,9 @@ RunsDir = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all notes under a table.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], Option("--device", help="Device; auto uses CUDA if available.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda", "mps"], Option("--device", help="Device; auto uses CUDA if available.")
+]
 Precision = Annotated[
     PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")
 ]

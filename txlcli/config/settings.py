@@ -315,7 +315,7 @@ class LogSettings(Section):
     """Also write TensorBoard event files, like to = "tensorboard"."""
     to: tuple[TrackerName, ...] = ()
     """Experiment trackers that also receive the settings and the metrics: TensorBoard (event files in the run folder),
-    Weights & Biases, Trackio, MLflow. Each needs its package: pip install "transformer-xl[wandb]"."""
+    Weights & Biases, Trackio, MLflow. Each needs its package: pip install ".[wandb]"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class Workspace:
     runs_dir: Path
     """Directory of the runs."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda or mps."""
     precision: Precision | None = None
     """Precision of matrix products with a run; None is that of its training."""
     threads: int | None = None

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from txlcli.config import recipe
 from txlcli.core.kernels.device import (
     MEMINFO,
     autocast,
@@ -14,8 +15,12 @@ from txlcli.core.kernels.device import (
     check_precision,
     describe,
     float32_products,
+    float64_device,
     pick_device,
+    threads,
+    useful_threads,
 )
+from txlcli.core.model.registry import make_model
 from txlcli.errors import UsageError
 from txlcli.system.memory import is_out_of_memory
 
@@ -36,8 +41,37 @@ def test_cuda_is_rejected_if_it_is_not_available():
         pick_device("cuda")
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has a GPU of Apple's")
+def test_a_gpu_of_apples_is_rejected_if_there_is_none_and_computes_in_fp32():
+    with pytest.raises(UsageError, match=r"^`device` mps: PyTorch finds no GPU of Apple's here; use `device` cpu$"):
+        pick_device("mps")
+    mps = torch.device("mps")
+    check_precision("fp32", mps)
+    for precision in ("bf16", "fp16"):
+        with pytest.raises(UsageError, match=f"^precision {precision} needs a CPU or a CUDA device; use fp32 with"):
+            check_precision(precision, mps)
+    assert [float64_device(device).type for device in (mps, CPU)] == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "most"),
+    [("stdlib", 1, 1), ("stdlib", 38, 2), ("stdlib", 64, 3), ("enwik8", 1, 2), ("enwik8", 4, 3)],
+)
+def test_few_tokens_of_a_small_model_use_few_threads(model, tokens, most):
+    with torch.device("meta"):
+        made = make_model(recipe.load(model).model, 256)
+    before = torch.get_num_threads()
+    with threads(3):
+        assert useful_threads(made, tokens) == most
+        with threads(1):
+            assert useful_threads(made, tokens) == torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
 def test_unknown_devices_and_precisions_are_rejected():
-    with pytest.raises(UsageError, match=r'^unknown device "gpu"; did you mean "cuda"\? \(known: auto, cpu, cuda\)$'):
+    with pytest.raises(
+        UsageError, match=r'^unknown device "gpu"; did you mean "cuda"\? \(known: auto, cpu, cuda, mps\)$'
+    ):
         pick_device("gpu")
     with pytest.raises(UsageError, match=r'^unknown precision "fp8" \(known: fp32, tf32, bf16, fp16\)$'):
         check_precision("fp8", CPU)

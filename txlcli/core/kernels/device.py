@@ -18,7 +18,7 @@ from txlcli.system import launcher
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """dtype of the operands of matrix products in each precision."""
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 AMPERE = (8, 0)
 """Compute capability of the first GPUs that multiply bf16 and TF32."""
 CUDA_MULTIPLE = 8
@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called "auto", "cpu" or "cuda"; auto is CUDA if it is available.
+    """Return the device called "auto", "cpu", "cuda" or "mps" (Apple's GPUs); auto is CUDA if it is available.
 
     With several processes, each gets the CUDA device of its local rank.
     """
@@ -39,6 +39,8 @@ def pick_device(name: str) -> torch.device:
         raise UnknownNameError("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("`device` cuda: PyTorch finds no CUDA device here; use `device` cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("`device` mps: PyTorch finds no GPU of Apple's here; use `device` cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and launcher.local_rank() < torch.cuda.device_count():
@@ -54,6 +56,8 @@ def check_precision(precision: str, device: torch.device) -> None:
         if device.type != "cuda":
             raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
         check_ampere(device, "precision tf32", "use fp32 or fp16")
+    if device.type == "mps" and precision != "fp32":
+        raise UsageError(f"precision {precision} needs a CPU or a CUDA device; use fp32 with `device` mps")
     if precision == "fp16" and device.type != "cuda":
         raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -200,6 +204,11 @@ class _Float32Products(AbstractContextManager[None]):
         of_products, of_cudnn = self._before.pop()
         matmul.allow_tf32, cudnn.allow_tf32 = of_products == "tf32", of_cudnn == "tf32"
         matmul.fp32_precision = of_products  # "none" and "ieee" are one setting by the older name
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device for numbers in float64: Apple's GPUs have none."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 @contextlib.contextmanager

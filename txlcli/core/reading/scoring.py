@@ -15,6 +15,7 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import float64_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.reader import Reader, compiling_pays
@@ -147,8 +148,9 @@ def score_total(stream: Stream, *, new_reader: NewBatchReader | None = None, num
     """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
     lanes, started = stream.lanes(numbers), time.perf_counter()
     new_reader = new_reader or _reader_of(stream, lanes)
-    nats = torch.zeros((), dtype=torch.float64, device=stream.model.device)
-    for part, _, _, losses in _segments(stream, lanes, new_reader):
+    nats = torch.zeros((), dtype=torch.float64, device=float64_device(stream.model.device))
+    for part, _, _, of_segment in _segments(stream, lanes, new_reader):
+        losses = of_segment.to(nats.device)
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
     return Total(float(nats), lanes.tokens, time.perf_counter() - started)

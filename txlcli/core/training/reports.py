@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from txlcli.core.kernels.device import float64_device
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -49,7 +51,7 @@ class Interval:
     """Steps since the previous report; their losses stay on the device until the report reads them."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._nats = torch.zeros((), device=device, dtype=torch.float64)
+        self._nats = torch.zeros((), device=float64_device(device), dtype=torch.float64)
         self.grad_norm = torch.zeros((), device=device)
         """Of the last step, 0-d."""
         self.max_grad_norm = torch.zeros((), device=device)
@@ -61,7 +63,7 @@ class Interval:
         """Add one step: its mean loss (0-d), the norm of its gradient (0-d), and its number of tokens."""
         self.grad_norm = grad_norm
         self.max_grad_norm = torch.maximum(self.max_grad_norm, grad_norm)
-        self._nats += mean_loss.double() * tokens
+        self._nats += mean_loss.to(self._nats.device).double() * tokens
         self.tokens += tokens
 
     def means(self) -> tuple[float, float]:

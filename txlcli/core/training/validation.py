@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.kernels.device import float64_device
 from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, Total, score, score_total
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
@@ -66,7 +67,7 @@ def validate(
     except _Stopped:
         return None
     counts = (own.nats, own.tokens) if numbers else (0.0, 0)
-    sums = torch.tensor(counts, dtype=torch.float64, device=parallel.model.device)
+    sums = torch.tensor(counts, dtype=torch.float64, device=float64_device(parallel.model.device))
     world.all_reduce(sums)
     nats, tokens = sums.tolist()
     return Total(nats, int(tokens), time.perf_counter() - started)

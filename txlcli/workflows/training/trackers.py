@@ -181,7 +181,7 @@ def check_packages(log: LogSettings) -> None:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a directory "wandb" of results has no origin
             setting = f'log.to = "{name}"' if name in log.to else "log.tensorboard"
-            raise UsageError(f'{setting} needs the {name} package; pip install "transformer-xl[{name}]"')
+            raise UsageError(f'{setting} needs the {name} package; pip install ".[{name}]"')
 
 
 @contextlib.contextmanager
