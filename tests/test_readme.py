@@ -28,12 +28,12 @@ pytestmark = pytest.mark.skipif(not README.exists() or not PYTHON.exists(), reas
 
 @pytest.fixture
 def fresh_run(tmp_path, monkeypatch):
-    """Create a run "stdlib" with fresh weights, and a small store "stdlib", in the current directory."""
+    """Create a run "quickstart" with fresh weights, and a small store "stdlib", in the current directory."""
     monkeypatch.chdir(tmp_path)
     settings = recipe.load("stdlib")
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    run = Run(Path("runs/stdlib"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
+    run = Run(Path("runs/quickstart"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
     run_directory.create(run, BYTES.to_json(), force=False)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     state = {"step": 1, "model": recipe.function_keys(settings.model)}

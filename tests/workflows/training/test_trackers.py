@@ -98,7 +98,7 @@ def test_a_failing_tracker_is_reported_once_and_training_continues(here, backend
 @pytest.mark.parametrize("name", trackers.BACKENDS)
 def test_a_missing_package_is_rejected_before_anything_is_written(here, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    expected = f'log.to = "{name}" needs the {name} package; pip install "transformer-xl[{name}]"'
+    expected = f'log.to = "{name}" needs the {name} package; pip install ".[{name}]"'
     assert refusal("train", "tiny.toml", "--set", f"log.to={name}") == expected
     with pytest.raises(UsageError, match="needs the"):
         start.resume("byte", TrainOptions(overrides=(f"log.to={name}", "train.max_steps=9")), workspace())
