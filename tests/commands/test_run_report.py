@@ -64,9 +64,11 @@ def test_a_report_places_a_run_among_published_results(here):
 
 def test_a_report_is_replaced_only_by_force(here):
     Path("runs/byte/report").mkdir()
+    Path("runs/byte/report/notes.txt").touch()
     assert refusal("runs", "report", "byte", code=1) == (
-        "runs/byte/report exists; give another --out, or overwrite it with --force"
+        "runs/byte/report has files; give another --out, or overwrite them with --force"
     )
     done("runs", "report", "byte", "--samples", 0, "--force")
+    Path("elsewhere").mkdir()  # as an interruption leaves it
     done("runs", "report", "byte", "--samples", 0, "--out", "elsewhere")
     assert Path("elsewhere/report.html").is_file()

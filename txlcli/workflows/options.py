@@ -318,6 +318,7 @@ class EvalOptions(Options):
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
         parse=parse_page,
+        writes=True,
     )
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
@@ -509,6 +510,7 @@ class ProbeOptions(Options):
     split: Split = option("Split with the words, and the tokens of the generated texts.", default="valid")
     mem_len: int | None = memory_option()
     plot: Path | None = plot_option()
+    force: bool = force_option()
     unfinished: bool = unfinished_option()
     seed: int = seed_option()
 

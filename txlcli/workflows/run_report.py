@@ -46,10 +46,10 @@ def run(run_name: str | None, options: ReportOptions, workspace: Workspace) -> R
     """Collect the contents of a report of a run, by default the most recent one; a part that fails is left out."""
     found = run_directory.find(run_name, workspace.runs_dir)
     directory = options.out or found.directory / "report"
-    if directory.exists() and not options.force:
-        raise RunError(f"{directory} exists; give another `out`, or overwrite it with `force`")
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()) and not options.force:
+            raise RunError(f"{directory} has files; give another `out`, or overwrite them with `force`")
     past, name, missing = history.read(found), str(found.directory), dict[str, str]()
 
     def attempt(part: str, collect: Callable[[], Result]) -> Result | None:
