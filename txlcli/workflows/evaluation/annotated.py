@@ -1,6 +1,6 @@
 """A text with the loss of each token by memory length, and the tokens that the model found likeliest.
 
-Axes: R memory lengths, T tokens, P pieces, K likeliest tokens, N bins of positions.
+Axes: R memory lengths, T tokens, P pieces, K likeliest tokens.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,6 @@ from txlcli.workflows.evaluation.texts import ScoredText
 Numbers = NDArray[np.number[Any]]
 LIKELIEST = 4
 """Number of tokens that are named at each position, K."""
-BINS = 100
-"""Largest number of bins of positions, N."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,6 @@ class AnnotatedText:
     """The likeliest tokens in its place, read with the longest memory, the likeliest first, (K, P)."""
     probabilities: Numbers
     """Probabilities of these, 255 is 1, (K, P)."""
-    bins: list[dict[str, int]]
-    """The first "piece" of each bin of positions, and its first "token", (N,)."""
-    by_position: list[list[float]]
-    """Mean loss of the tokens of each bin in bits, (R, N)."""
 
 
 def annotate(result: EvalResult) -> AnnotatedText:
@@ -95,13 +89,11 @@ def annotate(result: EvalResult) -> AnnotatedText:
         partial(score_with_likeliest, count=min(LIKELIEST, opened.vocab.size)), "likeliest tokens"
     )
     pieces = Pieces.of(opened.vocab, text)
-    lasts, count = pieces.lasts, len(pieces.lasts)
+    lasts = pieces.lasts
     ids, numbers = np.unique(np.vstack([text.targets, likeliest])[:, lasts], return_inverse=True)
-    numbers = numbers.reshape(-1, count)
-    tokens, bits = lasts - pieces.firsts + 1, pieces.sums([row.losses_nats for row in rows]) / np.log(2)
+    numbers = numbers.reshape(-1, len(lasts))
+    bits = pieces.sums([row.losses_nats for row in rows]) / np.log(2)
     scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
-    bins = np.arange(0, count, -(-count // BINS))  # the first piece of each
-    by_position = np.add.reduceat(bits, bins, axis=1) / np.add.reduceat(tokens, bins)
     return AnnotatedText(
         title=f"{opened.run.name} on {text.title}",
         settings=f"{rows[0].tokens:,} tokens scored. {describe_settings(result, rows[-1])}",
@@ -117,13 +109,11 @@ def annotate(result: EvalResult) -> AnnotatedText:
         before=pieces.before,
         text="".join(pieces.texts),
         lengths=np.array([len(piece.encode("utf-16-le")) // 2 for piece in pieces.texts]),
-        tokens=tokens,
+        tokens=lasts - pieces.firsts + 1,
         bits=np.rint(bits / scale),
         scale=scale,
         names=[opened.vocab.symbol(number) for number in ids.tolist()],
         targets=numbers[0],
         likeliest=numbers[1:],
         probabilities=np.rint(255 * probabilities[:, lasts]),
-        bins=[{"piece": int(first), "token": int(pieces.firsts[first])} for first in bins],
-        by_position=by_position.round(4).tolist(),
     )
