@@ -9,7 +9,7 @@ import torch
 from tests import reference
 from tests.core.builders import draw_tokens, small_model
 from tests.core.oracle import numbers_of, weights_of
-from tests.core.training.test_loop import new_training, run, train_settings, valids_of
+from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
 from txlcli.config.settings import JITTER_MARGIN
 from txlcli.core.model.losses import HiddenPenalties
 from txlcli.core.reading.scoring import Stream, score
@@ -141,4 +141,18 @@ def test_penalties_are_in_the_objective_and_not_in_the_loss():
     hidden, loss = torch.tensor([[[1.0, 2.0], [3.0, 0.0], [1.0, 1.0]]]), torch.tensor(5.0)
     assert HiddenPenalties(activation=3.0)(loss, hidden).item() == pytest.approx(5 + 3 * 16 / 6)
     assert HiddenPenalties(slowness=0.5)(loss, hidden).item() == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
+    weights = torch.tensor([1.0, 1.0, 0.0])  # the last one is padding
+    penalties = HiddenPenalties(activation=3.0, slowness=0.5)
+    assert penalties(loss, hidden, weights).item() == pytest.approx(penalties(loss, hidden[:, :2]).item())
     assert HiddenPenalties(activation=1.0, slowness=7.0)(loss, hidden[:, :1]).item() == pytest.approx(5 + 5 / 2)
+
+
+def test_the_penalty_is_reported_apart_from_the_loss(tmp_path):
+    plain, penalized = (
+        steps_of(run(new_training(tmp_path / str(weight), max_steps=1, activation_penalty=weight)))
+        for weight in (0.0, 3.0)
+    )
+    assert penalized[0].loss_nats == plain[0].loss_nats
+    assert plain[0].penalty == 0
+    # Layer norm leaves a mean square of 1, times the squares of gains around 1.
+    assert penalized[0].penalty == pytest.approx(3, rel=0.05)

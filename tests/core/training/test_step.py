@@ -78,7 +78,8 @@ def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **
     cls = cls or AS_ON_CUDA[model_changes.get("arch", "transformer")]
     model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8) if ids is None else ids
-    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len)
+    reread = {"reread_len": settings.reread_len, "jitter": settings.seg_len_jitter}
+    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len, **reread)
     training = Training(model, settings, segments, capture_graph=capture_graph)
     model.embedding.gradient_of_rows = False  # as on CUDA
     model.embedding.embed_each_band = model.embedding.embed_all_bands
@@ -124,6 +125,8 @@ def test_replayed_graphs_train_the_same(changes):
         {"clip": None, "optimizer": "adamw", "average": "exponential"},
         {"skip_nonfinite": 2},
         {"accumulate": LANES},
+        {"reread_len": 3, "mem_len": 0, "activation_penalty": 2.0, "slowness_penalty": 1.0},
+        {"reread_len": 6},
     ],
     ids=str,
 )
@@ -147,6 +150,30 @@ def test_recomputed_layers_repeat_their_random_numbers_in_every_replay(name):
     (kept, tensors), (again, same) = trained(MODELS[name]), trained(MODELS[name], cls=RecomputedInACapture)
     assert again == kept
     assert all(torch.equal(one, other) for one, other in zip(tensors, same, strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mem_len": 0, "reread_len": 3},
+        {"reread_len": 3, "activation_penalty": 2.0, "slowness_penalty": 1.0},
+        {"loss_part": "half", "seg_len": 6},
+    ],
+    ids=str,
+)
+def test_jittered_segments_are_padded_for_one_graph_and_train_the_same_to_rounding(changes):
+    captured, changes = [], {**changes, "seg_len_jitter": True, "optimizer": "sgd", "lr": 0.25}
+
+    def capture_graph(run, device, **how):
+        captured.append(device)
+        return tape.capture(run, device, **how)
+
+    numbers, tensors = trained({}, **changes)
+    by_graphs, tensors_by_graphs = trained({}, capture_graph=capture_graph, **changes)
+    assert captured == 2 * [CPU]
+    np.testing.assert_allclose(by_graphs, numbers, rtol=2e-5)
+    for one, other in zip(tensors, tensors_by_graphs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

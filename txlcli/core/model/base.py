@@ -170,6 +170,7 @@ class LanguageModel(nn.Module, ABC):
         mem_len: int,
         part: LossPart,
         progress: float,
+        seg_len: Tensor | None = None,
         reread_len: int = 0,
         penalties: HiddenPenalties = NO_PENALTIES,
     ) -> tuple[Tensor, Tensor, Memory]:
@@ -182,6 +183,7 @@ class LanguageModel(nn.Module, ABC):
             mem_len: M.
             part: the positions whose losses count.
             progress: share of the training steps that are done, 0 to 1.
+            seg_len: if targets end in padding, the number of the others, 0-d; models without attention read none.
             reread_len: E, final positions that the next segment reads again, so that the memory ends before them.
             penalties: of the last hidden states, in the objective alone.
         Returns:

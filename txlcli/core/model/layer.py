@@ -63,6 +63,8 @@ class HiddenMemory:
     """Positions to keep for the next segment."""
     reread_len: int = 0
     """Final positions of the segment that the next one reads again, so that it does not need them here."""
+    seg_len: Tensor | None = None
+    """If the segment ends in padding, the number of its other positions that are not read again, 0-d."""
     rotation: Rotation | None = None
     """Of the positions, if the encoding rotates keys."""
 
@@ -78,6 +80,9 @@ class HiddenMemory:
 
     def after(self, output: LayerOutput) -> Memory:
         """Return the memory of this layer after a segment."""
+        if self.seg_len is not None:  # a full memory moves by as many positions
+            moved = torch.arange(self.mem_len, device=output.kept.device) + self.seg_len
+            return [torch.cat([self.positions, output.kept], dim=1).index_select(1, moved)]
         kept = output.kept[:, : max(0, output.kept.shape[1] - self.reread_len)]
         return [update_memory(self.positions, kept, mem_len=self.mem_len)]
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import Band
@@ -28,6 +29,17 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
     return slice(seg_len // 2 if part == "half" else 0, seg_len)
 
 
+def weights_of_positions(length: int, part: LossPart, seg_len: Tensor) -> Tensor:
+    """Return 1 for each counted position and 0 for the others, (length,), where only `seg_len` (0-d) are no padding."""
+    position = torch.arange(length, device=seg_len.device)
+    return ((position < seg_len) & (position >= (seg_len // 2 if part == "half" else 0))).float()
+
+
+def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean (0-d) of values (B, L), weighted by position (L,) if weights are given."""
+    return values.mean() if weights is None else (values * weights).sum() / (weights.sum() * len(values)).clamp(min=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HiddenPenalties:
     """Weights of two penalties of the last hidden states, before their dropout (AR and TAR, Merity et al. 2017)."""
@@ -37,13 +49,14 @@ class HiddenPenalties:
     slowness: float = 0.0
     """Of the mean square of their differences between neighbouring positions."""
 
-    def __call__(self, loss: Tensor, hidden: Tensor) -> Tensor:
-        """Add the penalties of hidden states (B, L, d) to a loss (0-d)."""
+    def __call__(self, loss: Tensor, hidden: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Add the penalties of hidden states (B, L, d), whose positions have weights (L,), to a loss (0-d)."""
         hidden = hidden.to(loss.dtype)
         if self.activation:
-            loss = loss + self.activation * hidden.square().mean()
+            loss = loss + self.activation * mean_over_positions(hidden.square().mean(-1), weights)
         if self.slowness and hidden.shape[1] > 1:
-            loss = loss + self.slowness * hidden.diff(dim=1).square().mean()
+            pairs = None if weights is None else weights[1:] * weights[:-1]
+            loss = loss + self.slowness * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs)
         return loss
 
 

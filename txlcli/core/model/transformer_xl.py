@@ -29,7 +29,14 @@ from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, finish, project, rotated
 from txlcli.core.model.linear import Linear, merge
-from txlcli.core.model.losses import NO_PENALTIES, AuxiliaryLosses, HiddenPenalties, counted_positions
+from txlcli.core.model.losses import (
+    NO_PENALTIES,
+    AuxiliaryLosses,
+    HiddenPenalties,
+    counted_positions,
+    mean_over_positions,
+    weights_of_positions,
+)
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
 
@@ -318,18 +325,24 @@ class TransformerXL(LanguageModel):
         mem_len: int,
         part: LossPart,
         progress: float,
+        seg_len: Tensor | None = None,
         reread_len: int = 0,
         penalties: HiddenPenalties = NO_PENALTIES,
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        pasts = [dataclasses.replace(past, reread_len=reread_len) for past in self._pasts(memory, mem_len)]
+        pasts = self._pasts(memory, mem_len)
+        pasts = [dataclasses.replace(past, reread_len=reread_len, seg_len=seg_len) for past in pasts]
         outputs, memory = self._read(tokens, pasts)
         own = [output.loss for output in outputs if output.loss is not None]
-        counted, seg_len = counted_positions(targets.shape[1], part), targets.shape[1]
+        weights = None if seg_len is None else weights_of_positions(targets.shape[1], part, seg_len)
+        counted, length = (
+            slice(None) if weights is not None else counted_positions(targets.shape[1], part),
+            targets.shape[1],
+        )
         undropped = [self.final_norm(output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
         del outputs, pasts  # the backward pass frees the old memory layer by layer
-        finished = [self.output_dropout(hidden)[:, -seg_len:][:, counted] for hidden in undropped]
-        loss = self.losses(finished[-1], targets[:, counted]).mean()
+        finished = [self.output_dropout(hidden)[:, -length:][:, counted] for hidden in undropped]
+        loss = mean_over_positions(self.losses(finished[-1], targets[:, counted]), weights)
         if self.auxiliary is not None:
             own.append(self.auxiliary(finished, targets[:, counted], self.embedding, progress))
-        return penalties(sum(own, loss), undropped[-1][:, -seg_len:][:, counted]), loss, memory
+        return penalties(sum(own, loss), undropped[-1][:, -length:][:, counted], weights), loss, memory

@@ -91,7 +91,7 @@ class Training(TrainingState):
                 if self.step >= last_step or stop or self.has_ended:
                     break
                 if (taken := self.update()) is not None:
-                    self._interval.add(*taken)
+                    self._interval.add(*taken, self._added)
                 if on_step is not None:
                     on_step(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
@@ -159,7 +159,8 @@ class Training(TrainingState):
         progress = self.step / self.settings.max_steps
         total = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)
         self.world.all_reduce(total)
-        return total, self.settings.batch_size * targets.shape[1]
+        loss, self._added = total
+        return loss, self.settings.batch_size * targets.shape[1]
 
     def _read(self, lanes: range, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""
@@ -174,13 +175,15 @@ class Training(TrainingState):
         interval = self._interval
         if not interval.tokens:
             return
-        loss_nats, tokens_per_s = interval.means()
+        loss_nats, penalty, tokens_per_s = interval.means()
         if not math.isfinite(loss_nats):
             raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_gradients(interval.max_grad_norm)
         grad_norm = float(interval.grad_norm)
         lr = self.lr(self.step)
-        yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped)
+        is_penalized = self.settings.activation_penalty or self.settings.slowness_penalty
+        penalty = penalty if is_penalized else 0.0
+        yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped, penalty)
         self._skipped = 0
         self._interval = Interval(self.device, self._clock)
 

@@ -50,7 +50,9 @@ class DataParallel:
             )
         return CalledModule(self.model)
 
-    def objective(self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Objective:
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
+    ) -> Objective:
         """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
         settings = self.settings
         call = functools.partial(
@@ -58,6 +60,7 @@ class DataParallel:
             mem_len=settings.mem_len,
             part=settings.loss_part,
             progress=progress,
+            seg_len=seg_len,
             reread_len=settings.reread_len,
             penalties=HiddenPenalties(activation=settings.activation_penalty, slowness=settings.slowness_penalty),
         )

@@ -47,9 +47,11 @@ class FullyShardedParallel(DataParallel):
         fully_shard(module, mesh=self._mesh)
         return module
 
-    def objective(self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Objective:
+    def objective(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
+    ) -> Objective:
         self._drop_gathered()
-        return super().objective(tokens, targets, memory, progress=progress)
+        return super().objective(tokens, targets, memory, progress=progress, seg_len=seg_len)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:

@@ -58,9 +58,9 @@ class EagerStep:
             memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
             progress: fraction of the training steps that are done; auxiliary losses depend on it.
         Returns:
-            The mean loss of these lanes (0-d), times their share of the batch.
+            The mean loss of these lanes and what the objective adds to it, (2,), times their share of the batch.
         """
-        total = torch.zeros((), device=self._model.device)
+        total = torch.zeros(2, device=self._model.device)
         sizes = [len(memory[0]) for memory in memories]
         for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True)):
             # The gradients of all processes are averaged once per step.
@@ -112,19 +112,27 @@ class EagerStep:
         self.scaler.update()
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
-        """Add the gradients of micro-batch `number`; return its mean loss (0-d) times its share of the batch."""
+        """Add the gradients of micro-batch `number`; see `forward_backward` for the result."""
         settings, share = self._settings, len(inputs) / self._settings.batch_size
-        # Each length of a growing memory occurs once: nothing is compiled for it.
-        is_eager = settings.compile == "on" and not (self.compiles and self._is_full(memory))
+        # Each length of a growing memory occurs once, and jittered segments have many: nothing is compiled for them.
+        is_usual = self._is_full(memory) and inputs.shape[1] == settings.reread_len + settings.longest_segment
+        is_eager = settings.compile == "on" and not (self.compiles and is_usual)
         with (
             autocast(self._model.device, settings.precision),
             self._model.uncompiled() if is_eager else contextlib.nullcontext(),
         ):
-            objective, loss, memory[:] = self._parallel.objective(inputs, targets, memory, progress=progress)
+            objective, loss, memory[:] = self._parallel.objective(
+                inputs, targets, memory, progress=progress, seg_len=self._padded_seg_len
+            )
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
             self.scaler.scale(objective * (share * self._parallel.world.size)).backward()
-        return loss.detach() * share
+        return torch.stack([loss, objective - loss]).detach() * share
+
+    @property
+    def _padded_seg_len(self) -> Tensor | None:
+        """Number of targets that are not padding (0-d), if the segment at work has padding."""
+        return None
 
     def _is_full(self, memory: Memory) -> bool:
         """Return True if the memory of a model with attention has its full length."""
@@ -135,8 +143,8 @@ class CapturedStep(EagerStep):
     """A step that is captured as two CUDA graphs and replayed: gradients with their norm, and the update.
 
     Every step with a whole segment and full memories launches the same kernels on the same memory; other steps run
-    eagerly. Tokens, memories and learning rates are copied to the tensors that the graphs read. What cannot be
-    captured runs eagerly, and `notes` say why.
+    eagerly. Jittered segments are padded to the longest length. Tokens, memories and learning rates are copied to the
+    tensors that the graphs read. What cannot be captured runs eagerly, and `notes` say why.
 
     An adaptive softmax has a fixed number of rows for each tail band; a batch with more targets in one runs eagerly.
 
@@ -153,6 +161,7 @@ class CapturedStep(EagerStep):
         self._replay: Callable[[], Tensor] | None = None
         self._replay_update: Callable[[], None] | None = None
         self._captures = True
+        self._seg_len = torch.zeros((), dtype=torch.int64, device=self._model.device)
         dtype = product_dtype(self._settings.precision, self._model.dtype)
         self._matrices = FlatMatrices(self._model, dtype) if dtype != self._model.dtype else None
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
@@ -161,13 +170,19 @@ class CapturedStep(EagerStep):
             group["lr"] = torch.zeros((), device=self._model.device)
 
     def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
-        is_whole = inputs.shape[1] == self._settings.read_len and all(map(self._is_full, memories))
+        settings, length, unpadded = self._settings, targets.shape[1], (inputs, targets)
+        is_whole = inputs.shape[1] == settings.reread_len + length and all(map(self._is_full, memories))
+        if settings.seg_len_jitter:
+            inputs, targets = (F.pad(tokens, (0, settings.longest_segment - length)) for tokens in unpadded)
+            self._seg_len.fill_(length)
+        elif length != settings.seg_len:
+            is_whole = False
         rows = self._rows_of_tails(targets, memories) if is_whole and self._captures else None
         if rows is not None and self._replay is None:
             self._capture(inputs, targets, memories, rows)
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
-            return super().forward_backward(inputs, targets, memories, progress=progress)
+            return super().forward_backward(*unpadded, memories, progress=progress)
         self._inputs.copy_(inputs)
         self._targets.copy_(send(targets, inputs.device))
         for own_rows, given in zip(chain(*self._tail_rows), chain(*rows), strict=True):
@@ -176,15 +191,20 @@ class CapturedStep(EagerStep):
             if memory[0] is not own[0]:
                 torch._foreach_copy_(own, memory)
             memory[:] = own
-        loss, self._norm = self._replay()
+        *_, self._norm = losses_and_norm = self._replay()
         for parameter, gradient in self._gradients:
             if parameter.grad is None:  # without a graph, the backward pass has made a new gradient
                 parameter.grad = gradient
-        return loss.clone()
+        return losses_and_norm[:2].clone()
+
+    @property
+    def _padded_seg_len(self) -> Tensor | None:
+        return self._seg_len if self._is_fixed and self._settings.seg_len_jitter else None
 
     def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
         """Return `AdaptiveSoftmax.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
-        counted = targets[:, counted_positions(targets.shape[1], self._settings.loss_part)]
+        part = "full" if self._settings.seg_len_jitter else self._settings.loss_part  # else weights leave out the rest
+        counted = targets[:, counted_positions(targets.shape[1], part)]
         parts = [part.flatten() for part in counted.split([len(memory[0]) for memory in memories])]
         found = [self._model.softmax.rows_of_tails(part) for part in parts]
         most = [[_capacity(len(part) * share, len(part)) for share in self._tail_shares] for part in parts]
@@ -246,17 +266,17 @@ class CapturedStep(EagerStep):
             return super()._run(number, inputs, targets, memory, progress=progress)
 
     def _run_on_fixed_tensors(self) -> Tensor:
-        """Compute gradients and the new memories; return the loss and the norm of the gradients, (2,)."""
+        """Compute gradients and the new memories; return the losses and the norm of the gradients, (3,)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         memories = [list(memory) for memory in self._memories]
         self._is_fixed = True
         try:
-            loss = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
+            losses = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
         finally:
             self._is_fixed, self._model.softmax.tail_rows = False, None
         for own, new in zip(self._memories, memories, strict=True):
             torch._foreach_copy_(own, new)
-        return torch.stack([loss, loss if self.scaler.is_enabled() else super().norm()])
+        return torch.stack([*losses, losses[0] if self.scaler.is_enabled() else super().norm()])
 
 
 def _capacity(expected: float, most: int) -> int:

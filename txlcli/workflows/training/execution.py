@@ -308,8 +308,9 @@ def peak_tokens_per_s(run: Run, training: Training) -> float | None:
 def as_line(report: Report, metric: str) -> Line:
     """Return a report as one flat JSON object with units in its keys, and the corpus's metric next to the nats."""
     line: Line = {"kind": report.kind, **dataclasses.asdict(report)}
-    if not line.get("skipped_steps"):
-        line.pop("skipped_steps", None)
+    for key in ("skipped_steps", "penalty"):
+        if not line.get(key):
+            line.pop(key, None)
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
     return dict(metrics.without_infinities(line))
