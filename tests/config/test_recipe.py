@@ -140,7 +140,8 @@ REJECTED_TEXTS = [  # a text of the recipe, what stands there instead, the error
     (
         "[eval]",
         "[eval]\nxyzzy = 1",
-        '[eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length, compressed_len)',
+        '[eval] has no key "xyzzy" (known: seg_len, mem_len, batch_size, max_distance, same_length, compressed_len, '
+        "temperature)",
     ),
     ("[model]", "[modle]", f'no section "modle"; did you mean "model"? {KNOWN}'),
     *[

@@ -91,8 +91,8 @@ class FieldType:
     def name(self) -> str:
         """Name of the type: "whole number", "list of words"."""
         names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-        if self.item is bool and self.words:
-            return ", ".join(("true", "false", *self.words))
+        if self.words and self.item is not str:
+            return ", ".join(("true", "false", *self.words)) if self.item is bool else f"number or {self.words[0]}"
         name = "word" if self.words else names[self.item]
         return name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
 
@@ -114,7 +114,7 @@ class FieldType:
 
     def check(self, section: str, key: str, value: Any) -> None:
         """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
-        if value is None:
+        if value is None or (self.item is not str and value in self.words):
             return
         for word in (value if self.is_list else [value]) if self.words and self.item is str else ():
             if word not in self.words:

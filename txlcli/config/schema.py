@@ -66,7 +66,7 @@ class Key:
         """Return the JSON Schema of the value."""
         type_, limits = self.type, self.type.range
         value: dict[str, Any] = {"type": JSON_TYPES[type_.item]}
-        if type_.words:
+        if type_.words and type_.item in (str, bool):
             value = {"enum": [*([True, False] if type_.item is bool else []), *type_.words]}
         if limits is not None:
             keywords = dict(zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True))
@@ -74,6 +74,8 @@ class Key:
         if type_.is_list:
             array = {"type": "array", "items": value}
             value = {"anyOf": [value, array]} if type_.words else array  # a single word is accepted as a list of one
+        if type_.words and type_.item not in (str, bool):
+            value = {"anyOf": [value, {"enum": list(type_.words)}]}
         if type_.can_be_off:
             value = {"anyOf": [value, {"enum": list(OFF_WORDS)}]}
         schema = {"description": self.description, **value}

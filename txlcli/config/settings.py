@@ -298,6 +298,9 @@ class EvalSettings(Section):
     M + 1 to M + L ("off")."""
     compressed_len: PositiveInt | None = None
     """arch = "compressive": number of slots C of the compressed memory; by default model.compressed_len."""
+    temperature: PositiveFloat | Literal["auto"] = 1.0
+    """Divide the logits by this number when a text is scored; auto: by the number with the lowest loss on the
+    validation split, which the result reports."""
 
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]

@@ -137,7 +137,17 @@ class History:
         return [passed / 3600 for passed in accumulate(known)] if len(known) == len(self.reports) else None
 
 
-SETTINGS = ("mem_len", "seg_len", "same_length", "attn_len", "max_distance", "precision", "stride", "batch_size")
+SETTINGS = (
+    "mem_len",
+    "seg_len",
+    "same_length",
+    "attn_len",
+    "max_distance",
+    "precision",
+    "stride",
+    "batch_size",
+    "temperature",
+)
 """Keys of the settings as requested, even if the text was too short for them."""
 
 

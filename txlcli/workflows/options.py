@@ -265,6 +265,14 @@ def parse_distance(text: str, asked: str) -> int | Literal["none"]:
         raise UsageError(f'{asked}: give a whole number, or "none"') from None
 
 
+def parse_temperature(text: str, asked: str) -> float | Literal["auto"]:
+    """Parse a temperature, or "auto"."""
+    try:
+        return AUTO if text == AUTO else float(text)
+    except ValueError:
+        raise UsageError(f"{asked}: give a number such as 1.08, or auto") from None
+
+
 def parse_losses_path(text: str, asked: str) -> Path:
     """Return the path of a loss file that can be written."""
     from txlcli.data import loss_file
@@ -302,6 +310,14 @@ class EvalOptions(Options):
     )
     same_length: bool | None = option(
         "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
+    )
+    temperature: float | Literal["auto"] | None = option(
+        "Divide the logits by this number; auto selects it on valid [default: the recipe's].",
+        metavar="X|auto",
+        minimum=0,
+        above=0,
+        maximum=100,
+        parse=parse_temperature,
     )
     cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
     dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
@@ -410,6 +426,7 @@ class EvalOptions(Options):
             batch_size=self.batch_size or settings.batch_size,
             max_distance=None if limit == "none" else limit,
             same_length=same_length,
+            temperature=self.temperature or settings.temperature,
         )
 
 

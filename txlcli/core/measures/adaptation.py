@@ -148,6 +148,7 @@ class DynamicSteps:
 
     def __init__(self, model: LanguageModel, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> None:
         self.model = copy.deepcopy(model).eval()
+        self.model.softmax.temperature = 1.0  # as in training
         flatten_rnn_weights(self.model)
         self._parameters = self.model.predicting_weights
         self._trained = [parameter.detach() for parameter in model.predicting_weights]
@@ -168,7 +169,8 @@ class DynamicSteps:
 def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> Scores:
     """Score a stream segment by segment, training a copy of the model on each segment after it is scored.
 
-    Every step decays towards the trained weights; `rms` is the result of `gradient_rms`.
+    Every step decays towards the trained weights; `rms` is the result of `gradient_rms`. A temperature of the softmax
+    changes the losses that are returned, not those that are minimized.
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(stream)
@@ -177,11 +179,14 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     inputs, targets, counted = (lanes.cut(tokens, device) for tokens in (stream.inputs, stream.targets, exists))
     losses = torch.empty(lanes.number, lanes.length, device=device)
     memory = stream.model.first_memory(lanes.number, settings.mem_len)
-    started = time.perf_counter()
+    started, temperature = time.perf_counter(), stream.model.softmax.temperature
     for part in lanes.parts(settings.seg_len):
         with autocast(device, stream.precision):
-            scored, memory = losses_and_memory(steps.model, inputs[:, part], targets[:, part], memory, settings)
-        losses[:, part] = scored.detach().float()
+            hidden, memory = _hidden_and_memory(steps.model, inputs[:, part], memory, settings)
+            scored = steps.model.losses(hidden, targets[:, part])
+            with torch.no_grad(), steps.model.softmax.at_temperature(temperature):
+                reported = scored if temperature == 1 else steps.model.losses(hidden, targets[:, part])
+                losses[:, part] = reported.float()
         with float32_products(device, stream.precision):
             steps.step(scored[counted[:, part] > 0].mean())  # without padding
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
@@ -204,9 +209,16 @@ def losses_and_memory(
     model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
-    with rnns_in_training_mode(model):
-        hidden, memory = model(inputs, memory, mem_len=settings.mem_len, **attention_limits(settings))
+    hidden, memory = _hidden_and_memory(model, inputs, memory, settings)
     return model.losses(hidden, targets), memory
+
+
+def _hidden_and_memory(
+    model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
+) -> tuple[Tensor, Memory]:
+    """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
+    with rnns_in_training_mode(model):
+        return model(inputs, memory, mem_len=settings.mem_len, **attention_limits(settings))
 
 
 def attention_limits(settings: EvalSettings) -> dict[str, int]:

@@ -7,6 +7,8 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +47,20 @@ class AdaptiveSoftmax(nn.Module):
         """True if the backward pass computes logits again instead of keeping them."""
         self.block_size = DEFAULT_SIZE
         """Size of the blocks of logits."""
+        self.temperature = 1.0
+        """Number that divides all logits, of the bands and of the clusters."""
         self.tail_rows: list[Tensor] | None = None
         """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
         T, a row after the last. None: `losses` finds them."""
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Divide all logits by a number within this block."""
+        before, self.temperature = self.temperature, temperature
+        try:
+            yield
+        finally:
+            self.temperature = before
 
     @torch.no_grad()
     def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
@@ -62,6 +75,7 @@ class AdaptiveSoftmax(nn.Module):
             if projection is not None:
                 tensors[f"projections.{number}"] = projection
         copy.load_state_dict(tensors)
+        copy.temperature = self.temperature
         return copy
 
     def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
@@ -102,7 +116,7 @@ class AdaptiveSoftmax(nn.Module):
         self, number: int, projected: Tensor, ids: Tensor, embedding: AdaptiveEmbedding
     ) -> tuple[Tensor, Tensor]:
         """Return the log normalizer of a band's logits, and the logit of one id each: (T, w), (T,) -> (T,), (T,)."""
-        table, bias = self._table(number, embedding), self.biases[number]
+        table, bias = self._table(number, embedding), self._divided(self.biases[number])
         return normalize(
             projected,
             table,
@@ -154,25 +168,30 @@ class AdaptiveSoftmax(nn.Module):
     def _head_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
         projected = self._project(0, hidden, embedding)
-        head = _at_least_float32(linear(projected, self._table(0, embedding), self.biases[0]))
+        head = _at_least_float32(linear(projected, self._table(0, embedding), self._divided(self.biases[0])))
         clusters = self._cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
     def _cluster_logits(self, projected: Tensor) -> Tensor:
         """Return the logits of the clusters: (T, w) -> (T, C)."""
         assert self.cluster_weight is not None
-        return _at_least_float32(linear(projected, self.cluster_weight, self.cluster_bias))
+        assert self.cluster_bias is not None
+        return _at_least_float32(linear(projected, self.cluster_weight, self._divided(self.cluster_bias)))
 
     def _band_log_probs(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
         projected = self._project(number, hidden, embedding)
-        logits = linear(projected, self._table(number, embedding), self.biases[number])
+        logits = linear(projected, self._table(number, embedding), self._divided(self.biases[number]))
         return _at_least_float32(logits).log_softmax(-1)
 
     def _project(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Project to the width of a band: (T, d) -> (T, w)."""
+        """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
         projection = self._projection(number, embedding)
-        return hidden if projection is None else linear(hidden, projection.mT)
+        return self._divided(hidden if projection is None else linear(hidden, projection.mT))
+
+    def _divided(self, tensor: Tensor) -> Tensor:
+        """Divide what is linear in the logits by the temperature."""
+        return tensor if self.temperature == 1 else tensor / self.temperature
 
     def _projection(self, number: int, embedding: AdaptiveEmbedding) -> Tensor | None:
         """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""

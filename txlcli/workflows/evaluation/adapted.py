@@ -28,12 +28,14 @@ from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.sweep import EvalRow, make_row, with_memory
+from txlcli.workflows.evaluation.temperature import find_temperature, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AdaptationSearch, EvalOptions
+from txlcli.workflows.options import AUTO, AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
+TITLE = "dynamic evaluation"
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
@@ -55,11 +57,12 @@ def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -
         texts.warn_if_trained_on(opened, "valid", workspace)
     if scoring.text.split == "valid":
         scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
-    yield dataclasses.replace(with_memory(scoring, settings.mem_len), method="model")
+    tempered = with_temperature(scoring, partial(with_memory, mem_len=settings.mem_len), options, workspace)
+    yield dataclasses.replace(with_memory(tempered, settings.mem_len), method="model")
     if cache is not None:
-        yield _with_cache(scoring, for_cache, cache)
+        yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
-        yield _dynamic(scoring, for_dynamic, rms, search)
+        yield from _dynamic(scoring, for_dynamic, rms, search)
 
 
 def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
@@ -80,12 +83,22 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
     return dataclasses.replace(row, method=f"cache {size:,}", adaptation=parameters)
 
 
-def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> EvalRow:
-    best = search_dynamic(valid, rms, search)
-    scores = scoring.score(partial(score_dynamic, dynamic=best, rms=rms), "dynamic evaluation")
-    row = make_row(scoring, scores, next_step="leave out `dynamic`")
+def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> Iterator[EvalRow]:
+    """Yield the row of dynamic evaluation, and one with a temperature in addition, if one is asked for."""
+    temperature, plain = scoring.settings.temperature, valid.changed(temperature=1.0)
+    best = search_dynamic(plain, rms, search)
+    score = partial(score_dynamic, dynamic=best, rms=rms)
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
-    return dataclasses.replace(row, method="dynamic", adaptation=parameters)
+    methods = {"dynamic": 1.0}
+    if temperature == AUTO:
+        temperature = find_temperature(lambda number: plain.changed(temperature=number).score(score, TITLE).total_nats)
+    if temperature != 1:
+        methods["dynamic, temperature"] = temperature
+    for method, number in methods.items():
+        at_number = scoring.changed(temperature=number)
+        row = make_row(at_number, at_number.score(score, TITLE), next_step="leave out `dynamic`")
+        own = {"temperature": number} if number != 1 else {}
+        yield dataclasses.replace(row, method=method, adaptation=parameters | own)
 
 
 def dynamic_positions(settings: EvalSettings, search: AdaptationSearch) -> int:

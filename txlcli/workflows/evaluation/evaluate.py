@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ from txlcli.workflows.evaluation.sweep import (
     SLOWDOWN_WINDOWS,
     EvalRow,
     LengthSearch,
+    at_window,
     check_protocols,
-    in_windows,
     lacking_protocols,
     over_documents,
     over_protocols,
     search_length,
     with_memory,
 )
+from txlcli.workflows.evaluation.temperature import with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import EvalOptions
+from txlcli.workflows.options import AUTO, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
@@ -143,18 +145,20 @@ def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Itera
     default = scoring.settings.mem_len
     mem_lens = options.mem_lens or ((0, default) if options.html and default else (default,))
     if options.protocols:
-        yield from over_protocols(scoring, options)
+        yield from over_protocols(scoring, options, workspace)
     elif options.adapts:
         yield from adapted_rows(scoring.changed(mem_len=mem_lens[0]), options, workspace)
     elif options.windows:
         for length in options.windows:
-            yield in_windows(scoring, length, stride=options.stride or 1, batch_size=options.batch_size)
+            yield at_window(scoring, length, options.stride or 1, options, workspace)
     elif options.reset_at_documents:
         for mem_len in mem_lens:
-            yield over_documents(scoring, mem_len, workspace)
+            score = partial(over_documents, mem_len=mem_len, workspace=workspace)
+            yield score(with_temperature(scoring, score, options, workspace))
     else:
         for mem_len in mem_lens:
-            yield with_memory(scoring, mem_len, timed=options.timed)
+            tempered = with_temperature(scoring, partial(with_memory, mem_len=mem_len), options, workspace)
+            yield with_memory(tempered, mem_len, timed=options.timed)
 
 
 def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:
@@ -223,20 +227,28 @@ def describe_settings(result: EvalResult, row: EvalRow) -> str:
     opened, settings = result.scoring.opened, result.scoring.settings
     model = opened.run.settings.model
     limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
+    precision = opened.precision + _describe_temperature(result, row)
     if row.stride:
         several = f"the last {row.stride} predictions of each window"
         predicted = "one prediction per window" if row.stride == 1 else several
-        return f"Without memory: each window is recomputed, {predicted}, {limit}{opened.precision}."
+        return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
     if row.documents:
-        return (
-            f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{opened.precision}"
-        )
+        return f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}"
     lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
     if row.attn_len_max is None:
-        return f"The recurrent state is carried along the text. L = {settings.seg_len}, {opened.precision}; {lanes}"
+        return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
     mem_len = f"M = {row.mem_len}, " if row.method else ""
     same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
-    return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{opened.precision}; {lanes}"
+    return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
+
+
+def _describe_temperature(result: EvalResult, row: EvalRow) -> str:
+    """Return the temperature of a row for `describe_settings`, and of all rows where they differ."""
+    numbers = dict.fromkeys(row.temperature for row in result.rows) if not row.method else [row.temperature]
+    if list(numbers) == [1.0]:
+        return ""
+    chosen = " (chosen on valid)" if result.scoring.settings.temperature == AUTO else ""
+    return f", temperature {', '.join(f'{number:g}' for number in numbers)}{chosen}"
 
 
 def _record(result: EvalResult) -> None:

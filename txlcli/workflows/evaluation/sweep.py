@@ -27,8 +27,9 @@ from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import effective_length, metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.temperature import with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import PROTOCOLS, EvalOptions
+from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.workspace import Workspace
 
 DOCUMENTS_AT_ONCE = 1024
@@ -69,6 +70,8 @@ class EvalRow:
     """Window length N; None with memory."""
     stride: int | None = None
     """Tokens predicted per window; None with memory."""
+    temperature: float = 1.0
+    """Number that the logits were divided by."""
     protocol: str | None = None
     """Name in a comparison of protocols."""
     change: float | None = None
@@ -91,6 +94,7 @@ class EvalRow:
             row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
         absent = ["losses_nats", "measures"]
         absent += ["attn_len", "stride"] if self.stride is None else []
+        absent += ["temperature"] if self.temperature == 1 else []
         absent += ["protocol", "change"] if self.protocol is None else []
         absent += ["documents"] if self.documents is None else []
         absent += ["method", "adaptation"] if self.method is None else []
@@ -193,6 +197,7 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
         loss_nats=scores.total_nats / len(scores.losses_nats),
         measures={name: metrics.finite(value) for name, value in measures.items()},
         ms_per_token=scores.ms_per_token,
+        temperature=float(settings.temperature),
         losses_nats=scores.losses_nats,
     )
 
@@ -234,24 +239,31 @@ def _mem_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
     return options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
 
 
-def over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
+def at_window(scoring: Scoring, length: int, stride: int, options: EvalOptions, workspace: Workspace) -> EvalRow:
+    """Score the text in windows of a length, with its temperature."""
+    score = partial(in_windows, length=length, stride=stride, batch_size=options.batch_size)
+    return score(with_temperature(scoring, score, options, workspace))
+
+
+def over_protocols(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
     """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
     metric, first = metrics.metric_of(scoring.text.unit), None
     if "recurrence" in options.protocols and not lacking_protocols(scoring.opened, options):
         check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before other rows take hours
     for protocol in options.protocols:
-        for row in _of_protocol(scoring, options, protocol):
+        for row in _of_protocol(scoring, options, protocol, workspace):
             value = row.measures[metric]  # a perplexity that overflows is None
             first = first or value
             change = value / first - 1 if first and value is not None else None
             yield dataclasses.replace(row, protocol=protocol, change=change)
 
 
-def _of_protocol(scoring: Scoring, options: EvalOptions, protocol: str) -> Iterator[EvalRow]:
+def _of_protocol(scoring: Scoring, options: EvalOptions, protocol: str, workspace: Workspace) -> Iterator[EvalRow]:
     settings = scoring.opened.run.settings
     if protocol == "recurrence":
         for mem_len in (0,) if settings.model.recurrent_state else _mem_lens(settings, options):
-            yield with_memory(scoring, mem_len)
+            score = partial(with_memory, mem_len=mem_len)
+            yield score(with_temperature(scoring, score, options, workspace))
         return
     for length in _window_lens(settings, options):
         stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
@@ -259,7 +271,7 @@ def _of_protocol(scoring: Scoring, options: EvalOptions, protocol: str) -> Itera
             scoring.reporter.say(
                 f"sliding windows of {length} read every token {length} times; Ctrl-C shows the rows before them"
             )
-        yield in_windows(scoring, length, stride=stride, batch_size=options.batch_size)
+        yield at_window(scoring, length, stride, options, workspace)
 
 
 @dataclass(frozen=True)
@@ -296,6 +308,8 @@ def search_length(
     if options.text is not None:
         texts.warn_if_trained_on(opened, "valid", workspace)
     on_valid = scoring.on_valid(options.positions, workspace)
+    if on_valid.settings.temperature == AUTO:
+        on_valid = on_valid.changed(temperature=1.0)
     longest = tokens = len(on_valid.text.targets)
     if is_memory:
         score_at = partial(with_memory, on_valid)

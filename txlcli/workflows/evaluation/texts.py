@@ -64,8 +64,12 @@ class Scoring:
 
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
-        opened, text = self.opened, self.text
-        with self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar:
+        opened, text, temperature = self.opened, self.text, self.settings.temperature
+        assert isinstance(temperature, float)  # `with_temperature` has chosen it
+        with (
+            self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar,
+            opened.model.softmax.at_temperature(temperature),
+        ):
             return function(Stream(opened.model, text.inputs, text.targets, self.settings, opened.precision, bar.reach))
 
     def on_valid(self, positions: int | None, workspace: Workspace) -> "Scoring":

@@ -1,0 +1,112 @@
+"""txl eval --temperature: logits divided by a number, given or chosen on valid, in every way of evaluation."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tests.commands.novel import done, json_of, refusal, train
+from tests.core.builders import V, draw_tokens, small_model
+from txlcli.workflows.evaluation.temperature import find_temperature
+
+
+@pytest.mark.parametrize("cutoffs", [(), (5, 11)])
+def test_logits_of_every_band_are_divided(cutoffs):
+    model, hidden = small_model(cutoffs=cutoffs), torch.randn(3, 7, 14, dtype=torch.float64)
+    targets = draw_tokens(3, 7)
+    plain = model.log_probs(hidden)
+    with model.softmax.at_temperature(1.7):
+        given, losses = model.log_probs(hidden), model.losses(hidden, targets)
+        likeliest = model.softmax.likeliest(hidden[0, :1], 4, model.embedding)
+    assert torch.equal(model.log_probs(hidden), plain)
+    torch.testing.assert_close(losses, -given.gather(-1, targets[..., None])[..., 0])
+    torch.testing.assert_close(likeliest[0], given[0, 0].topk(4).values)
+    edges = [0, *cutoffs, V]
+    # Clusters are logits of the head: their probability is the sum of their band's.
+    bands = [plain[..., first:end] for first, end in itertools.pairwise(edges)]
+    head = torch.cat([bands[0], *(band.logsumexp(-1, keepdim=True) for band in bands[1:])], dim=-1)
+    head = (head / 1.7).log_softmax(-1)
+    expected = [head[..., : edges[1]]]
+    for number, band in enumerate(bands[1:]):
+        expected.append(head[..., edges[1] + number, None] + (band / 1.7).log_softmax(-1))
+    torch.testing.assert_close(given, torch.cat(expected, dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("best", "found"), [(1.08, 1.08), (1.0, 1.0), (0.93, 0.93), (1.42, 1.42), (9.0, 2.0), (0.1, 0.5)]
+)
+def test_the_search_finds_the_minimum_of_a_parabola_within_its_limits(best, found):
+    tried = []
+
+    def loss_at(temperature):
+        tried.append(temperature)
+        return 7 + 3 * (temperature - best) ** 2
+
+    assert find_temperature(loss_at) == pytest.approx(found, abs=1e-4)
+    assert len(tried) == len(set(tried))
+
+
+@pytest.fixture
+def sharp(here):
+    """Train a run on few words until it is too sure of them."""
+    train("corpus.store=word", "train.max_steps=60", "train.valid_every=60", "model.dropout=0", name="sharp")
+    return here
+
+
+def rows_of(*options):
+    return json_of("eval", "sharp", *options)["rows"]
+
+
+@pytest.mark.parametrize(
+    "options", [("--mem-len", "0,5"), ("--attn-len", "4", "--stride", "2"), ("--protocols", "recurrence,strided")]
+)
+def test_the_chosen_temperature_lowers_the_loss_on_valid_and_is_reported(sharp, options):
+    plain, auto = rows_of("--split", "valid", *options), rows_of("--split", "valid", "--temperature", "auto", *options)
+    assert not any("temperature" in row for row in plain)
+    for before, after in zip(plain, auto, strict=True):
+        assert after["temperature"] > 1.02
+        assert after["loss_nats"] < before["loss_nats"]
+    chosen = auto[0]["temperature"]
+    for number in (chosen - 0.03, chosen + 0.03):
+        other = rows_of("--split", "valid", "--temperature", number, *options)
+        assert other[0]["temperature"] == number
+        assert other[0]["loss_nats"] > auto[0]["loss_nats"]
+    assert rows_of("--split", "valid", "--temperature", 1, *options)[0]["loss_nats"] == plain[0]["loss_nats"]
+    # The test split has the temperature of valid.
+    assert [row["temperature"] for row in rows_of("--temperature", "auto", *options)] == [
+        row["temperature"] for row in auto
+    ]
+
+
+def test_the_cache_and_dynamic_evaluation_have_a_temperature(sharp):
+    options = ("--cache", "5", "--dynamic")
+    plain, auto = rows_of(*options), rows_of(*options, "--temperature", "auto")
+    assert [row["method"] for row in plain] == ["model", "cache 5", "dynamic"]
+    assert [row["method"] for row in auto] == ["model", "cache 5", "dynamic", "dynamic, temperature"]
+    assert "temperature" not in auto[2]
+    assert auto[2]["loss_nats"] == plain[2]["loss_nats"]
+    assert auto[0]["temperature"] == auto[1]["temperature"] != 1
+    assert auto[3]["temperature"] == auto[3]["adaptation"]["temperature"] != 1
+    # Every step of dynamic evaluation is that of temperature 1: with another number only the losses change.
+    number = auto[3]["temperature"]
+    assert rows_of(*options, "--temperature", number)[3]["loss_nats"] == pytest.approx(auto[3]["loss_nats"], rel=1e-6)
+
+
+def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
+    train("corpus.store=word", "eval.temperature=auto", "train.max_steps=60", "train.valid_every=60", name="sharp-2")
+    result = done("eval", "sharp-2")
+    (row,) = json_of("eval", "sharp-2")["rows"]
+    assert f", temperature {row['temperature']:g} (chosen on valid)" in " ".join(result.stdout.split())
+    assert "chosen on " in result.stderr
+    assert "temperature 1.5" in " ".join(done("eval", "sharp-2", "--temperature", 1.5).stdout.split())
+
+
+def test_a_wrong_temperature_is_refused(here):
+    assert refusal("eval", "--temperature", "warm") == "--temperature warm: give a number such as 1.08, or auto"
+    assert refusal("eval", "--temperature", 0) == "--temperature 0.0: must be above 0"
+    message = refusal("train", "tiny.toml", "--set", "eval.temperature=hot")
+    assert message.endswith("[eval] temperature must be a number or auto, not 'hot'")
+    message = refusal("train", "tiny.toml", "--set", "eval.temperature=0")
+    assert message.endswith("[eval] temperature must be greater than 0, not 0.0")
+    assert math.isfinite(json_of("eval", "byte", "--temperature", 100)["rows"][0]["loss_nats"])
