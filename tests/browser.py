@@ -76,6 +76,11 @@ class Page:
         """Return the visible text of an element."""
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
+    def accessible(self, role):
+        """Return the names of the elements with a role, as assistive technology has them."""
+        nodes = self.send("Accessibility.getFullAXTree")["nodes"]
+        return [node["name"]["value"] for node in nodes if node["role"]["value"] == role]
+
     def point(self, selector, number=0):
         """Return the middle of an element, the number-th of those selected, once it is there."""
         element = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
