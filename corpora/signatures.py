@@ -94,7 +94,7 @@ def _printable_in(head: bytes) -> Iterator[str]:
         text = codecs.getincrementaldecoder(name)("replace").decode(head)
         unprintable = sum(not symbol.isprintable() and symbol not in PLAIN_CONTROLS.decode() for symbol in text)
         unknown = text.count("\N{REPLACEMENT CHARACTER}")
-        if unknown + unprintable <= MAX_UNPRINTABLE * len(text) and not {" ", "\n"}.isdisjoint(text):
+        if unknown + unprintable <= MAX_UNPRINTABLE * len(text) and not {" ", "\n", "\r"}.isdisjoint(text):
             yield name
 
 

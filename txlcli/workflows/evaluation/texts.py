@@ -169,20 +169,9 @@ def _published(run: Run, store: TokenStore, split: str) -> float | None:
 
 def encode_text(opened: OpenRun, source: UserText, positions: int | None, reporter: Reporter) -> ScoredText:
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
-    vocab, data = opened.vocab, source.data
-    if encoding := encoding_of(data[:HEAD]):
-        if vocab.tokenizer != "byte":
-            raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
-        reporter.say(f"{source.label} seems to be {encoding}; its bytes are scored as they are")
-    try:
-        text = data.decode("utf-8") if vocab.tokenizer != "byte" else None
-    except UnicodeDecodeError as error:
-        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
-    if text and vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
-        text = text.removesuffix("\n").removesuffix("\r")  # added by editors; text8 has no line ends
-    if text and vocab.tokenizer == "word" and not (data.isspace() or text.endswith(("\n", "\r"))):
-        text += "\n"  # as `txl prepare` ends the last line
-    ids = vocab.encode_bytes(data) if text is None else vocab.encode(text)
+    vocab, is_bytes = opened.vocab, opened.vocab.tokenizer == "byte"
+    data = _as_prepared(source, vocab, reporter)
+    ids = vocab.encode_bytes(data) if is_bytes else vocab.encode(data.decode())
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
@@ -190,13 +179,12 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     if unknown:
         reporter.say(f"{unknown:,} of {len(targets):,} tokens are not in the vocabulary and are read as <unk>")
     whole = len(targets) == len(ids) - (vocab.boundary is None)
-    original = data if text is None else text.encode()
     corpus = corpus_of(opened.run.settings.corpus.store)
     counts_line_ends = vocab.keeps_line_ends and (corpus is None or corpus.counts_line_ends)
-    words, lines = count_words(original, len(ids), vocab.tokenizer, has_boundary=vocab.boundary is not None)
+    words, lines = count_words(data, len(ids), vocab.tokenizer, has_boundary=vocab.boundary is not None)
     words += counts_line_ends * lines
     size = len(data) if vocab.tokenizer == "sentencepiece" and whole and not unknown else None
-    if text is None and not vocab.dropped:
+    if is_bytes and not vocab.dropped:
         size = len(targets)
     return ScoredText(
         title=printable(source.name),
@@ -211,3 +199,22 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
         conventions={},
         whole=whole,
     )
+
+
+def _as_prepared(source: UserText, vocab: Vocab, reporter: Reporter) -> bytes:
+    """Return a user's text with the end that `txl prepare` gives a split; reject or note another encoding."""
+    data, is_bytes = source.data, vocab.tokenizer == "byte"
+    if encoding := encoding_of(data[:HEAD]):
+        if not is_bytes:
+            raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
+        reporter.say(f"{source.label} seems to be {encoding}; its bytes are scored as they are")
+    try:
+        if not is_bytes:
+            data.decode()
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
+    if vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
+        return data.removesuffix(b"\n").removesuffix(b"\r")  # added by editors; text8 has no line ends
+    if vocab.tokenizer == "word" and data and not (data.isspace() or data.endswith((b"\n", b"\r"))):
+        return data + b"\n"
+    return data

@@ -175,7 +175,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     changes = {
         **text.changes,
         "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
-        "line_ends_dropped": 0 if vocab.keeps_line_ends else encoded.total("lines"),
+        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else encoded.total("lines"),
         "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
         "nul_bytes_kept": encoded.total("nuls"),
     }
