@@ -35,11 +35,11 @@ def check_type(name: str, value: object, annotation: Any) -> None:
     words = _words(annotation)
     if isinstance(value, str) and words and value not in words:
         raise UnknownNameError(name, value, words)
-    shown = shortened(" ".join(ascii(value).split()))
-    if not _fits(value, annotation):
-        raise UsageError(f"`{name}` must be {inspect.formatannotation(annotation)}, not {shown}")
-    if not {Path, os.PathLike[str]}.isdisjoint(get_args(annotation)) and not _is_path(value):
-        raise UsageError(f"`{name}` must be a path, not {shown}")
+    takes_path = not {Path, os.PathLike[str]}.isdisjoint(get_args(annotation))
+    if not _fits(value, annotation) or (takes_path and not _is_path(value)):
+        expected = inspect.formatannotation(annotation) + (", a path that can exist" if takes_path else "")
+        shown = shortened(" ".join(ascii(value).split()))  # of a wrong value only: others may be huge
+        raise UsageError(f"`{name}` must be {expected}, not {shown}")
 
 
 def _words(annotation: Any) -> tuple[str, ...]:
