@@ -49,7 +49,16 @@ def test_options_in_the_text_exist(name):
     for command in (*_all_commands(ROOT), SCRIPT):
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
-    elsewhere = {"--rows", "--repeat", "--nproc-per-node", "--nnodes", "--max-restarts", "--gpus-per-node", "--help"}
+    elsewhere = {
+        "--rows",
+        "--repeat",
+        "--nproc-per-node",
+        "--nnodes",
+        "--max-restarts",
+        "--gpus-per-node",
+        "--help",
+        "--signals-to-handle",
+    }
     named = {word for text in re.findall(r"`(--[a-z][^`]*)`", PAGES[name]) for word in re.findall(r"--[a-z-]+", text)}
     assert named <= known | elsewhere
 

@@ -10,6 +10,7 @@ from tests.faults.process import Kill
 from tests.faults.table import SIGNAL, TRACEBACK
 
 TERMINATED = 128 + signal.SIGTERM
+LAST_LINES = ("error: ", "terminated", "stopped; ")
 LATEST = 1.05  # random moments, as a share of the duration of an uninterrupted command
 CHAIN = 9  # kills of one training at most
 CHAIN_SHARE = 0.1
@@ -77,7 +78,7 @@ def _check_terminated(ended, outcome):
     """Check that SIGTERM ended the process with one line and its exit code, if it came in time."""
     if ended.code not in (0, TERMINATED) and not ended.signal:
         outcome.add(SIGNAL, f"{ended.command}: exit code {ended.code} after SIGTERM; {ended.last_line}")
-    elif ended.code == TERMINATED and sum(line.startswith("error: ") for line in ended.stderr.splitlines()) > 1:
+    elif ended.code == TERMINATED and sum(line.startswith(LAST_LINES) for line in ended.stderr.splitlines()) > 1:
         outcome.add(TRACEBACK, f"{ended.command}: {ended.stderr!r}")
 
 

@@ -13,6 +13,7 @@ LOST, SILENT, TRACEBACK, HANG, SIGNAL, LEFTOVER = KINDS = (
 )
 HANG_S = 120.0  # far less on an idle machine
 COLUMNS = ("fault", "target", "injections", *KINDS)
+INTERRUPTED = 128  # exit codes above it are those of signals, whose line is not an error
 STACK = 2000  # characters of the end of stderr, where a process that hangs writes its stack
 
 
@@ -43,7 +44,7 @@ class Outcome:
             self.add(SIGNAL, f"{ended.command}: signal {ended.signal}; {ended.last_line}")
         elif "Traceback (most recent call last)" in ended.stderr or "Exception ignored" in ended.stderr:
             self.add(TRACEBACK, f"{ended.command}: {ended.last_line}")
-        elif ended.code and not ended.last_line.startswith("error: "):
+        elif ended.code and ended.code < INTERRUPTED and not ended.last_line.startswith("error: "):
             self.add(TRACEBACK, f"{ended.command}: exit code {ended.code} without an error line; {ended.last_line}")
         return ended
 
