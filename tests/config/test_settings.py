@@ -33,7 +33,7 @@ RATES = (
 )
 COUNTS = (
     *("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len"),
-    *("stop_after", "keep_every", "average_from", "average_lr_factor"),
+    *("stop_after", "keep_every", "average_from", "average_lr_factor", "embedding_lr"),
 )
 NATURAL = (
     "mem_len",
@@ -77,6 +77,7 @@ LIMITS = [  # section, keys, values, what each must be
     ("train", ("accumulate",), (4,), "a divisor of batch_size (6)"),
     ("train", ("momentum",), (0.9,), 'left out unless optimizer = "muon" or "sgd"'),
     ("train", ("valid_seg_len",), (13,), "at most seg_len + mem_len (12)"),
+    ("train", ("decay_norms",), (False,), "left out with weight_decay = 0"),
     ("eval", ("seg_len", "batch_size", "max_distance"), (0, -1), POSITIVE),
     ("eval", ("mem_len",), (-1,), NOT_NEGATIVE),
     ("eval", ("same_length",), ("n",), "one of m, m_plus_one, off"),

@@ -11,12 +11,14 @@ class OptimizerTraits:
     """Keys of [train] that apply to it, of those that do not apply to every optimizer."""
 
 
+OF_GROUPS = frozenset({"weight_decay", "embedding_lr", "decay_norms"})
+"""Settings of optimizers that divide the parameters into groups by `core.training.optimizer.parameter_groups`."""
 OPTIMIZERS: dict[str, OptimizerTraits] = {
-    "adam": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
-    "adamw": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
-    "lamb": OptimizerTraits(settings=frozenset({"betas", "weight_decay"})),
-    "muon": OptimizerTraits(settings=frozenset({"betas", "momentum", "weight_decay"})),
-    "sgd": OptimizerTraits(settings=frozenset({"momentum", "weight_decay"})),
+    "adam": OptimizerTraits(settings=OF_GROUPS | {"betas"}),
+    "adamw": OptimizerTraits(settings=OF_GROUPS | {"betas"}),
+    "lamb": OptimizerTraits(settings=OF_GROUPS | {"betas"}),
+    "muon": OptimizerTraits(settings=OF_GROUPS | {"betas", "momentum"}),
+    "sgd": OptimizerTraits(settings=OF_GROUPS | {"momentum"}),
 }
 """Traits for each value of `train.optimizer`."""
 

@@ -121,6 +121,10 @@ class TrainSettings(Section):
     weight_decay: NotNegativeFloat = 0.0
     """Weight of the L2 penalty, which is added to the gradient; adamw and muon instead shrink the weights by lr times
     this at each step, and lamb adds it to the update before scaling it."""
+    embedding_lr: PositiveFloat = 1.0
+    """Factor of the learning rate of the embedding, and so of a softmax that is tied to it."""
+    decay_norms: bool = True
+    """Apply weight_decay to gains and biases, too; false leaves them out."""
     betas: tuple[float, ...] = (0.9, 0.999)
     """Decays of the means of the gradient and of its square, per step, in adam, adamw and lamb, and in muon for the
     parameters that adamw trains."""
@@ -271,6 +275,8 @@ class TrainSettings(Section):
         """Reject betas out of range, and a mean of weights that would begin too late or not move any more."""
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self.require(in_range, "betas", "two numbers of at least 0 and less than 1")
+        if not self.weight_decay:
+            self.require_default("decay_norms", "with weight_decay = 0")
         if self.average == "mean":
             is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
             self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")

@@ -86,6 +86,21 @@ def test_every_parameter_is_in_one_group(model, optimizer):
     assert sorted(parameters) == sorted(id(parameter) for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_embedding_has_its_own_rate_and_gains_and_biases_do_not_decay(optimizer):
+    settings = train_settings(optimizer=optimizer, weight_decay=0.5, embedding_lr=2.0, decay_norms=False)
+    for changed in ({"position": "t5", "tie_embeddings": False}, {}):
+        model, kinds = new_model(model_settings(**changed), V, seed=1, device=CPU), {}
+        for group in make_optimizer(model, settings).param_groups:
+            kinds |= {id(parameter): (group["lr_factor"], group["weight_decay"]) for parameter in group["params"]}
+        for name, parameter in model.named_parameters():
+            factor, decay = (
+                2.0 if name.startswith("embedding.") else 1.0,
+                0.0 if "norm." in name or "bias" in name else 0.5,
+            )
+            assert kinds[id(parameter)] == (factor, decay), name
+
+
 def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
     model = new_model(model_settings(n_layers=1, tie_biases=False), V, seed=1, device=CPU)
     assert names_by_group(make_optimizer(model, train_settings(optimizer="muon")), model) == {
@@ -94,7 +109,7 @@ def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
             *(f"layers.0.feed_forward.{name}.weight" for name in ("ff_1", "ff_2")),
             "encoding.w_k_position.0.weight",
         },
-        "other parameters": {
+        "lr x 1": {
             "embedding.tables.0",
             "softmax.biases.0",
             "encoding.content_bias",

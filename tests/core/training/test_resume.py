@@ -37,6 +37,7 @@ SETTINGS = {
     "averaged SGD": {
         **{"average": "asgd", "average_patience": 1, "optimizer": "sgd", "lr": 3.0, "clip": None, "valid_every": 1},
     },
+    "groups of parameters": {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 2.0, "decay_norms": False},
     "segments read again": {"reread_len": 3},
     "segments of sampled lengths": {"seg_len_jitter": True, "reread_len": 4, "activation_penalty": 0.5},
     "mean": {"average": "mean", "average_from": 3, "min_lr_ratio": 0.1, "betas": (0.5, 0.7), "valid_every": 2},

@@ -63,6 +63,27 @@ def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float
     return {"name": name, "params": list(parameters), "lr_factor": lr_factor}
 
 
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[dict[str, Any]]:
+    """Return groups of parameters, given with their names, for train.embedding_lr and train.decay_norms.
+
+    The groups depend on the settings alone; in a part of a model, some may be empty.
+    """
+    groups: dict[tuple[float, bool], list[Tensor]] = {
+        (factor, decays): []
+        for factor in (1.0, settings.embedding_lr)
+        for decays in ((True,) if settings.decay_norms else (True, False))
+    }
+    for name, parameter in named:
+        factor = settings.embedding_lr if name.startswith("embedding.") else 1.0
+        is_matrix = parameter.dim() > 1 and not name.endswith(("_bias", "_biases"))
+        groups[factor, is_matrix or settings.decay_norms].append(parameter)
+    return [
+        parameter_group(f"lr x {factor:g}{'' if decays else ', no decay'}", parameters, lr_factor=factor)
+        | ({} if decays else {"weight_decay": 0.0})
+        for (factor, decays), parameters in groups.items()
+    ]
+
+
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names."""
     try:
@@ -198,12 +219,12 @@ def _launches_kernels(group: dict[str, Any]) -> bool:
 
 def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """LAMB; each parameter tensor is scaled alone."""
-    return Lamb([parameter_group("all", model.parameters())], settings)
+    return Lamb(parameter_groups(model.named_parameters(), settings), settings)
 
 
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
     sgd = torch.optim.SGD(
-        [parameter_group("all", model.parameters())],
+        parameter_groups(model.named_parameters(), settings),
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -216,23 +237,23 @@ def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Adam; weight decay is an L2 penalty in the gradient."""
-    return _adam(torch.optim.Adam, parameter_group("all", model.parameters()), settings)
+    return _adam(torch.optim.Adam, model.named_parameters(), settings)
 
 
 def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """AdamW; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
-    return _adam(torch.optim.AdamW, parameter_group("all", model.parameters()), settings)
+    return _adam(torch.optim.AdamW, model.named_parameters(), settings)
 
 
-def _adam(cls: type[torch.optim.Adam], group: dict[str, Any], settings: TrainSettings) -> Optimizer:
-    beta_1, beta_2 = settings.betas
+def _adam(cls: type[torch.optim.Adam], named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> Optimizer:
+    (beta_1, beta_2), groups = settings.betas, parameter_groups(named, settings)
     adam = cls(
-        [group],
+        groups,
         lr=settings.lr,
         betas=(beta_1, beta_2),
         weight_decay=settings.weight_decay,
         fused=True,
-        capturable=any(parameter.is_cuda for parameter in group["params"]),
+        capturable=any(parameter.is_cuda for group in groups for parameter in group["params"]),
     )
     without_capture_warning(adam)
     _allocate(adam, "exp_avg", "exp_avg_sq")
@@ -297,9 +318,12 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
     Both have the same learning rate and decoupled weight decay: the update of a matrix is scaled to the root mean
     square of AdamW's (`match_rms_adamw`, Liu et al. 2025). Muon has Nesterov momentum.
     """
-    matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+    matrices, others = list[nn.Parameter](), dict[str, nn.Parameter]()
     for name, parameter in model.named_parameters():
-        (matrices if _is_layer_matrix(name, parameter.shape) else others).append(parameter)
+        if _is_layer_matrix(name, parameter.shape):
+            matrices.append(parameter)
+        else:
+            others[name] = parameter
     if not matrices and not isinstance(model, ModelPart):
         raise RecipeError('train.optimizer = "muon" is for matrices, and the model has none in its layers; use "adamw"')
     muon = BatchedMuon(
@@ -310,7 +334,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         adjust_lr_fn="match_rms_adamw",
     )
     _allocate(muon, "momentum_buffer")
-    return CombinedOptimizer(muon, _adam(torch.optim.AdamW, parameter_group("other parameters", others), settings))
+    return CombinedOptimizer(muon, _adam(torch.optim.AdamW, others.items(), settings))
 
 
 def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
