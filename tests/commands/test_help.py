@@ -75,7 +75,18 @@ OWN_HELP = {
         "--max-minutes",
         "--mem-len",
     ),
-    *("--name", "--out", "--positions", "--precision", "--processes", "--seg-len", "--split", "--verbose", "--vocab"),
+    *(
+        "--name",
+        "--out",
+        "--positions",
+        "--precision",
+        "--processes",
+        "--seg-len",
+        "--split",
+        "--temperature",
+        "--verbose",
+    ),
+    "--vocab",
 }
 """Options that mean a different quantity or object in different commands, which their help names."""
 

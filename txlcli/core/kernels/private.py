@@ -16,6 +16,17 @@ class DispatchMode(TorchDispatchMode):
     """Calls its `__torch_dispatch__` in place of every operator inside its block."""
 
 
+class _Foreach:
+    """PyTorch's operations on lists of tensors, a few kernels for all of them: `foreach.mul_(tensors, 0.5)`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation: Callable[..., Any] = getattr(torch, f"_foreach_{name}")
+        return operation
+
+
+foreach = _Foreach()
+
+
 def softmax_backward(grad: Tensor, probability: Tensor) -> Tensor:
     """Return the gradient of the scores, given the gradient of their softmax over the last axis."""
     return torch._softmax_backward_data(grad, probability, -1, probability.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from txlcli.core.kernels.private import swap_parameter
+from txlcli.core.kernels.private import foreach, swap_parameter
 from txlcli.core.model.linear import Linear
 
 ALIGNMENT = 64
@@ -57,7 +57,7 @@ class FlatMatrices:
             for module, parameter in zip(self._modules, self._parameters, strict=True):
                 swap_parameter(module, "weight", parameter)
         gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]  # every matrix has one
-        torch._foreach_copy_(self._views(self._gradients_of_copies), gradients)
+        foreach.copy_(self._views(self._gradients_of_copies), gradients)
         self._gradients.add_(self._gradients_of_copies) if adds else self._gradients.copy_(self._gradients_of_copies)
         for leaf, parameter, gradient in zip(self._leaves, self._parameters, self._views(self._gradients), strict=True):
             leaf.grad, parameter.grad = None, gradient

@@ -19,7 +19,7 @@ from txlcli.config import optimizers
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.private import tensors_without_data, without_capture_warning
+from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
 from txlcli.core.model.registry import make_model
 from txlcli.errors import RecipeError, shortened
 
@@ -170,10 +170,10 @@ class Lamb(Optimizer):
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         means, squares = ([self.state[weight][key] for weight in weights] for key in ("exp_avg", "exp_avg_sq"))
         beta_1, beta_2 = self._betas
-        torch._foreach_mul_(means, beta_1)
-        torch._foreach_add_(means, gradients, alpha=1 - beta_1)
-        torch._foreach_mul_(squares, beta_2)
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta_2)
+        foreach.mul_(means, beta_1)
+        foreach.add_(means, gradients, alpha=1 - beta_1)
+        foreach.mul_(squares, beta_2)
+        foreach.addcmul_(squares, gradients, gradients, value=1 - beta_2)
         counts = tuple(-(-weight.numel() // ROW) for weight in weights)
         if counts not in self._owners:
             numbers = [
@@ -186,16 +186,16 @@ class Lamb(Optimizer):
             part.flatten()[: weight.numel()].view_as(weight)
             for part, weight in zip(rows.split(counts), weights, strict=True)
         ]
-        torch._foreach_copy_(updates, squares)
+        foreach.copy_(updates, squares)
         rows.sqrt_().add_(LAMB_EPS).reciprocal_()
-        torch._foreach_mul_(updates, means)
+        foreach.mul_(updates, means)
         if weight_decay:
-            torch._foreach_add_(updates, weights, alpha=weight_decay)
-        weight_norms, update_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
+            foreach.add_(updates, weights, alpha=weight_decay)
+        weight_norms, update_norms = (torch.stack(foreach.norm(tensors)) for tensors in (weights, updates))
         ratios = weight_norms.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norms + LAMB_EPS)
         ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * lr
         rows.mul_(ratios[self._owners[counts], None])
-        torch._foreach_sub_(weights, updates)
+        foreach.sub_(weights, updates)
 
     def _update(self, weight: Tensor, gradient: Tensor, *, lr: float, weight_decay: float) -> None:
         mean, mean_square = self.state[weight]["exp_avg"], self.state[weight]["exp_avg_sq"]
@@ -293,12 +293,12 @@ class BatchedMuon(torch.optim.Muon):
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        updates = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))  # Nesterov's
+        foreach.lerp_(buffers, gradients, 1 - group["momentum"])
+        updates = torch.stack(foreach.lerp(gradients, buffers, group["momentum"]))  # Nesterov's
         updates = orthogonalized(updates, group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"])
         rate = 0.2 * math.sqrt(max(matrices[0].shape)) * group["lr"]  # "match_rms_adamw"
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_sub_(matrices, list((updates * rate).unbind()))
+        foreach.mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        foreach.sub_(matrices, list((updates * rate).unbind()))
 
 
 def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:

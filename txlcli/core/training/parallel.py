@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings, TrainSettings
+from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import HiddenPenalties
 from txlcli.core.reading.reader import Reader
@@ -87,11 +88,11 @@ class DataParallel:
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return torch.linalg.vector_norm(torch.stack(foreach.norm(gradients)))
 
     def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
         """Scale all gradients, whose total norm is given (0-d), so that it is at most `most`."""
-        torch._foreach_mul_(gradients, (most / (norm + CLIP_EPS)).clamp(max=1.0))
+        foreach.mul_(gradients, (most / (norm + CLIP_EPS)).clamp(max=1.0))
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
 from txlcli.core.kernels.device import autocast, float32_products, product_dtype, send
+from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.flat import FlatMatrices
@@ -189,7 +190,7 @@ class CapturedStep(EagerStep):
             own_rows.copy_(send(given, inputs.device))
         for memory, own in zip(memories, self._memories, strict=True):
             if memory[0] is not own[0]:
-                torch._foreach_copy_(own, memory)
+                foreach.copy_(own, memory)
             memory[:] = own
         *_, self._norm = losses_and_norm = self._replay()
         for parameter, gradient in self._gradients:
@@ -275,7 +276,7 @@ class CapturedStep(EagerStep):
         finally:
             self._is_fixed, self._model.softmax.tail_rows = False, None
         for own, new in zip(self._memories, memories, strict=True):
-            torch._foreach_copy_(own, new)
+            foreach.copy_(own, new)
         return torch.stack([*losses, losses[0] if self.scaler.is_enabled() else super().norm()])
 
 
