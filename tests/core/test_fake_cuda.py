@@ -108,7 +108,7 @@ def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, gr
     pairs = that_read_differently(pairs)
     # Whether a tail may hold one of the likeliest tokens is asked before it is computed.
     with_tails = {"copy to the host": 1, "_local_scalar_dense": 4}
-    assert outcomes_of(group, TXL_CUDA_GRAPHS="0") == {
+    assert outcomes_of(group) == {
         **of_each(pairs, [{}, {"_local_scalar_dense": 1}]),
         **of_each([pair for pair in pairs if pair[0] == "adaptive softmax"], [{}, with_tails]),
     }
@@ -121,7 +121,7 @@ def copies(*, there, back):
 
 @pytest.mark.slow
 def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
-    assert outcomes_of("others", TXL_CUDA_GRAPHS="0") == {
+    assert outcomes_of("others") == {
         **{f"{case} score": copies(there=2, back=1) for case in ("relative", "lstm", "vanilla")},
         "adaptive softmax score": copies(there=1, back=1),  # targets follow segment by segment, pinned
         **{f"{case} cache": copies(there=2, back=2) for case in ("relative", "lstm")},

@@ -2,11 +2,9 @@
 
 import dataclasses
 import itertools
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,7 +78,7 @@ def reading_by_graphs(case):
         captures.append(device.type)
         return run
 
-    with pretending() as watch, mock.patch.dict(os.environ, TXL_CUDA_GRAPHS="1"):
+    with pretending() as watch:
         model = build(case, settings, CUDA)
         reading = Reading(settings=settings.eval, batch_size=4, precision="bf16")
         decoder = Decoder(model, reading, dataclasses.replace(Graphs.of(model), capture_graph=capture))

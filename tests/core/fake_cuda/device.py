@@ -90,8 +90,9 @@ def _deepcopy(tensor, memo):
 
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
-torch.cuda.manual_seed = GENERATOR.seed
+torch.cuda.manual_seed_all = GENERATOR.seed
 torch.cuda.synchronize, torch.cuda.is_current_stream_capturing = lambda *_: None, lambda: False
+torch.cuda.graph_pool_handle = lambda: None
 torch.Generator = _NoGenerator
 FakeTensor.numpy = lambda tensor: np.zeros(tensor.shape, dtype=_numpy_dtype(tensor))
 FakeTensor.tolist = lambda tensor: tensor.cpu().numpy().tolist()

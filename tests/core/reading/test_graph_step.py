@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_map
 
 from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from tests.samples import sampled
-from txlcli.core.kernels.cuda_graph import WARM_UP, capture
-from txlcli.core.reading.decoder import graphs_enabled
+from txlcli.core.kernels.cuda_graph import WARM_UP, capture, captured_or_called
 from txlcli.errors import UsageError
 
 B, L, M, T = 2, 5, 7, 53
@@ -83,12 +82,13 @@ def test_no_operation_of_a_step_knows_how_long_the_text_is():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA can capture here")
-def test_a_capture_that_fails_ends_the_command_and_names_the_next_step():
+def test_what_cannot_be_captured_is_called_each_time_and_a_warning_says_why():
     run = torch.zeros(3).clone
-    with pytest.raises(
-        UsageError, match=r"^CUDA cannot capture the kernels of a step as a graph \(.*\); leave it out$"
-    ):
-        capture(run, CUDA, instead="leave it out")
+    message = r"^CUDA cannot capture the kernels of a step as a graph \(.*\): launched one by one, they take longer$"
+    with pytest.raises(UsageError, match=message):
+        capture(run, CUDA)
+    with pytest.warns(UserWarning, match=message):
+        assert captured_or_called(capture)(run, CUDA) is run
 
 
 def test_memory_that_runs_out_in_a_capture_is_reported_as_such(monkeypatch):
@@ -100,15 +100,7 @@ def test_memory_that_runs_out_in_a_capture_is_reported_as_such(monkeypatch):
         )
     run = mock.Mock(side_effect=[torch.ones(1)] * WARM_UP + [torch.OutOfMemoryError("CUDA out of memory.")])
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        capture(run, CUDA, instead="leave it out")
-
-
-@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
-def test_an_environment_variable_turns_graphs_off(monkeypatch, value, enabled):
-    monkeypatch.delenv("TXL_CUDA_GRAPHS", raising=False)
-    if value is not None:
-        monkeypatch.setenv("TXL_CUDA_GRAPHS", value)
-    assert graphs_enabled() is enabled
+        capture(run, CUDA)
 
 
 def test_a_recording_casts_weights_itself(monkeypatch):
@@ -122,7 +114,7 @@ def test_a_recording_casts_weights_itself(monkeypatch):
         found.append(torch.is_autocast_cache_enabled())
         return torch.ones(1)
 
-    repeat = capture(run, CUDA, instead="leave it out")
+    repeat = capture(run, CUDA)
     assert found == [False] * (WARM_UP + 1)
     assert torch.is_autocast_cache_enabled()
     repeat()

@@ -1,6 +1,7 @@
 """CUDA graphs: kernels that are captured once and launched together, on the same memory each time."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -22,16 +23,15 @@ class CaptureGraph(Protocol):
 
 
 def capture(
-    run: Callable[[], Result], device: torch.device, *, instead: str, pool: Any = None, warm_up: int = WARM_UP
+    run: Callable[[], Result], device: torch.device, *, pool: Any = None, warm_up: int = WARM_UP
 ) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    Return `run` itself on a CPU.
+    Return `run` itself on a CPU. If CUDA cannot capture the function, raise a UsageError.
 
     Args:
         run: launches kernels, and waits for none.
         device: of its tensors.
-        instead: next step without a graph.
         pool: memory that graphs share, of which one is replayed at a time; by default the graph's own.
         warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
@@ -45,7 +45,9 @@ def capture(
         if isinstance(error.__context__, torch.OutOfMemoryError):  # the end of the capture raised another error
             raise error.__context__ from None
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"CUDA cannot capture the kernels of a step as a graph ({reason}); {instead}") from error
+        raise UsageError(
+            f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
+        ) from error
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -53,10 +55,10 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def graphs_of_one_pool(*, instead: str) -> CaptureGraph:
+def graphs_of_one_pool() -> CaptureGraph:
     """Return a function that captures graphs which share memory for intermediate results, as `capture` does.
 
-    The result of one must be read before another is replayed. `instead` is the next step without graphs.
+    The result of one must be read before another is replayed.
     """
     pool = functools.cache(torch.cuda.graph_pool_handle)  # made at the first capture
 
@@ -64,9 +66,24 @@ def graphs_of_one_pool(*, instead: str) -> CaptureGraph:
         run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
     ) -> Callable[[], Result]:
         of_device = pool() if device.type == "cuda" else None
-        return capture(run, device, instead=instead, pool=of_device, warm_up=warm_up)
+        return capture(run, device, pool=of_device, warm_up=warm_up)
 
     return capture_in_pool
+
+
+def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:
+    """Return a function that captures graphs; what cannot be captured is called each time, and a warning says so."""
+
+    def capture_or_call(
+        run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
+    ) -> Callable[[], Result]:
+        try:
+            return capture_graph(run, device, warm_up=warm_up)
+        except UsageError as error:
+            warnings.warn(str(error), stacklevel=2)
+            return run
+
+    return capture_or_call
 
 
 def _capture(run: Callable[[], Result], device: torch.device, pool: Any, warm_up: int) -> Callable[[], Result]:

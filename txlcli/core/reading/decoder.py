@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,21 +21,13 @@ from torch import Tensor
 
 from txlcli.config.settings import SameLength
 from txlcli.core.backend import ScoreTerms
-from txlcli.core.kernels.cuda_graph import CaptureGraph, graphs_of_one_pool
+from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.layer import rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.graphs import MAX_PHASES, GraphStep, SegmentGraphs
 from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
 from txlcli.core.reading.reader import Reader, Reading
-
-GRAPHS_VARIABLE = "TXL_CUDA_GRAPHS"
-"""Environment variable: 0 reads without CUDA graphs."""
-
-
-def graphs_enabled() -> bool:
-    """Return True unless the user has turned CUDA graphs off for reading."""
-    return os.environ.get(GRAPHS_VARIABLE) != "0"
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -63,13 +54,9 @@ class Graphs:
     @classmethod
     def of(cls, model: TransformerXL) -> "Graphs":
         """Return the graphs for the device and the attention backend of a model."""
-        enabled, backend = model.device.type == "cuda" and graphs_enabled(), model.attention_backend
-        return cls(
-            replay_steps=enabled and backend != "reference",
-            # FlexAttention caches its masks outside a graph and may free them.
-            replay_segments=enabled and backend != "reference",
-            capture_graph=graphs_of_one_pool(instead=f"set {GRAPHS_VARIABLE}=0 in the environment"),
-        )
+        enabled = model.device.type == "cuda" and model.attention_backend != "reference"
+        capture_graph = captured_or_called(graphs_of_one_pool())
+        return cls(replay_steps=enabled, replay_segments=enabled, capture_graph=capture_graph)
 
 
 class Decoder(Reader):

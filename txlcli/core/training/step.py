@@ -296,7 +296,7 @@ def make_step(
         tail_shares: see `CapturedStep`.
     """
     device = parallel.model.device
-    capture_graph = capture_graph or (graphs_of_one_pool(instead=WITHOUT_GRAPHS) if device.type == "cuda" else None)
+    capture_graph = capture_graph or (graphs_of_one_pool() if device.type == "cuda" else None)
     reason = _eager_reason(parallel.model, parallel.world.size)
     if capture_graph is not None and reason is None:
         return CapturedStep(parallel, capture_graph, tail_shares)
