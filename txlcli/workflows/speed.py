@@ -10,7 +10,7 @@ from typing import Any
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
-from txlcli.core.kernels.compilation import check_compiler
+from txlcli.core.kernels.compilation import check_compiler, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.gpus import CPU_SHARE
@@ -216,6 +216,9 @@ class Bench:
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
         train = dataclasses.replace(self.settings.train, precision=self.precision)
+        compiles = self.device.type == "cuda" and self.settings.model.has_attention and not triton_problem(self.device)
+        if train.compile == "auto" and compiles:  # as in a long run
+            train = dataclasses.replace(train, compile="on")
         if train.compile == "on":
             check_compiler(self.device, "training", 'time a recipe with train.compile = "off"')
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)

@@ -44,6 +44,8 @@ class OptimizerEntry:
     state_tensors: Callable[[str, torch.Size, TrainSettings], int]
     """Return the number of tensors of a parameter's shape that the optimizer keeps, given the parameter's name and
     shape. Forecasts of memory use it."""
+    capturable: bool = False
+    """True if a CUDA graph can capture its step, which then waits for nothing and reads learning rates from tensors."""
 
 
 class ModelPart(nn.Module):
@@ -343,15 +345,15 @@ def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
 
 
 OPTIMIZERS = {
-    "adam": OptimizerEntry(_make_adam, lambda *_: 2),
-    "adamw": OptimizerEntry(_make_adamw, lambda *_: 2),
-    "lamb": OptimizerEntry(_make_lamb, lambda *_: 2),
-    "muon": OptimizerEntry(_make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2),
-    "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0)),
+    "adam": OptimizerEntry(_make_adam, lambda *_: 2, capturable=True),
+    "adamw": OptimizerEntry(_make_adamw, lambda *_: 2, capturable=True),
+    "lamb": OptimizerEntry(_make_lamb, lambda *_: 2, capturable=True),
+    "muon": OptimizerEntry(
+        _make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2, capturable=True
+    ),
+    "sgd": OptimizerEntry(_make_sgd, lambda _name, _shape, settings: int(settings.momentum > 0), capturable=True),
 }
 """Optimizers by the name that train.optimizer gives them."""
-CAPTURABLE = frozenset(OPTIMIZERS)
-"""Optimizers whose steps can be captured as a CUDA graph, with learning rates as tensors: those of this module."""
 
 
 def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:

@@ -18,7 +18,7 @@ from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.flat import FlatMatrices
-from txlcli.core.training.optimizer import CAPTURABLE
+from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
 
@@ -166,7 +166,7 @@ class CapturedStep(EagerStep):
         dtype = product_dtype(self._settings.precision, self._model.dtype)
         self._matrices = FlatMatrices(self._model, dtype) if dtype != self._model.dtype else None
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
-        self._captures_update = self._settings.optimizer in CAPTURABLE and not self.scaler.is_enabled()
+        self._captures_update = OPTIMIZERS[self._settings.optimizer].capturable and not self.scaler.is_enabled()
         for group in self.optimizer.param_groups if self._captures_update else ():
             group["lr"] = torch.zeros((), device=self._model.device)
 
