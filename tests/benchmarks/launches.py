@@ -44,6 +44,7 @@ def _divide(two, three):
         "bytes_per_layer": size,
         "other_bytes": two[1] - LAYERS[0] * size,
         "names": dict(of_layer.most_common()),
+        "other_names": {name: more for name, count in two[0].items() if (more := count - LAYERS[0] * of_layer[name])},
     }
 
 

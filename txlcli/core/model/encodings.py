@@ -51,6 +51,8 @@ class Encoding(nn.Module):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
+        self.encode = encode
+        """Encodes distances; a model that is compiled replaces it."""
 
     def reset_parameters(self) -> None:
         """Initialize parameters that do not begin like the model's.
@@ -94,6 +96,12 @@ def _distances(reach: int, max_distance: int | None, like: Tensor) -> Tensor:
     return distances if max_distance is None else distances.clamp(max=max_distance)
 
 
+def encode(dropout: Dropout, reach: int, max_distance: int | None, like: Tensor, width: int) -> Tensor:
+    """Return R of the distances n - 1 down to 0, (n, d), with one dropout mask for the batch and all layers."""
+    encoding = distance_encoding(_distances(reach, max_distance, like), width).to(like.dtype)
+    return cast_for_products(dropout(encoding))
+
+
 class TiedRelativeEncoding(Encoding):
     """The paper's encoding without weights of its own: sinusoids of distances, projected by W_k and W_q of every layer.
 
@@ -104,13 +112,8 @@ class TiedRelativeEncoding(Encoding):
         super().__init__(settings)
         self.dropout = Dropout(settings.dropout_rate("distance_dropout"), variational=settings.variational_dropout)
 
-    def encode(self, reach: int, max_distance: int | None, like: Tensor) -> Tensor:
-        """Return R of the distances n - 1 down to 0, (n, d), with one dropout mask for the batch and all layers."""
-        encoding = distance_encoding(_distances(reach, max_distance, like), self.settings.d_model).to(like.dtype)
-        return cast_for_products(self.dropout(encoding))
-
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        terms = ScoreTerms(reach, distances=self.encode(reach, max_distance, like))
+        terms = ScoreTerms(reach, distances=self.encode(self.dropout, reach, max_distance, like, self.settings.d_model))
         return [terms] * self.settings.n_layers
 
 
@@ -130,7 +133,7 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = self.encode(reach, max_distance, like)
+        encoding = self.encode(self.dropout, reach, max_distance, like, self.settings.d_model)
         project = self._project_at_once if self.joins_products else self._project_by_layer
         return [
             ScoreTerms(

@@ -155,7 +155,7 @@ class Layer(nn.Module):
         if hidden.shape[1]:
             hidden = self.finish(self, hidden, attended)
         kept = self.memory_input(hidden) if self.remembers_output else layer_input
-        return LayerOutput(hidden, kept[..., : self.d_model].detach())
+        return LayerOutput(hidden, kept[..., : self.d_model].detach().contiguous())
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
         """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together."""

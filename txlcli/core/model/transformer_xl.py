@@ -26,7 +26,7 @@ from txlcli.core.model import attention, backends
 from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.encodings import ENCODINGS
+from txlcli.core.model.encodings import ENCODINGS, encode
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, finish, project, rotated
 from txlcli.core.model.linear import Linear, merge
 from txlcli.core.model.losses import (
@@ -55,6 +55,19 @@ def call_layer(
     return output
 
 
+def enter(model: "TransformerXL", vectors: Tensor, positions: Tensor) -> Tensor:
+    """Return the input of the first layer, (B, L, d), from the vectors of tokens at positions (L,)."""
+    embedded = model.encoding.add_to_embedding(vectors * model.settings.d_model**0.5, positions)
+    dropped: Tensor = model.embedding_dropout(embedded)
+    return dropped
+
+
+def leave(model: "TransformerXL", hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the final hidden states (B, L, d) without and with dropout, from the output of a layer."""
+    normed = model.final_norm(hidden)[..., : model.settings.d_model]
+    return normed, model.output_dropout(normed)
+
+
 class TransformerXL(LanguageModel):
     """The model of section 3: an encoding of positions, layers, and as memory the layer inputs of the past.
 
@@ -73,6 +86,7 @@ class TransformerXL(LanguageModel):
         """Score buffers that all layers share."""
         self._compiles = False
         self._call_layer: Callable[..., LayerOutput] = call_layer
+        self._enter, self._leave = enter, leave
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -145,6 +159,7 @@ class TransformerXL(LanguageModel):
 
     def pack(self, dtype: torch.dtype) -> None:
         self._compiles, self._call_layer = False, call_layer
+        self._enter, self._leave, self.encoding.encode = enter, leave, encode
         self.set_attention_backend(self.attention_backend)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
@@ -170,9 +185,12 @@ class TransformerXL(LanguageModel):
         for layer in self.layers:
             layer.attention.attend, layer.attention.attend_context = backend.attend, backend.attend_context
             layer.attention.multiple = backend.multiple
-            for module in layer.modules():
-                if isinstance(module, Linear | Dropout):
-                    module.backend = backend
+        for module in self.modules():
+            if isinstance(module, Dropout):
+                module.backend = backend
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.backend = backend
 
     @property
     def _is_odd(self) -> bool:
@@ -192,6 +210,7 @@ class TransformerXL(LanguageModel):
             self._recomputed = compiled(recomputed)
         else:
             self._call_layer = compiled(call_layer)
+        self._enter, self._leave, self.encoding.encode = compiled(enter), compiled(leave), compiled(encode)
 
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
@@ -210,9 +229,7 @@ class TransformerXL(LanguageModel):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
-        embedded = self.embedding(tokens) * self.settings.d_model**0.5
-        dropped: Tensor = self.embedding_dropout(self.encoding.add_to_embedding(embedded, positions))
-        return dropped
+        return self._enter(self, self.embedding(tokens), positions)
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
@@ -313,8 +330,7 @@ class TransformerXL(LanguageModel):
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
-        normed: Tensor = self.output_dropout(self.final_norm(hidden)[..., : self.settings.d_model])
-        return normed
+        return self._leave(self, hidden)[1]
 
     def objective(
         self,
@@ -334,15 +350,13 @@ class TransformerXL(LanguageModel):
         pasts = [dataclasses.replace(past, reread_len=reread_len, seg_len=seg_len) for past in pasts]
         outputs, memory = self._read(tokens, pasts)
         own = [output.loss for output in outputs if output.loss is not None]
-        weights = None if seg_len is None else weights_of_positions(targets.shape[1], part, seg_len)
-        counted, length = (
-            slice(None) if weights is not None else counted_positions(targets.shape[1], part),
-            targets.shape[1],
-        )
-        undropped = [self.final_norm(output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
+        length = targets.shape[1]
+        weights = None if seg_len is None else weights_of_positions(length, part, seg_len)
+        counted = counted_positions(length, part) if weights is None else slice(None)
+        states = [self._leave(self, output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
         del outputs, pasts  # the backward pass frees the old memory layer by layer
-        finished = [self.output_dropout(hidden)[:, -length:][:, counted] for hidden in undropped]
+        finished = [dropped[:, -length:][:, counted] for _, dropped in states]
         loss = mean_over_positions(self.losses(finished[-1], targets[:, counted]), weights)
         if self.auxiliary is not None:
             own.append(self.auxiliary(finished, targets[:, counted], self.embedding, progress))
-        return penalties(sum(own, loss), undropped[-1][:, -length:][:, counted], weights), loss, memory
+        return penalties(sum(own, loss), states[-1][0][:, -length:][:, counted], weights), loss, memory
