@@ -20,7 +20,7 @@ from pathlib import Path
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .documents import Starts, text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of
-from .signatures import head_of, reject_other_than_text, reject_packed
+from .signatures import head_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
@@ -35,7 +35,6 @@ def read(source: Path, options: ReadOptions) -> Text:
     files, hidden = list_files(source)
     backups = [path for path in files if source.is_dir() and BACKUP.search(path.name)]
     files = [path for path in files if not (source.is_dir() and BACKUP.search(path.name))]
-    reject_packed(*files)
     reject_other_than_text(*files)
     _reject_versions(files)
     by_split = _files_by_split(files, source) if source.is_dir() and options.shares is None else {}

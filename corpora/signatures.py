@@ -4,7 +4,7 @@ import codecs
 import functools
 import tomllib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ def _signatures(group: str) -> tuple[tuple[str, bytes, int], ...]:
     return tuple((name, bytes.fromhex(mark), int(offset or 0)) for name, (mark, _, offset) in parts)
 
 
-def format_of(path: Path, group: str = "packed") -> str | None:
+def format_of(path: Path, *groups: str) -> str | None:
     """Return the format of a file, by default that of an archive or compressed file; None if it is another file."""
     if not reject_special(path).is_file():
         return None
-    by_name = (name for name, row in _table()[group].items() if path.suffix.lower() in row.get("endings", ()))
-    return format_in(head_of(path), group) or next(by_name, None)
+    groups = groups or ("packed",)
+    rows = (item for group in groups for item in _table()[group].items())
+    by_name = (name for name, row in rows if path.suffix.lower() in row.get("endings", ()))
+    return format_in(head_of(path), *groups) or next(by_name, None)
 
 
 def format_in(head: bytes, *groups: str) -> str | None:
@@ -102,21 +104,29 @@ def reject_packed(*paths: Path) -> None:
     """Reject archives and compressed files."""
     for path in paths:
         if name := format_of(path):
-            raise CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
+            raise _not_text(path, name, paths)
 
 
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
-    formats = {path: format_of(path, "other") for path in paths}
-    for path, name in formats.items():
-        if rows := format_of(path, "rows"):
-            raise CorpusError(f"{path}: a file of {rows} is not text; prepare it as own text, or write it as text")
-        if name:
-            way = "" if None in formats.values() else _table()["other"][name].get("way", "")
-            way = way or "keep the text in a folder of its own, or name a file of it"
-            raise CorpusError(f"{path}: {name} is not text; {way}")
+    for path in paths:
+        if name := format_of(path, *_table()):
+            raise _not_text(path, name, paths)
         if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
             raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")
+
+
+def _not_text(path: Path, name: str, paths: Sequence[Path]) -> CorpusError:
+    """Return the error for a file of this format, alone or next to text."""
+    others = _table()["other"]
+    if name in _table()["rows"]:
+        return CorpusError(f"{path}: a file of {name} is not text; prepare it as own text, or write it as text")
+    if name not in others:
+        return CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
+    way = "" if None in (format_of(each, "other") for each in paths) else others[name].get("way", "")
+    return CorpusError(
+        f"{path}: {name} is not text; {way or 'keep the text in a folder of its own, or name a file of it'}"
+    )
 
 
 def conversion(encoding: str) -> str:

@@ -63,10 +63,10 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
     """Return a file with its format and packing, without a column."""
-    if rows := format_of(path, "rows"):
-        return TextFile(path, "", False, rows)
-    packing = format_of(path)
-    packing = packing if packing in (*OPENERS, "zstd") and packing != "tar" else None
+    found = format_of(path, "rows", "packed")
+    if found in ("Parquet", "Arrow"):
+        return TextFile(path, "", False, found)
+    packing = found if found in (*OPENERS, "zstd") and found != "tar" else None
     ending = Path(path.stem if packing else path.name).suffix.lower()
     return TextFile(path, "", False, BY_ENDING.get(ending, TEXT), packing, encoding)
 

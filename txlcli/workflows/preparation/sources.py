@@ -14,7 +14,7 @@ from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Ro
 from txlcli.corpora.documents import document_starts
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
-from txlcli.corpora.signatures import format_of, reject_other_than_text, reject_packed
+from txlcli.corpora.signatures import format_of, reject_other_than_text
 from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
@@ -56,7 +56,6 @@ def _extract_text(
 
     source = plan.source or work
     plain = [file.path for file in plan.files if not (file.column or file.packing)]
-    reject_packed(*plain)
     reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
     directory, count = source if source.is_dir() else source.parent, len(plan.files)
     size = missing = 0
