@@ -63,9 +63,7 @@ def relative_attention(
         UsageError: if the shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
     tensors = (query, key, value, position_key, content_bias, position_bias, distance_bias)
-    given = {name: tensor for name, tensor in zip(AXES, tensors, strict=True) if tensor is not None}
-    _check_kinds(given)
-    sizes = _sizes(given)
+    sizes = _sizes(dict(zip(AXES, tensors, strict=True)))
     seg_len, key_len = sizes["L"], sizes["K"]
     if seg_len > key_len:
         raise UsageError(
@@ -87,25 +85,21 @@ def relative_attention(
     return attend(query, key, value, terms, dropout=dropout)
 
 
-def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
-    """Reject what is not a tensor, and tensors of another dtype, layout or device than attention computes with."""
-    for name in ("query", "key", "value", *tensors):
-        if not isinstance(tensors.get(name), Tensor):
-            raise UsageError(f"{name} is not a tensor; query, key and value must be, the others may be None")
+def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
+    """Return the size of each axis; all tensors that have it must agree, and be of a kind that attention computes."""
+    sizes: dict[str, int] = {}
     query = tensors["query"]
     for name, tensor in tensors.items():
+        if tensor is None and name not in ("query", "key", "value"):
+            continue
+        if not (isinstance(tensor, Tensor) and isinstance(query, Tensor)):
+            raise UsageError(f"{name} is {type(tensor).__name__}; give a tensor")
         is_dense = tensor.is_floating_point() and tensor.layout is torch.strided and tensor.device == query.device
         if not is_dense or (name in ("key", "value") and tensor.dtype != query.dtype):
             raise UsageError(
                 f"{name} is {tensor.dtype}, {tensor.layout}, {tensor.device}; give dense floating-point tensors on the "
                 "device of query, key and value with its dtype"
             )
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the size of each axis; all tensors that have it must agree."""
-    sizes: dict[str, int] = {}
-    for name, tensor in tensors.items():
         axes, shape = AXES[name], tuple(tensor.shape)
         expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False))
         if len(shape) != len(axes) or shape != expected or 0 in shape:

@@ -44,7 +44,7 @@ SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
 """Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
 OWN_FILES = re.compile(
-    r"(run|vocab|trackers)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|memory\.png|trace\.json|"
+    r"(run|vocab|trackers|trace)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|(memory|curves)\.png|"
     r"figures/figure\d\.\w+|report/(report\.(md|html)|\w+\.png)|events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
 )
 """Paths in a run that txl and the trackers write, which may be deleted with it."""
