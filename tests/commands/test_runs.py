@@ -271,6 +271,7 @@ def test_the_curves_of_one_run_are_plotted_into_its_folder(here):
     done("runs", "plot", "byte", "--x", "tokens")
     assert Path("runs/byte/curves.png").read_bytes().startswith(MAGIC[".png"])
     done("runs", "plot", "byte")
+    assert run_directory.OWN_FILES.fullmatch("curves.png")  # deleted with the run
     done("runs", "plot", "byte", "--plot", "curves.svg")
     exists = "--plot curves.svg exists; name another file, or add --force to replace it"
     for command in ("plot", "compare"):
