@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter
+from txlcli.core.kernels.device import threads
 from txlcli.core.training.reports import StepReport
 from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
@@ -108,3 +109,17 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
     metrics = (here / "runs/word/metrics.jsonl").read_text()
     assert '"tokens_per_s"' in metrics
     assert "mfu" not in metrics  # on a CPU
+
+
+@pytest.mark.parametrize(
+    ("threads_used", "cpu_share", "hints"), [(2, 0.4, 1), (2, 0.6, 0), (1, 0.4, 0)], ids=["shared", "idle", "one"]
+)
+def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cpu_share, hints):
+    now, reporter = 0.0, RecordingReporter()
+    with threads(threads_used):
+        watch = execution.ProcessorWatch(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
+    for _ in range(50):
+        now += 1.0
+        watch.check()
+    hint = "a step takes 2.5 times its CPU time: other programs use the processors; `threads` 1 may be faster"
+    assert reporter.messages == [hint] * hints

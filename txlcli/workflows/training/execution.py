@@ -134,7 +134,7 @@ def _take_steps(
         if training.world.is_rank_zero:
             log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
             stack.callback(profiler.stop if profiler else int)
-        watch = _ProcessorWatch(reporter) if log and training.device.type == "cpu" else None
+        watch = ProcessorWatch(reporter) if log and training.device.type == "cpu" else None
 
         def on_step(step: int) -> None:
             if log:
@@ -280,19 +280,25 @@ class TrainingLog:
         self._progress.reach(report.step, self._detail)
 
 
-class _ProcessorWatch:
+class ProcessorWatch:
     """Tells the user once if other programs keep the threads of a training run waiting for processors."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
         self._reporter, self._is_watching = reporter, torch.get_num_threads() > 1
-        self._started, self._cpu_started = time.monotonic(), time.process_time()
+        self._clocks, self._started = (clock, cpu_clock), (clock(), cpu_clock())
 
     def check(self) -> None:
         """Compare the time since the start with the CPU time of all threads."""
-        seconds, cpu_seconds = time.monotonic() - self._started, time.process_time() - self._cpu_started
+        seconds, cpu_seconds = (now() - before for now, before in zip(self._clocks, self._started, strict=True))
         if self._is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
             self._is_watching = False
-            ratio = f"{seconds / cpu_seconds:.1f} times its CPU time"
+            ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"
             self._reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
 
 
