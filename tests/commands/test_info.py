@@ -6,7 +6,9 @@ import h5py
 import torch
 
 import txlcli
-from tests.commands.novel import done, json_of
+from tests.commands.novel import done, json_of, refusal
+from txlcli.core.kernels.device import threads
+from txlcli.system import processors
 
 
 def test_info_names_versions_stores_and_runs(here):
@@ -17,6 +19,15 @@ def test_info_names_versions_stores_and_runs(here):
     assert facts["threads"] == torch.get_num_threads()
     assert set(facts["stores"]) == {"novel", "char", "word", "sentencepiece"}
     assert set(facts["runs"]) == {"byte", "char", "word", "sentencepiece"}
+
+
+def test_commands_compute_with_the_given_number_of_threads(here):
+    most = processors.available()
+    with threads(most + 1):  # restores the number of this process
+        done("eval", "byte", "--positions", 20, "--threads", most)
+        assert torch.get_num_threads() == most
+        message = refusal("train", "tiny.toml", "--threads", most + 1, "--name", "new")
+    assert message == f"--threads {most + 1}: give at most {most}, one per processor"
 
 
 def test_info_is_short_and_works_in_an_empty_directory(tmp_path, monkeypatch):
