@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from txlcli.core.measures.bootstrap import BLOCK_TOKENS, mean_interval
 from txlcli.data import loss_file
 from txlcli.errors import UsageError
 
+MAX_BLOCKS, BLOCK_TOKENS = 200, 100
+"""Largest number of blocks that the text is divided into, and fewest tokens of a block."""
 MIN_TOKENS = 20 * BLOCK_TOKENS
+SAMPLES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,20 @@ class LossDifference:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs difference --json` prints."""
         return {**dataclasses.asdict(self), "significant": self.is_significant}
+
+
+def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tuple[float, float]:
+    """Return the bounds between which 95 % of the means of resampled differences (T,) are.
+
+    Losses of neighbouring tokens depend on each other, so contiguous blocks are drawn instead of tokens (Kunsch 1989).
+    T is at least 2 * BLOCK_TOKENS.
+    """
+    count = min(MAX_BLOCKS, len(differences) // BLOCK_TOKENS)
+    blocks = np.array_split(differences.astype(np.float64), count)
+    sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
+    times_drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=SAMPLES)
+    low, high = np.percentile(times_drawn @ sums / (times_drawn @ sizes), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def run(first: Path, second: Path) -> LossDifference:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txlcli.core.measures.bootstrap import mean_interval
+from txlcli.workflows.difference import mean_interval
 
 
 @pytest.mark.parametrize("tokens", [20_011, 200_003])
