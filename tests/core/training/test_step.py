@@ -201,6 +201,30 @@ def test_a_run_that_is_stopped_between_captured_steps_resumes_bit_for_bit():
     assert all(map(torch.equal, second.model.parameters(), tensors))
 
 
+def test_an_eager_step_that_runs_out_of_memory_drops_the_graphs_and_is_taken_again():
+    calls, graphs = [], []
+
+    class Large(ModelAsOnCuda):
+        """A model that runs out of memory in the first eager step after a capture, once its gradients are there."""
+
+        def objective(self, *args, **how):
+            calls.append(args)
+            objective, *others = super().objective(*args, **how)
+            if len(calls) == 6:  # two while memory grows, three of the capture
+                objective.register_hook(lambda _: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
+            return objective, *others
+
+    def capture_graph(run, device, **how):
+        graphs.append(run)
+        return tape.capture(run, device, **how)
+
+    expected = trained(MODELS["relative"])
+    numbers, tensors = trained(MODELS["relative"], cls=Large, capture_graph=capture_graph)
+    assert numbers == expected[0]
+    assert all(map(torch.equal, tensors, expected[1]))
+    assert len(graphs) == 4
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_if_a_graph_cannot_be_captured_the_user_is_told_and_training_is_the_same(failing):
     calls = []

@@ -4,16 +4,24 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.kernels.cuda_graph import CaptureGraph, Result, graphs_of_one_pool
-from txlcli.core.kernels.device import autocast, float32_products, product_dtype, send
+from txlcli.core.kernels.device import (
+    autocast,
+    float32_products,
+    generator_state,
+    product_dtype,
+    send,
+    set_generator_state,
+)
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
@@ -162,6 +170,7 @@ class CapturedStep(EagerStep):
         self._replay: Callable[[], Tensor] | None = None
         self._replay_update: Callable[[], None] | None = None
         self._captures = True
+        self._gradients = list[tuple[nn.Parameter, Tensor | None]]()
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self._model.device)
         dtype = product_dtype(self._settings.precision, self._model.dtype)
         self._matrices = FlatMatrices(self._model, dtype) if dtype != self._model.dtype else None
@@ -183,7 +192,7 @@ class CapturedStep(EagerStep):
             self._capture(inputs, targets, memories, rows)
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
-            return super().forward_backward(*unpadded, memories, progress=progress)
+            return self._without_graph(*unpadded, memories, progress=progress)
         self._inputs.copy_(inputs)
         self._targets.copy_(send(targets, inputs.device))
         for own_rows, given in zip(chain(*self._tail_rows), chain(*rows), strict=True):
@@ -219,6 +228,23 @@ class CapturedStep(EagerStep):
             [F.pad(rows, (0, size - len(rows)), value=len(part)) for rows, size in zip(tails, sizes, strict=True)]
             for part, tails, sizes in zip(parts, found, most, strict=True)
         ]
+
+    def _without_graph(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+        """Do what `EagerStep` does; if memory runs out, drop the graphs, which hold the memory of another step."""
+        run = functools.partial(super().forward_backward, inputs, targets, memories, progress=progress)
+        if self._replay is None:
+            return run()
+        device, before = self._model.device, [list(memory) for memory in memories]
+        random_numbers = generator_state(device)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return run()
+        self._replay, self._replay_update, self._has_updated, self._gradients = None, None, False, []
+        self._model.forget_gradients()
+        torch.cuda.empty_cache()
+        for memory, tensors in zip(memories, before, strict=True):
+            memory[:] = tensors
+        set_generator_state(random_numbers, device)
+        return run()
 
     def norm(self) -> Tensor:
         is_known = self._is_replayed and not self.scaler.is_enabled()
