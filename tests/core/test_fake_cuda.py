@@ -108,7 +108,7 @@ def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, gr
     pairs = that_read_differently(pairs)
     # Whether a tail may hold one of the likeliest tokens is asked before it is computed.
     with_tails = {"copy to the host": 1, "_local_scalar_dense": 4}
-    assert outcomes_of(group) == {
+    assert outcomes_of(group, TXL_CUDA_GRAPHS="0") == {
         **of_each(pairs, [{}, {"_local_scalar_dense": 1}]),
         **of_each([pair for pair in pairs if pair[0] == "adaptive softmax"], [{}, with_tails]),
     }
@@ -121,7 +121,7 @@ def copies(*, there, back):
 
 @pytest.mark.slow
 def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
-    assert outcomes_of("others") == {
+    assert outcomes_of("others", TXL_CUDA_GRAPHS="0") == {
         **{f"{case} score": copies(there=2, back=1) for case in ("relative", "lstm", "vanilla")},
         "adaptive softmax score": copies(there=1, back=1),  # targets follow segment by segment, pinned
         **{f"{case} cache": copies(there=2, back=2) for case in ("relative", "lstm")},
@@ -160,9 +160,9 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
 @pytest.mark.parametrize(
     ("recipe", "of_step", "gb_of_step", "of_segment", "of_token"),
     [
-        ("enwik8", 54, 3.3, 14, 12),
-        pytest.param("ptb", 87, 0.3, 18, 12, marks=pytest.mark.slow),
-        pytest.param("wt103", 93, 2.0, 16, 12, marks=pytest.mark.slow),
+        ("enwik8", 51, 3.3, 14, 12),
+        pytest.param("ptb", 57, 0.31, 18, 12, marks=pytest.mark.slow),
+        pytest.param("wt103", 66, 2.0, 16, 12, marks=pytest.mark.slow),
     ],
 )
 def test_work_launches_at_most_so_many_kernels_per_layer(library, recipe, of_step, gb_of_step, of_segment, of_token):
