@@ -102,6 +102,7 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
         assert row["loss_nats"] == pytest.approx(nats / tokens, rel=1e-5)
     shown = done("eval", "many", "--split", "valid", "--reset-at-documents").stdout
     assert f"{len(documents)} documents, each from an empty memory. L = 5, " in shown
+    assert "lanes" not in shown
 
 
 def test_bytes_of_documents_are_all_scored_but_the_first(here):

@@ -73,7 +73,7 @@ def _notes(result: EvalResult) -> list[str]:
         return notes + _notes_on_protocols(result)
     if result.search is not None:
         notes.append(_describe_search(result.search))
-    with_lanes = [row for row in rows if not row.stride and row.lanes > 1]
+    with_lanes = [row for row in rows if not (row.stride or row.documents) and row.lanes > 1]
     if any(row.tokens < SHORT_LANE * row.mem_len * row.lanes for row in with_lanes):
         notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
     for row in rows:
