@@ -77,8 +77,9 @@ def test_an_interrupted_text_ends_its_line(watched):
 
 def test_the_prompt_can_be_read_from_standard_input(here):
     options = ["--tokens", 20, "--seed", 3]
-    output = json_of("generate", "byte", "--prompt", "-", *options, stdin="\ufeffnaïve 語\n")
-    assert output["context"] == "naïve 語"
+    for end in ("", "\n", "\r\n"):
+        output = json_of("generate", "byte", "--prompt", "-", *options, stdin=f"\ufeffnaïve 語{end}".encode())
+        assert output["context"] == "naïve 語"
     assert output["samples"] == json_of("generate", "byte", "--prompt", "naïve 語", *options)["samples"]
 
 

@@ -71,7 +71,7 @@ def _read_prompt(prompt: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise VocabularyError(f"the prompt is not UTF-8 at byte {error.start}; convert it first") from error
-    return text.removesuffix("\n") if prompt == "-" else text
+    return text.removesuffix("\n").removesuffix("\r") if prompt == "-" else text
 
 
 def show(generation: "Generation", *, raw: bool = False) -> None:
