@@ -94,8 +94,11 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     own = source if corpus is corpora.OWN_TEXT else None
     exported = _exported_vocabulary(own, options) if own else None
     size = exported.size if isinstance(exported, Vocab) else None
-    tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else {}
-    files = _find_files(own, options) if own and not tokens else ()
+    try:
+        tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else {}
+        files = _find_files(own, options) if own and not tokens else ()
+    except CorpusError as error:
+        raise CorpusInputError(str(error)) from error
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
     if own and vocab is None and (tokens or (files and all(file.column and file.is_pieces for file in files))):
         if isinstance(exported, VocabularyError):
@@ -158,10 +161,7 @@ def _find_files(source: Path, options: PrepareOptions) -> "tuple[TextFile, ...]"
     """Return the files of the user's own whose text must be extracted; empty for plain text."""
     from txlcli.exchange import containers
 
-    try:
-        return containers.find(source, options.column, options.encoding)
-    except CorpusError as error:
-        raise CorpusInputError(str(error)) from error
+    return containers.find(source, options.column, options.encoding)
 
 
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | VocabularyError | None:
