@@ -132,3 +132,13 @@ def test_a_text_in_utf_16_is_named_or_scored_as_bytes_with_a_note(here):
         "wide.txt seems to be utf-16; its bytes are scored as they are"
         in done("eval", "byte", "--text", "wide.txt").stderr
     )
+
+
+def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):
+    (untouched / "legacy.txt").write_bytes("un café\n".encode("cp1252") * 30)
+    assert json_of("prepare", "legacy.txt")["notes"] == [
+        "the text is not UTF-8 in 30 places; if it is text in another encoding, name it with `encoding`"
+    ]
+    assert json_of("prepare", "legacy.txt", "--encoding", "cp1252", "--force")["splits"]["train"]["begins"].startswith(
+        "un café un café"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli import corpora
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
 from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.token_store import SplitInfo
@@ -134,7 +135,7 @@ def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str
     """Yield notes on symbols that a text rarely has, or that the vocabulary reads in another way than they look."""
     if nuls := encoded.total("nuls"):
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
-    if invalid := encoded.total("invalid"):
+    if plan.corpus is corpora.OWN_TEXT and (invalid := encoded.total("invalid")):  # enwik8 is cut inside characters
         yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
     lines = encoded.total("lines")
     if lines and not vocab.keeps_line_ends and not plan.own_convention:
