@@ -139,6 +139,7 @@ def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):
     assert json_of("prepare", "legacy.txt")["notes"] == [
         "the text is not UTF-8 in 30 places; if it is text in another encoding, name it with `encoding`"
     ]
+    assert "in another encoding, name it with --encoding\n" in done("prepare", "legacy.txt", "--force").stdout
     assert json_of("prepare", "legacy.txt", "--encoding", "cp1252", "--force")["splits"]["train"]["begins"].startswith(
         "un café un café"
     )

@@ -74,7 +74,7 @@ def show(result: "PreparedStore") -> None:
     if changes := ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in store.facts.changes.items()):
         console.show_line(f"skipped or changed: {changes}")
     for note in store.notes:
-        console.show_line(f"note: {note}")
+        console.show_line(f"note: {console.with_flags(note)}")
     if result.next:
         console.show_line(f"next: {result.next}")
 
