@@ -100,18 +100,19 @@ def show_devices(forecast: DevicesForecast) -> None:
     if forecast.is_plan:
         console.show_line(f"would train {forecast.title}")
     rows = forecast.by_devices
-    parts = [part for part in PURPOSES if any(row.device_bytes[part] for row in rows)]
-    headings = ["GPUs", "batch of each", *(PURPOSES[part] for part in parts), "sent per step"]
+    parts = [part for part in PURPOSES if part != "total" and any(row.device_bytes[part] for row in rows)]
+    headings = ["GPUs", "batch of each"]  # then what decides, since a narrow terminal lacks the last columns
     headings += ["tokens/s", "days"] if forecast.device_flops_per_s else []
     headings += ["fits"] if forecast.device_memory_bytes else []
+    headings += ["total memory", "sent per step", *(PURPOSES[part] for part in parts)]
     lines = []
     for row in rows:
         line = [f"{row.devices}", f"{row.batch_size_per_device:,}"]
-        line += [format_size(row.device_bytes[part]) for part in parts]
-        line.append(format_size(row.exchanged_bytes))
         if row.tokens_per_s is not None and row.seconds is not None:
             line += [format_rate(row.tokens_per_s), f"{row.seconds / 86_400:,.2f}"]
-        lines.append([*line, *([_fit(row)] if row.fits is not None else [])])
+        line += [_fit(row)] if row.fits is not None else []
+        line += [format_size(row.device_bytes["total"]), format_size(row.exchanged_bytes)]
+        lines.append([*line, *(format_size(row.device_bytes[part]) for part in parts)])
     title = "" if forecast.is_plan else forecast.title
     console.show_table(title, headings, lines, _notes_on_gpus(forecast))
 
