@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from txlcli.core.backend import aligned
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, setting
 from txlcli.core.kernels.private import onednn_has_bf16, onednn_linear, onednn_reorder
 
@@ -114,8 +115,8 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bo
     """
     multiple = row_multiple_of_products(rows)
     if multiple > 1 and (weight.shape[0] % multiple or weight.shape[1] % multiple):
-        aligned = _multiply_aligned(rows, weight, bias, multiple)
-        return aligned if wide else aligned[..., : weight.shape[0]]
+        padded = _multiply_aligned(rows, weight, bias, multiple)
+        return padded if wide else padded[..., : weight.shape[0]]
     dtype = _onednn_dtype(rows, weight)
     if dtype is None:
         return F.linear(rows, weight, bias)
@@ -140,29 +141,8 @@ def _multiply_aligned(rows: Tensor, weight: Tensor, bias: Tensor | None, multipl
 
 def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool = False) -> Tensor:
     """Cast a matrix (..., T, in) and append zeros to each row up to a multiple, and rows of zeros if `rows`."""
-    columns, count = -matrix.shape[-1] % multiple, -matrix.shape[-2] % multiple if rows else 0
-    if not columns and not count:
-        return matrix.to(dtype)
-    padded: Tensor = _Pad.apply(matrix, dtype, columns, count)
-    return padded
-
-
-class _Pad(torch.autograd.Function):
-    """Cast and zero-pad in one copy."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, dtype: torch.dtype, columns: int, rows: int) -> Tensor:
-        *outer, height, width = matrix.shape
-        ctx.dtype, ctx.height, ctx.width = matrix.dtype, height, width
-        padded = matrix.new_zeros(*outer, height + rows, width + columns, dtype=dtype)
-        padded[..., :height, :width] = matrix
-        return padded
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        grad = grad_outputs[0][..., : ctx.height, : ctx.width]
-        return grad.to(ctx.dtype, memory_format=torch.contiguous_format), None, None, None
+    height, width = matrix.shape[-2:]
+    return aligned(matrix.to(dtype), width + -width % multiple, height + -height % multiple if rows else None)
 
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
