@@ -149,7 +149,8 @@ def test_what_is_wrong_with_a_container_is_named(untouched, name, data, message)
 
 def test_an_encoding_that_is_unknown_or_does_not_fit_is_rejected(untouched):
     (untouched / "a.txt").write_bytes(b"caf\xe9\n" * 99)
-    assert refusal("prepare", "a.txt", "--encoding", "cp1253x").startswith('--encoding "cp1253x" is not known; ')
+    for unknown in ("cp1253x", "undefined"):
+        assert refusal("prepare", "a.txt", "--encoding", unknown).startswith(f'--encoding "{unknown}" is not known; ')
     assert refusal("prepare", "stdlib", "--encoding", "cp1252").startswith("--encoding has no effect here; ")
     assert refusal("prepare", "a.txt", "--encoding", "utf-8", code=1).startswith("a.txt: not valid utf-8 (")
     assert "give its --encoding, such as cp1252" in refusal("prepare", "a.txt", "--tokenizer", "char", code=1)

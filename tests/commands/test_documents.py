@@ -91,14 +91,15 @@ def test_documents_are_shuffled_in_training_and_scored_from_an_empty_memory(here
     done("prepare", "many", "--documents", "files", "--tokenizer", "word", "--split", "60,20,20")
     train("corpus.store=many", "corpus.shuffle_documents=true", name="many")
     documents = stored("many", "valid")
-    result = json_of("eval", "many", "--split", "valid", "--reset-at-documents", "--batch-size", 2, "--mem-len", "0,9")
-    for row, mem_len in zip(result["rows"], (0, 9), strict=True):
-        nats = tokens = 0
+    result = json_of("eval", "many", "--split", "valid", "--reset-at-documents", "--batch-size", 2, "--mem-len", "0,99")
+    for row, mem_len in zip(result["rows"], (0, 99), strict=True):
+        nats = tokens = most = 0
         for text in documents:  # a line end precedes each document in the store, and is implied before a text
             (here / "one.txt").write_text(text, encoding="utf-8")
             (one,) = json_of("eval", "many", "--text", "one.txt", "--batch-size", 1, "--mem-len", mem_len)["rows"]
             nats, tokens = nats + one["loss_nats"] * one["tokens"], tokens + one["tokens"]
-        assert (row["documents"], row["tokens"]) == (len(documents), tokens)
+            most = max(most, one["attn_len_max"])
+        assert (row["documents"], row["tokens"], row["attn_len_max"]) == (len(documents), tokens, most)
         assert row["loss_nats"] == pytest.approx(nats / tokens, rel=1e-5)
     shown = done("eval", "many", "--split", "valid", "--reset-at-documents").stdout
     assert f"{len(documents)} documents, each from an empty memory. L = 5, " in shown

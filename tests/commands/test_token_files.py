@@ -142,6 +142,16 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
 
 
+def test_directories_name_the_splits_of_ids(untouched):
+    sizes = {"train": 997, "valid": 101, "test": 89}
+    for split, count in sizes.items():
+        (untouched / "ids").mkdir(exist_ok=True)
+        write_ids(untouched / f"ids/{split}/000.bin", sample(count))
+    told = json_of("prepare", "ids")
+    assert {split: info["tokens"] for split, info in told["splits"].items()} == sizes
+    assert "uint16 ids of test/000.bin, train/000.bin, valid/000.bin" in told["notes"]
+
+
 def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(untouched):
     for number, ids in enumerate([sample(300), sample(300), sample(400)]):
         write_ids(untouched / f"chunks/chunk_{number}.bin", ids, "q")

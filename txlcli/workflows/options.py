@@ -628,7 +628,7 @@ class PrepareOptions(Options):
         check_plain_name(self.name)
         try:
             "".encode(self.encoding or "utf-8")
-        except LookupError:
+        except (LookupError, ValueError):
             raise UsageError(f'`encoding` "{self.encoding}" is not known; give one of Python, such as cp1252') from None
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):

@@ -133,7 +133,12 @@ def over_documents(scoring: Scoring, mem_len: int, workspace: Workspace) -> Eval
         return Scores(np.concatenate(parts), max(seconds), min(stream.settings.batch_size, len(firsts)))
 
     row = make_row(scoring, scoring.score(scored, f"M = {mem_len}"))
-    return dataclasses.replace(row, documents=len(firsts))
+    row = dataclasses.replace(row, documents=len(firsts))
+    if row.attn_len_max is None:
+        return row
+    longest, alone = max(b - a for a, b in pairwise(edges)), dataclasses.replace(scoring.settings, batch_size=1)
+    fewest, most = attention_span_in(scoring.opened.model, alone, longest)
+    return dataclasses.replace(row, attn_len_min=fewest, attn_len_max=most)
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:

@@ -113,7 +113,8 @@ def _notes(plan: Plan, vocab: Vocab, splits: Tokens) -> tuple[str, ...]:
     """Return notes on the source, the first ones about the vocabulary."""
     paths = sorted({part.path for parts in splits.values() for part in parts})
     first = next(iter(splits.values()))[0]
-    notes = [f"{first.dtype.name} ids of {list_names(paths, paths[0].parent)}"]
+    directory = plan.source if plan.source and plan.source.is_dir() else paths[0].parent
+    notes = [f"{first.dtype.name} ids of {list_names(paths, directory)}"]
     if plan.options.dtype and (other := other_type(first)):
         notes.append(f"the ids are read as {plan.options.dtype}, but their bytes look like {other}; check `dtype`")
     if vocab.tokenizer == "ids":
