@@ -3,8 +3,8 @@
 python -m tests.benchmarks.launches [RECIPE ...] [--json]
 
 A fake device counts the kernels of a training step with a full memory, of a segment of evaluation and of a single
-token, with compiled layers, in bf16, by default for enwik8, ptb and wt103: per layer, from models of two and of three
-layers, and for everything else together. Needs Linux, g++, Triton and a PyTorch for CPUs.
+token, with compiled layers, in bf16, by default for enwik8, ptb-memory and wt103: per layer, from models of two and of
+three layers, and for everything else together. Needs Linux, g++, Triton and a PyTorch for CPUs.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-RECIPES = ("enwik8", "ptb", "wt103")
+RECIPES = ("enwik8", "ptb-memory", "wt103")
 LAYERS = (2, 3)
 
 

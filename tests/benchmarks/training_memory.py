@@ -50,8 +50,8 @@ ROWS = {
         "wt103", 50_000, [*SMALL_WT103, *ADAMW_BF16, "train.batch_size=22", "train.seg_len=100", "train.mem_len=200"]
     ),
     "lm1b": Row("lm1b", 100_000, [*SMALL_LM1B, "model.cutoffs=[8_000,20_000,60_000]", "train.batch_size=48"]),
-    "ptb": Row("ptb", 10_000, ["model.n_layers=8"]),
-    "ptb accumulate": Row("ptb", 10_000, ["model.n_layers=8", "train.accumulate=2", "train.batch_size=26"]),
+    "ptb": Row("ptb-memory", 10_000, ["model.n_layers=8"]),
+    "ptb accumulate": Row("ptb-memory", 10_000, ["model.n_layers=8", "train.accumulate=2", "train.batch_size=26"]),
     "stdlib": Row("stdlib", 256, ["train.batch_size=64"]),
     "lstm-ptb": Row("lstm-ptb", 10_000, ["train.batch_size=50", "train.seg_len=70"]),
     "qrnn-ptb": Row("qrnn-ptb", 10_000, []),

@@ -17,7 +17,7 @@ from txlcli.core.training.state import scheduled_lr
 # first line is in the section of the key before it; "-" is None.
 SIZES = """
 name model.n_layers d_model n_heads d_head d_inner train.seg_len mem_len published.vocab_size parameters valid test
-ptb                   16  380 10  38  750   70   70  10_000  24_525_160 56.72 54.52
+ptb-memory                   16  380 10  38  750   70   70  10_000  24_525_160 56.72 54.52
 enwik8                12  512  8  64 2048  512  512     204  41_055_436     -  1.06
 enwik8-18l            18  576  8  72 2816  768  768     204  88_473_804     -  1.03
 enwik8-24l            24 1024  8 128 3072  768  768     204 277_231_820     -  0.99
@@ -42,7 +42,7 @@ compressive-wt103     18 1024 16  64 4096  512  512 267_735 360_686_410  16.0  1
 """
 TRAINING = """
 name model.dropout attention_dropout train.lr warmup_steps max_steps batch_size seg_len_in_validation
-ptb                   0.25 0.15  4e-4  2_000    40_000  20  70
+ptb-memory                   0.25 0.15  4e-4  2_000    40_000  20  70
 enwik8                 0.1    0 2.5e-4     0   400_000  22 128
 enwik8-18l            0.15 0.15 2.5e-4 4_000   400_000  64 128
 enwik8-24l            0.15 0.15 2.5e-4 4_000   400_000  64 128
@@ -63,7 +63,7 @@ wt103-nvidia-large     0.2  0.2  0.01 16_000   100_000 128 128
 # The released code has no max_distance for lm1b: there it is M + L. NVIDIA's mask leaves M + 1 keys to a query.
 EVALUATION = """
 name eval.seg_len mem_len batch_size max_distance same_length compressed_len
-ptb                   70  140 10    - m          -
+ptb-memory                   70  140 10    - m          -
 enwik8                80 2100 10  820 m          -
 enwik8-18l           128 3800 10 1000 m          -
 enwik8-24l           128 3800 10 1000 m          -
@@ -114,6 +114,12 @@ name model.segment_len n_memory_tokens train.seg_len eval.seg_len published.vali
 rmt-wt103 150 10 450 150 - 25.04
 """
 
+EXTENDED = """
+name model.n_layers d_model n_heads d_head d_inner train.seg_len reread_len mem_len batch_size max_steps lr clip
+ptb      16 380 10 38 900 70 70 0 10 232_400 3e-4 0.25
+ptb-fast 16 380 10 38 900 70 70 0 40  45_000 1e-3 0.25
+"""
+
 
 def read(text):
     """Return the expected settings of each recipe, by full name."""
@@ -132,27 +138,38 @@ def value_of(word):
         return word
 
 
-TABLES = [*map(read, (SIZES, TRAINING, EVALUATION, NVIDIA_TRAINING, COMPRESSION, RECURRENT, SMALL, MODERN, RMT))]
-(SIZES, TRAINING, EVALUATION, NVIDIA_TRAINING, COMPRESSION, RECURRENT, SMALL, MODERN, RMT) = TABLES
+TABLES = [
+    *map(read, (SIZES, TRAINING, EVALUATION, NVIDIA_TRAINING, COMPRESSION, RECURRENT, SMALL, MODERN, RMT, EXTENDED))
+]
+(SIZES, TRAINING, EVALUATION, NVIDIA_TRAINING, COMPRESSION, RECURRENT, SMALL, MODERN, RMT, EXTENDED) = TABLES
 BASELINES = [name for name, row in SIZES.items() if row["train.mem_len"] == 0]
 NVIDIA, COMPRESSIVE = list(NVIDIA_TRAINING), list(COMPRESSION)
 PUBLISHED = [name for name in TRAINING if name not in NVIDIA]
 TF = ["wt103-large-tf", "lm1b-large-tf"]
 PYTORCH = [name for name in PUBLISHED if name not in TF]
-INFERRED = ("ptb", "enwik8-18l", "wt103-ablation", "lm1b", "lm1b-ablation")
+INFERRED = ("ptb-memory", "enwik8-18l", "wt103-ablation", "lm1b", "lm1b-ablation")
 """Recipes without a released script."""
 PLAIN = "model.variational_dropout=False word_dropout=0 train.weight_decay=0 average=none"
 SAME = (  # recipes, and settings that they share
     (PUBLISHED, "train.optimizer=adam schedule=cosine clip=0.25 seed=1111 valid_batch_size=10"),
     (PUBLISHED, "model.tie_embeddings=True norm=post proj_init_std=0.01"),
-    (["ptb"], "model.variational_dropout=True word_dropout=0.2 train.weight_decay=1.2e-6 average=exponential"),
-    ([name for name in PUBLISHED if name != "ptb"], PLAIN),
+    (["ptb-memory"], "model.variational_dropout=True word_dropout=0.2 train.weight_decay=1.2e-6 average=exponential"),
+    ([name for name in PUBLISHED if name != "ptb-memory"], PLAIN),
     (TF, "model.init=tf init_std=0.005 norm_eps=1e-12 tie_biases=False memory_start=zeros"),
     (TF, "train.cosine_from=warmup min_lr_ratio=0.004"),
     (PYTORCH, "model.init=pytorch init_std=0.02 norm_eps=1e-5 tie_biases=True memory_start=empty"),
     (PYTORCH, "train.cosine_from=start min_lr_ratio=0"),
     (BASELINES, "eval.mem_len=0"),
     (BASELINES[:2], "train.optimizer=sgd momentum=0.99 lr=0.003 clip=-"),  # of Al-Rfou et al.
+    (EXTENDED, "model.position=relative_tied variational_dropout=True dropout=0.2 word_dropout=0.2 norm=post"),
+    (EXTENDED, "model.embedding_dropout=0.6 output_dropout=0.5 inner_dropout=- feed_forward_dropout=- init_std=0.02"),
+    (EXTENDED, "train.activation_penalty=0.2 slowness_penalty=0.1 published.vocab_size=10_000 parameters=24_040_400"),
+    (
+        ["ptb"],
+        "model.distance_dropout=0.6 projection_dropout=0.2 attention_dropout=0.2 published.valid=56.72 test=54.52",
+    ),
+    (["ptb"], "train.optimizer=adam embedding_lr=2 weight_decay=1.2e-6 warmup_steps=3_000 seg_len_jitter=True"),
+    (["ptb"], "train.schedule=cosine average=mean schedule_steps=166_000 average_lr_factor=0.5 lowest_lr=1e-4"),
     (NVIDIA, "train.optimizer=lamb roll_lanes=True clip=0.25 weight_decay=0 valid_every=5_000 valid_batch_size=16"),
     (NVIDIA, "train.seed=1111 model.tie_biases=True memory_start=empty norm=post init=pytorch"),
     (NVIDIA, "model.cutoffs=(19_997,39_997,199_997)"),
@@ -357,7 +374,7 @@ def test_a_small_recurrent_model_has_few_million_parameters(name):
 
 
 def base_of(name):
-    return recipe.load(name.removesuffix("-modern"))
+    return recipe.load({"ptb-modern": "ptb-memory"}.get(name, name.removesuffix("-modern")))
 
 
 @pytest.mark.parametrize("name", MODERN)
@@ -395,7 +412,16 @@ def header_of(name):
 
 
 TABLES_OF_PAPER = {
-    **{"ptb": 5, "enwik8": 2, "enwik8-18l": 2, "enwik8-24l": 2, "text8": 3, "text8-24l": 3, "wt103": 1},
+    **{
+        "ptb": 5,
+        "ptb-memory": 5,
+        "enwik8": 2,
+        "enwik8-18l": 2,
+        "enwik8-24l": 2,
+        "text8": 3,
+        "text8-24l": 3,
+        "wt103": 1,
+    },
     **{"wt103-large": 1, "wt103-large-tf": 1, "wt103-ablation": 6, "lm1b": 4, "lm1b-released": 4, "lm1b-large": 4},
     **{"lm1b-large-tf": 4, "lm1b-ablation": 7, "lstm-wt103": 8, "qrnn-wt103": 1},
 }

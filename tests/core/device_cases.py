@@ -23,7 +23,7 @@ CASES = {
     "attention written out": ("stdlib", *EVERY_DROPOUT, "train.attention=reference"),
     "recomputed": ("stdlib", *EVERY_DROPOUT, "train.recompute=true"),
     "half loss": ("stdlib", "train.loss_part=half", "train.mem_len=0"),
-    "regularised": ("ptb",),
+    "regularised": ("ptb-memory",),
     "averaged": ("stdlib", *EVERY_DROPOUT, "model.variational_dropout=true", "train.average=exponential"),
     "accumulated": ("stdlib", "train.accumulate=2"),
     "lamb": ("stdlib", "train.optimizer=lamb", "train.roll_lanes=true"),
@@ -40,7 +40,7 @@ CASES = {
     "qrnn": ("qrnn-ptb",),
     "adaptive softmax": ("wt103", "model.n_heads=2"),
     "muon": ("stdlib", "train.optimizer=muon"),
-    "recomputed layers": ("ptb", "train.recompute=layers", "train.average=none"),
+    "recomputed layers": ("ptb-memory", "train.recompute=layers", "train.average=none"),
 }
 PRECISIONS = ("fp32", "bf16", "fp16")
 """Precisions that differ in the dtypes of tensors; tf32 has those of fp32."""

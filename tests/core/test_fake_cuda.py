@@ -161,7 +161,7 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
     ("recipe", "of_step", "gb_of_step", "of_segment", "of_token"),
     [
         ("enwik8", 51, 3.3, 14, 12),
-        pytest.param("ptb", 57, 0.31, 18, 12, marks=pytest.mark.slow),
+        pytest.param("ptb-memory", 57, 0.31, 18, 12, marks=pytest.mark.slow),
         pytest.param("wt103", 67, 2.0, 16, 12, marks=pytest.mark.slow),
     ],
 )

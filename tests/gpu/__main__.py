@@ -1,6 +1,7 @@
 """Check txl on a GPU and measure it: the one command for a card, which no machine without one needs.
 
-python -m tests.gpu [PART ...] [--minutes 9] [--json FILE] [--only NAME] [--device cuda|cpu] [--toy]
+python -m tests.gpu [PART ...] [--minutes 9] [--keep FOLDER [--total-minutes 20]] [--json FILE] [--only NAME]
+    [--device cuda|cpu] [--toy]
 
 Parts, in this order and all of them by default: `tests` (rates of copies and matrix products, and every test of
 `test_cuda_*.py` in parallel processes), `throughput` (training, evaluation and single tokens as users run them, with
@@ -27,7 +28,7 @@ DIRECTORY = Path(__file__).parent
 TESTS_S, ROW_S = 180.0, 120.0
 """The longest time of all tests, and of another row, compilation included."""
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
-TRAINED = {"enwik8": (), "wt103": (), "wt103-nvidia": ("train.batch_size=32",), "ptb": ()}
+TRAINED = {"enwik8": (), "wt103": (), "wt103-nvidia": ("train.batch_size=32",), "ptb-memory": ()}
 """Recipes whose training is timed, with changes: NVIDIA's batch of 256 is that of eight GPUs."""
 EVALUATED = (("enwik8", 10), ("enwik8", 1), ("wt103-nvidia", 16))
 """Recipes and batch sizes of evaluations."""
@@ -84,13 +85,18 @@ def main(
     only: Annotated[str | None, typer.Option(help="Part of the names of the rows to compute.")] = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all rows; others are not run.")] = 9.0,
     data_dir: DataDir = DATA_DIR,
-    keep: Annotated[Path | None, typer.Option(help="New folder that receives the run of ptb.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Folder of the run of ptb; a later call continues it.")] = None,
+    total_minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Time of the run of ptb in all calls with --keep.")
+    ] = None,
 ) -> None:
     """Check and measure txl on a device."""
     if not json_file.parent.is_dir():
         sys.exit(f"error: --json {json_file}: there is no folder {json_file.parent}; make it first")
-    if keep is not None and keep.exists():
-        sys.exit(f"error: --keep {keep} exists; give a new folder")
+    if keep is not None and keep.exists() and not (keep / "plan.json").exists():
+        sys.exit(f"error: --keep {keep} exists; give a new folder, or that of an earlier call")
+    if total_minutes is not None and keep is None:
+        sys.exit("error: --total-minutes needs --keep, so that a later call continues")
     if unknown := set(parts or ()) - set(PARTS):
         sys.exit(f"error: no part {min(unknown)!r}; there are {', '.join(PARTS)}")
     facts = {"device": device, "toy": toy, "command": sys.argv[1:]}
@@ -104,7 +110,7 @@ def main(
             compute(stage, device, toy=toy)
     if "ptb" in chosen:
         try:
-            ptb.run(stage, device, toy=toy, data_dir=data_dir, keep=keep)
+            ptb.run(stage, device, toy=toy, data_dir=data_dir, keep=keep, total_minutes=total_minutes)
         except TxlError as error:
             console.complain(f"ptb is left out: {error}")
     raise typer.Exit(stage.end())

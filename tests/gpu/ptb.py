@@ -1,31 +1,40 @@
-"""Train the recipe `ptb` to the end of its schedule, and evaluate it.
+"""Train a recipe of Penn Treebank for a given time, in one call or in several, and evaluate it.
 
-If the steps of the recipe take longer than the time that is left, the schedule is shortened to as many steps as fit, so
-that the learning rate still falls to its end. Text and run are in memory. The results are the curve, and the
-perplexities of several memory lengths on valid and test.
+The schedule has as many steps as fit into the time at the measured pace, so that the learning rate falls to its end;
+warm-up and mean of the weights keep their shares. With a folder to keep, a later call of the same command continues.
+The results are the curve, and the perplexities on valid and test by each way of evaluation, with their temperatures.
 """
 
 import dataclasses
+import json
 import os
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from tests.benchmarks.corpus import write_text
 from tests.gpu import rows
 from tests.gpu.stage import PASSED
-from txlcli import api
 from txlcli.config import recipe
 from txlcli.data.token_store import TokenStore
-from txlcli.workflows.options import PrepareOptions, TrainOptions
+from txlcli.runs import history, run_directory
+from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.options import EvalOptions, PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
-RECIPE = "ptb"
+RECIPES = {"ptb-fast": 20.0, "ptb": float("inf")}
+"""Recipes, with the longest time in minutes for which each is chosen."""
+RUN = "ptb"
 IN_MEMORY = Path("/dev/shm")
-MEMORIES = (70, 140, 280, 420)
-"""Memory lengths of the evaluation."""
+READINGS = {
+    "windows": {"attn_len": (140,), "stride": 10},  # of the script that the recipe follows
+    "memory": {"mem_len": (130,)},
+}
+DYNAMIC = {"mem_len": (140,), "seg_len": 70, "dynamic": True}
+TOY_READINGS = {"windows": {"attn_len": (16,), "stride": 4}, "memory": {"mem_len": (8,), "seg_len": 8}}
 SHARE_OF_STEPS = 0.9
 """Part of the time left for steps; the rest is for validations and saving."""
 EVALUATION_S, PACE_S = 60.0, 60.0
@@ -34,15 +43,20 @@ TOY_STEPS, TOY_BYTES, TOY_TYPES = 12, 60_000, 211
 TOY_STORE = "made-up"
 TOY_CHANGES = (
     *rows.TOY,
-    f"corpus.store={TOY_STORE}",
-    "train.warmup_steps=3",
+    "train.mem_len=0",
+    "train.reread_len=8",
     "train.valid_every=6",
-    f"train.max_steps={TOY_STEPS}",
+    f"corpus.store={TOY_STORE}",
 )
 
 
+def recipe_for(minutes):
+    """Return the recipe that is trained for this time."""
+    return next(name for name, longest in RECIPES.items() if minutes <= longest)
+
+
 def fitting_steps(ms_per_step, seconds, most):
-    """Return how many steps fit into the time that is left, rounded down to hundreds; at most those of the recipe."""
+    """Return how many steps fit into the time, rounded down to hundreds; at most those of the recipe."""
     fitting = 1e3 * SHARE_OF_STEPS * (seconds - EVALUATION_S) / ms_per_step
     return most if fitting >= most else max(100, int(fitting) // 100 * 100)
 
@@ -51,42 +65,69 @@ def schedule(settings, steps):
     """Return the changes of a recipe for a schedule of `steps` steps."""
     train = settings.train
     warm_up = train.warmup_steps * steps // train.max_steps
-    return (f"train.max_steps={steps}", f"train.warmup_steps={warm_up}", f"log.every={max(1, steps // 200)}")
+    return (
+        f"train.max_steps={steps}",
+        f"train.warmup_steps={warm_up}",
+        f"train.valid_every={max(1, steps // 40)}",
+        f"log.every={max(1, steps // 200)}",
+    )
 
 
 def workspace(directory, device):
     return Workspace(data_dir=directory, runs_dir=directory / "runs", device=device)
 
 
-def training(directory, changes, device, minutes, tell):
-    """Train the recipe, and tell the curve while it grows."""
+def training(directory, name, changes, device, minutes, tell):
+    """Train the recipe, or continue its run, and tell the curve while it grows."""
+    resumes = (directory / "runs" / RUN / run_directory.LAST).exists()
+    before = history.read_reports(run_directory.open_run(directory / "runs" / RUN)) if resumes else ()
     curve = {"train": [], "valid": []}
 
     def on_report(line):
-        fields = (
-            ("step", "epoch", "ppl", "tokens_per_s") if line["kind"] == "train" else ("step", "epoch", "ppl", "seconds")
-        )
-        curve[line["kind"]].append({field: line[field] for field in fields})
+        further = "tokens_per_s" if line["kind"] == "train" else "seconds"
+        curve[line["kind"]].append({field: line[field] for field in ("step", "epoch", "ppl", further)})
         tell({"curve": curve})
 
-    options = TrainOptions(name=RECIPE, overrides=tuple(changes), max_minutes=minutes)
-    trained = start.run(RECIPE, options, workspace(directory, device), on_report=on_report)
-    tell({"changes": changes, "steps": trained.step, "parameters": trained.run.parameters})
-    tell({"all_steps": trained.step == trained.run.settings.train.max_steps})
+    for line in before:
+        on_report(line)
+    tell({"recipe": name, "changes": changes})
+    if resumes and history.read(run_directory.open_run(directory / "runs" / RUN)).state == "finished":
+        return tell(facts_of(directory))
+    ending = {"max_minutes": minutes}
+    options = (
+        TrainOptions(resume=RUN, **ending) if resumes else TrainOptions(name=RUN, overrides=tuple(changes), **ending)
+    )
+    start.run(None if resumes else name, options, workspace(directory, device), on_report=on_report)
+    return tell(facts_of(directory))
 
 
-def evaluation(directory, device, toy):
-    """Evaluate the best weights; the test result is that of the memory length that is best on valid."""
-    run = api.load(RECIPE, runs_dir=directory / "runs", data_dir=directory, device=device)
-    memories = (8, 16) if toy else MEMORIES
-    found = {split: run.evaluate(mem_len=memories, split=split) for split in ("valid", "test")}
-    best = min(range(len(memories)), key=lambda number: found["valid"][number].loss_nats)
-    return {
-        "best_mem_len": memories[best],
-        **{f"{split}_ppl": rows[best].ppl for split, rows in found.items()},
-        "published": dataclasses.asdict(recipe.load(RECIPE).published),
-        **{split: [dataclasses.asdict(row) for row in rows] for split, rows in found.items()},
-    }
+def facts_of(directory):
+    """Return facts about the run as far as it is trained."""
+    past = history.read(run_directory.open_run(directory / "runs" / RUN))
+    train = past.run.settings.train
+    facts = {"steps": past.step, "all_steps": past.state == "finished", "parameters": past.run.parameters}
+    return {**facts, "seeds": [train.seed]}
+
+
+def evaluation(directory, device, readings):
+    """Evaluate the best weights at the temperature that is best on valid; test counts where valid is best."""
+    found = {}
+    for reading, options in readings.items():
+        of_splits = {
+            split: evaluate.run(
+                RUN, EvalOptions(split=split, temperature="auto", timed=False, **options), workspace(directory, device)
+            ).rows
+            for split in ("valid", "test")
+        }
+        for row, on_test in zip(*of_splits.values(), strict=True):
+            found[f"{reading}{f', {row.method}' if row.method else ''}"] = {
+                "valid_ppl": row.measures["ppl"],
+                "test_ppl": on_test.measures["ppl"],
+                "temperature": on_test.temperature,
+            }
+    best = min(found, key=lambda reading: found[reading]["valid_ppl"])
+    published = dataclasses.asdict(recipe.load("ptb").published)
+    return {"readings": found, "best": best, "published": published, **found[best]}
 
 
 def prepare_toy(directory):
@@ -97,31 +138,53 @@ def prepare_toy(directory):
     preparing.run(str(text), PrepareOptions(tokenizer="word", split=(80, 10, 10), force=True), directory)
 
 
-def pace(stage, device, *, toy):
+def pace(stage, name, device, *, toy):
     """Return the milliseconds of a step: those that were measured before, if they were; None if they are not known."""
-    timed = [row for row in stage.rows if row["row"] == f"training {RECIPE}" and row["status"] == PASSED]
-    given = {"name": RECIPE, "changes": (), "device": device, "toy": toy}
-    row = timed[0] if timed else stage.run(f"training {RECIPE}", rows.training, at_most_s=PACE_S, **given)
+    timed = [row for row in stage.rows if row["row"] == f"training {name}" and row["status"] == PASSED]
+    given = {"name": name, "changes": (), "device": device, "toy": toy}
+    row = timed[0] if timed else stage.run(f"training {name}", rows.training, at_most_s=PACE_S, **given)
     return None if row is None else row["ms_per_token"] * row["tokens_per_step"]
 
 
-def run(stage, device, *, toy, data_dir, keep):
-    """Compute the rows of Penn Treebank in the time that is left; `keep` is a new directory for the run, or None."""
+def plan(stage, device, *, toy, minutes):
+    """Return the recipe and its changes for a training run of so many minutes in all."""
+    name = recipe_for(minutes)
+    ms_per_step = pace(stage, name, device, toy=toy)
+    settings = recipe.load(name)
+    steps = TOY_STEPS if toy else settings.train.max_steps
+    if ms_per_step is not None and not toy:
+        steps = fitting_steps(ms_per_step, 60 * minutes, steps)
+    return name, [
+        "train.precision=bf16",
+        *schedule(settings, steps),
+        *(TOY_CHANGES if toy else ()),
+        *rows.LONG_RUN[device],
+    ]
+
+
+def run(stage, device, *, toy, data_dir, keep, total_minutes):
+    """Compute the rows of Penn Treebank in the time that is left of this call.
+
+    Args:
+        keep: directory of the run, perhaps that of an earlier call; None to keep nothing.
+        total_minutes: time of the run in all calls; None for the time of this one.
+    """
     if not stage.includes("ptb training"):
         return
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        directory = Path(name)
-        prepare_toy(directory) if toy else shutil.copy(TokenStore.open(data_dir / f"{RECIPE}.h5").path, directory)
-        ms_per_step = pace(stage, device, toy=toy)
-        settings = recipe.load(RECIPE, list(TOY_CHANGES) if toy else [])
-        steps = settings.train.max_steps
-        if ms_per_step is not None and not toy:
-            steps = fitting_steps(ms_per_step, stage.seconds_left, steps)
-        small = TOY_CHANGES if toy else ("train.valid_every=4000",)
-        changes = ("train.precision=bf16", *small, *schedule(settings, steps), *rows.LONG_RUN[device])
-        minutes = max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
+    kept = nullcontext(keep) if keep else tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
+    with kept as folder:
+        directory = Path(folder)
+        planned = directory / "plan.json"
+        if not planned.exists():
+            directory.mkdir(exist_ok=True, parents=True)
+            prepare_toy(directory) if toy else shutil.copy(TokenStore.open(data_dir / "ptb.h5").path, directory)
+            minutes = total_minutes or stage.seconds_left / 60
+            planned.write_text(json.dumps(plan(stage, device, toy=toy, minutes=minutes)))
+        name, changes = json.loads(planned.read_text())
         given = {"directory": directory, "device": device}
-        if stage.run("ptb training", training, changes=changes, minutes=minutes, **given) is not None:
-            stage.run("ptb evaluation", evaluation, toy=toy, **given)
-            if keep is not None:
-                shutil.copytree(directory / "runs" / RECIPE, keep)
+        minutes = max(0.0, stage.seconds_left - EVALUATION_S) / 60 or 0.01
+        trained = stage.run("ptb training", training, name=name, changes=changes, minutes=minutes, **given)
+        if trained is not None and trained["all_steps"]:
+            stage.run("ptb evaluation", evaluation, readings=TOY_READINGS if toy else READINGS, **given)
+            if not toy:
+                stage.run("ptb dynamic evaluation", evaluation, readings={"dynamic": DYNAMIC}, **given)

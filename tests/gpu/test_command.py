@@ -10,6 +10,8 @@ from tests.conftest import hides_gpus
 from tests.gpu import __main__ as command
 from tests.gpu import ptb, rows
 from txlcli.config import recipe
+from txlcli.workflows.options import TrainOptions
+from txlcli.workflows.training import start
 
 TEXTS = {"test_it_fails": "def test_one():\n    assert False\n", "test_no_import": "import missing_module\n"}
 APP = typer.Typer()
@@ -68,20 +70,36 @@ def test_bf16_is_as_far_from_float64_as_autocast(tmp_path):
 
 
 @pytest.mark.slow
-def test_ptb_trains_and_evaluates_the_run_it_keeps(tmp_path):
-    code, found = run(tmp_path, "ptb", "--keep", str(tmp_path / "kept"))
+def test_ptb_continues_the_run_of_an_earlier_call_and_evaluates_it(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    ptb.prepare_toy(kept)
+    changes = ["train.precision=bf16", *ptb.schedule(recipe.load("ptb"), ptb.TOY_STEPS), *ptb.TOY_CHANGES]
+    (kept / "plan.json").write_text(json.dumps(["ptb", changes]))
+    start.run("ptb", TrainOptions(name=ptb.RUN, overrides=tuple(changes), max_steps=5), ptb.workspace(kept, "cpu"))
+    code, found = run(tmp_path, "ptb", "--keep", str(kept))
     assert (code, found["complete"]) == (0, True)
-    _, _, training, evaluation = found["rows"]
-    assert training["all_steps"]
+    _, training, evaluation = found["rows"]
+    assert (training["recipe"], training["all_steps"], training["steps"]) == ("ptb", True, 12)
+    assert [point["step"] for point in training["curve"]["train"]] == list(range(1, 13))
     assert [point["step"] for point in training["curve"]["valid"]] == [6, 12]
-    assert len(training["curve"]["train"]) == 12
-    assert [row["mem_len"] for row in evaluation["test"]] == [8, 16]
-    assert evaluation["best_mem_len"] in (8, 16)
+    assert training["seeds"] == [1111]
+    again = run(tmp_path, "ptb", "--keep", str(kept))[1]["rows"]
+    assert [row["status"] for row in again] == 3 * ["passed"]
+    assert again[2]["test_ppl"] == evaluation["test_ppl"]
+    assert evaluation["readings"].keys() == {"windows", "memory"}
+    assert evaluation["test_ppl"] == evaluation["readings"][evaluation["best"]]["test_ppl"]
     assert 1 < evaluation["test_ppl"] < 500
-    assert (tmp_path / "kept" / "best.safetensors").exists()
+    assert evaluation["temperature"] > 0
+    assert (kept / "runs/ptb/best.safetensors").exists()
 
 
-def test_a_shortened_schedule_has_the_share_of_warm_up_of_the_recipe():
+def test_a_shortened_schedule_keeps_the_shares_of_its_phases():
     settings = recipe.load("ptb")
-    assert ptb.schedule(settings, 40_000) == ("train.max_steps=40000", "train.warmup_steps=2000", "log.every=200")
-    assert ptb.schedule(settings, 100) == ("train.max_steps=100", "train.warmup_steps=5", "log.every=1")
+    changes = ptb.schedule(settings, 23_240)
+    assert changes[:2] == ("train.max_steps=23240", "train.warmup_steps=300")
+    assert recipe.load("ptb", changes).train.schedule_steps == 16_600
+    assert [ptb.recipe_for(minutes) for minutes in (4, 20, 21, 60)] == ["ptb-fast", "ptb-fast", "ptb", "ptb"]
+    # Nine tenths of four minutes beyond the evaluation, at 5 ms: 54,000 steps.
+    assert ptb.fitting_steps(5.0, 360, 232_400) == 54_000
+    assert ptb.fitting_steps(5.0, 3600, 232_400) == 232_400

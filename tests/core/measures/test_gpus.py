@@ -24,7 +24,7 @@ def test_a_card_has_the_peak_rate_of_its_data_sheet(card, precision, tflops):
     ("model", "device_type", "step_flops", "share", "recipe"),
     [
         ({}, "cuda", 1e13, 0.11, "enwik8"),
-        ({}, "cuda", 1e9, 0.022, "ptb"),
+        ({}, "cuda", 1e9, 0.022, "ptb-memory"),
         ({"cutoffs": (5,)}, "cuda", 1e13, 0.035, "wt103"),
         ({}, "cpu", 1e13, 0.5, None),
     ],

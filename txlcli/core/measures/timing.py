@@ -209,7 +209,11 @@ def time_training(
     )
     ids = _random_tokens(model, (tokens * (filling + repeat * min_steps + 2) + 1,)).cpu().numpy()
     segments = TrainingSegments(
-        ids, batch_size=settings.batch_size, seg_len=settings.seg_len, reread_len=settings.reread_len
+        ids,
+        batch_size=settings.batch_size,
+        seg_len=settings.seg_len,
+        reread_len=settings.reread_len,
+        jitter=settings.seg_len_jitter,
     )
     training = Training(model, settings, segments)
     steps = {"steps": min_steps, "warm_up": filling + 1}
