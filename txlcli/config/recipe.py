@@ -9,7 +9,8 @@ from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import OFF_WORDS, FieldType
-from txlcli.config.settings import Settings, plain_name
+from txlcli.config.sections import plain_name
+from txlcli.config.settings import Settings
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MAX_SETTINGS, check_regular

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import MAX_SEED, PLAIN_NAME, AttentionBackend, Compile, EvalSettings, Precision
+from txlcli.config.sections import PLAIN_NAME
+from txlcli.config.settings import MAX_SEED, AttentionBackend, Compile, EvalSettings, Precision
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.arguments import check_type
