@@ -248,7 +248,9 @@ def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> 
     positions = adapted.dynamic_positions(settings, search)
     valid = texts.first_positions(opened, "valid", positions, workspace.data_dir)
     rms = adapted.rms_of_train(opened, settings, workspace)
-    best = adapted.search_dynamic(Scoring(opened, valid, settings, workspace.reporter), rms, search)
+    best = adapted.search_dynamic(
+        Scoring(opened, valid, dataclasses.replace(settings, temperature=1.0), workspace.reporter), rms, search
+    )
     return best if best.lr > 0 else None
 
 

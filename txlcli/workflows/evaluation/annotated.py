@@ -85,7 +85,8 @@ def annotate(result: EvalResult) -> AnnotatedText:
     """Join the tokens of an evaluated text to visible pieces, and read it once more for the likeliest tokens."""
     scoring, rows = result.scoring, sorted(result.rows, key=lambda row: row.mem_len)
     opened, text = scoring.opened, scoring.text
-    _, likeliest, probabilities = scoring.changed(mem_len=rows[-1].mem_len).score(
+    at_longest = scoring.changed(mem_len=rows[-1].mem_len, temperature=rows[-1].temperature)
+    _, likeliest, probabilities = at_longest.score(
         partial(score_with_likeliest, count=min(LIKELIEST, opened.vocab.size)), "likeliest tokens"
     )
     pieces = Pieces.of(opened.vocab, text)

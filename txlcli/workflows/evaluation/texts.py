@@ -82,11 +82,12 @@ class Scoring:
 
 
 def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:
-    """Return the run's evaluation settings with one lane, and these lengths if they are given."""
+    """Return the run's evaluation settings with one lane, temperature 1, and these lengths if they are given."""
     settings = run.settings
     mem_len = settings.eval.mem_len if mem_len is None else mem_len
     settings.check_memory(mem_len, run=run.directory, instead="give `mem_len` 0")
-    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len or settings.eval.seg_len)
+    seg_len = seg_len or settings.eval.seg_len
+    return settings.evaluation_settings(batch_size=1, mem_len=mem_len, seg_len=seg_len, temperature=1.0)
 
 
 def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
