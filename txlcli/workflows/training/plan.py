@@ -28,6 +28,8 @@ class Plan:
     seg_len: int
     mem_len: int | None
     """None for a recurrent state."""
+    reread_len: int
+    """Tokens before each segment that are read again."""
     steps: int
     """Up to the step that was asked for, or to the recipe's end."""
     max_steps: int
@@ -44,6 +46,7 @@ class Plan:
         )
         epochs = f" ({self.epochs:.3g} epochs)" if self.epochs is not None else ""
         memory = "recurrent state" if self.mem_len is None else f"memory {self.mem_len}"
+        memory += f", {self.reread_len} tokens read again" if self.reread_len else ""
         return (
             f"{self.recipe}: {self.parameters:,} parameters (V = {self.vocab_size:,}) on {corpus}, batches of "
             f"{self.lanes} x {self.seg_len} tokens, {memory}, {steps}{epochs}, {self.precision}, {self.device}, into "
@@ -68,6 +71,7 @@ def plan(
         lanes=train.batch_size,
         seg_len=train.seg_len,
         mem_len=None if settings.model.recurrent_state else train.mem_len,
+        reread_len=train.reread_len,
         steps=steps,
         max_steps=train.max_steps,
         epochs=steps / segments.per_epoch if segments else None,
