@@ -56,8 +56,12 @@ class FlatMatrices:
         finally:
             for module, parameter in zip(self._modules, self._parameters, strict=True):
                 swap_parameter(module, "weight", parameter)
-        gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]  # every matrix has one
-        foreach.copy_(self._views(self._gradients_of_copies), gradients)
+        places = zip(self._views(self._gradients_of_copies), self._leaves, strict=True)
+        given = {place: leaf.grad for place, leaf in places if leaf.grad is not None}
+        if len(given) < len(self._leaves):  # some weights take no part in some steps
+            self._gradients_of_copies.zero_()
+        foreach.copy_(list(given), list(given.values()))
         self._gradients.add_(self._gradients_of_copies) if adds else self._gradients.copy_(self._gradients_of_copies)
         for leaf, parameter, gradient in zip(self._leaves, self._parameters, self._views(self._gradients), strict=True):
-            leaf.grad, parameter.grad = None, gradient
+            if leaf.grad is not None:
+                leaf.grad, parameter.grad = None, gradient
