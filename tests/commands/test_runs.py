@@ -255,6 +255,7 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     done("train", "tiny.toml", "--name", "alone", "--seed", 6)
     assert Saved(Path("runs/alone/best.safetensors")) == Saved(Path("runs/many-seed6/best.safetensors"))
     output = json_of("runs", "compare", *names)
+    assert json_of("runs", "compare", *names, "alone")["seeds"] == output["seeds"]  # a repetition is no other seed
     (group,) = output["seeds"]
     valid = [run["best_valid"] for run in output["runs"]]
     assert group["runs"] == names

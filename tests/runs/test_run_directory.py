@@ -72,10 +72,11 @@ def test_force_replaces_a_run_with_all_its_files(runs_dir):
     assert sorted(file.name for file in old.directory.iterdir()) == ["run.json", "vocab.json"]
 
 
-def test_force_does_not_replace_a_directory_that_is_not_a_run(runs_dir):
+@pytest.mark.parametrize("force", [True, False])
+def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force):
     (runs_dir / "mine").mkdir(parents=True)
     (runs_dir / "mine" / "thesis.txt").write_text("years of work")
-    message = refusal(create, runs_dir, "mine", force=True)
+    message = refusal(create, runs_dir, "mine", force=force)
     assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
 

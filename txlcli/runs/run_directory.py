@@ -141,11 +141,11 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
     A run with files of the user is never replaced.
     """
     if directory.exists():
+        if not (directory / CARD).is_file():
+            raise RunError(f"{directory} exists and is not a run; choose another `name`")
         if not force:
             instead = instead or f"resume it with `resume_run` {directory.name}"
             raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
-        if not (directory / CARD).is_file():
-            raise RunError(f"{directory} exists and is not a run; choose another `name`")
         # Of a link, only the link will be deleted.
         for path in [] if directory.is_symlink() else sorted(directory.rglob("*")):
             is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())

@@ -178,12 +178,14 @@ def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -
 
 
 def _seed_groups(runs: Sequence[Run], compared: Sequence[ComparedRun]) -> Iterator[SeedGroup]:
-    groups: dict[tuple[Settings, str], list[ComparedRun]] = {}
+    groups: dict[tuple[Settings, str, Origin | None], dict[int, ComparedRun]] = {}
     for run, summary in zip(runs, compared, strict=True):
         train = dataclasses.replace(run.settings.train, seed=0)
         settings = dataclasses.replace(run.settings, train=train, log=runs[0].settings.log)
-        groups.setdefault((settings, run.vocab_fingerprint), []).append(summary)
-    for group in groups.values():
+        by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
+        by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
+    for by_seed in groups.values():
+        group = [*by_seed.values()]
         losses = {
             "valid": [run.best_valid for run in group if run.best_valid is not None],
             "test": [run.test for run in group if run.test is not None],
