@@ -116,8 +116,20 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
     told = json_of("prepare", "mixed", "--column", "text", "--name", "rows")
     assert sum(info["bytes"] for info in told["splits"].values()) == len(TEXT) + 1
     assert told["changes"] == {"rows_without_text": 1, "files_skipped": 1}
+    (plain / "mixed/rows.jsonl").unlink()
+    (plain / "mixed/rows.csv").write_text("id,text\n1,a line\n" * 9)
+    note = "rows.csv: read as plain text with all columns; `column` reads one of them"
+    assert json_of("prepare", "mixed", "--force")["notes"] == [note]
     (plain / "rows.txt").write_bytes(json_lines())
     assert "rows.txt: read as plain text, including the keys" in json_of("prepare", "rows.txt", "--force")["notes"][0]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", ",")])
+def test_rows_with_another_delimiter_are_rejected_unless_their_column_is_named(plain, name, delimiter):
+    (plain / name).write_text(f"id{delimiter}text\n" + f"1{delimiter}a line\n" * 20)
+    message = refusal("prepare", name, code=1)
+    assert message.startswith(f'{name}: its only column is "id{delimiter}text"; if these are several, ')
+    done("prepare", name, "--column", f"id{delimiter}text")
 
 
 def test_half_a_character_of_json_is_replaced(plain):

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import mmap
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import pyarrow as arrow
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
 from txlcli.corpora.unpack import DAMAGE, OPENERS, Bounded, max_bytes
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
 from txlcli.exchange.text_rows import TEXT, TextColumn, Written, choose_column, write_rows
 from txlcli.system.input_files import check_regular
@@ -76,7 +77,13 @@ def _with_column(file: TextFile, column: str | None) -> TextFile:
     if file.format == "Parquet":
         text = parquet_text.open_text(file.path, column)
         return replace(file, column=text.column, is_pieces=text.is_pieces)
-    return replace(file, column=choose_column(file.path, _columns(file), column))
+    names = _columns(file)
+    if file.format in DELIMITERS and column is None and len(names) == 1 and re.search(r"[;,|\t]", names[0]):
+        raise CorpusInputError(
+            f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
+            f"delimiter of {file.format}, else give that name as `column`"
+        )
+    return replace(file, column=choose_column(file.path, names, column))
 
 
 def _columns(file: TextFile) -> list[str]:

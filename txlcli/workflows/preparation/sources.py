@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from txlcli import __version__
+from txlcli.corpora import OWN_TEXT
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Rows, Slice, Text
 from txlcli.corpora.documents import document_starts
 from txlcli.corpora.download import digest_fault, fetch, is_complete
@@ -45,6 +46,9 @@ def _locate(
     source = work if packed else source
     text = corpus.read(source, options)
     notes = [f"{path.name} is not the original file" for path, _ in _altered_files(source, corpus)]
+    tables = [path for path in text_files(source) if path.suffix.lower() in (".csv", ".tsv")]
+    if corpus is OWN_TEXT and tables:
+        notes.append(f"{list_names(tables, source)}: read as plain text with all columns; `column` reads one of them")
     return replace(text, notes=(*text.notes, *notes))
 
 
