@@ -102,7 +102,7 @@ def test_an_architecture_with_neither_attention_nor_a_recurrent_state_works_with
 
 
 def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_recipe):
-    for key, value in (("train.attention", "reference"), ("train.recompute", "true"), ("eval.same_length", "off")):
+    for key, value in (("train.attention", "reference"), ("train.compile", "on"), ("eval.same_length", "off")):
         message = refusal("train", pairs_recipe, "--set", f"{key}={value}")
         assert f"{key.split('.')[1]} must be" in message
         assert 'with arch = "pairs", which has no layers with attention' in message

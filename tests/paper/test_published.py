@@ -29,6 +29,7 @@ ROW_OF = {
     "lm1b-large": (4, None, "Transformer-XL Large"),
     "lm1b-large-tf": (4, None, "Transformer-XL Large"),
     "ptb": (5, None, "Transformer-XL"),
+    "ptb-memory": (5, None, "Transformer-XL"),
 }
 LARGE = {"wt103-large", "wt103-large-tf", "lm1b-large", "lm1b-large-tf"}
 ELSEWHERE = {"wt103-ablation": 6, "lm1b-ablation": 7}
