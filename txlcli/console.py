@@ -82,7 +82,7 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Write one line to stderr, also with --quiet: something the user asked for has failed, and the command goes on."""
+    """Write one line to stderr, also with --quiet: a part of what the user asked for has failed, not the command."""
     if launcher.is_main():
         _write_message(on_one_line(with_flags(message)))
 

@@ -23,7 +23,7 @@ class Reporter(Protocol):
         """Take one line about what the workflow is doing."""
 
     def warn(self, message: str) -> None:
-        """Take one line about something that has failed, while the workflow goes on."""
+        """Take one line about something that has failed without ending the workflow."""
 
     def progress(
         self, description: str, total: float | None = None, unit: str = "", start: float = 0.0

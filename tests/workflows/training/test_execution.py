@@ -120,6 +120,6 @@ def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cp
         watch = execution.ProcessorWatch(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
     for _ in range(50):
         now += 1.0
-        watch.check()
+        watch.check(1)
     hint = "a step takes 2.5 times its CPU time: other programs use the processors; `threads` 1 may be faster"
     assert reporter.messages == [hint] * hints

@@ -5,7 +5,7 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -65,11 +65,11 @@ class Training(TrainingState):
         should_stop: Callable[[], bool],
         until_step: int | None = None,
         on_valid_tokens: Callable[[int], None] | None = None,
-        on_step: Callable[[int], None] | None = None,
+        on_step: Sequence[Callable[[int], None]] = (),
     ) -> Iterator[Report]:
         """Train up to max_steps. Save before every validation, every `train.save_minutes`, and at the end.
 
-        `on_step` receives the number of each step that was taken, `on_valid_tokens` the tokens validated so far.
+        Each function of `on_step` receives the number of every step, `on_valid_tokens` the tokens validated so far.
 
         Files are written in the background, and all of them are there when this ends. After a validation the last
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
@@ -92,8 +92,8 @@ class Training(TrainingState):
                     break
                 if (taken := self.update()) is not None:
                     self._interval.add(*taken, self._added)
-                if on_step is not None:
-                    on_step(self.step)
+                for observe in on_step:
+                    observe(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:

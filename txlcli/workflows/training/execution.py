@@ -134,16 +134,7 @@ def _take_steps(
         if training.world.is_rank_zero:
             log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
             stack.callback(profiler.stop if profiler else int)
-        watch = ProcessorWatch(reporter) if log and training.device.type == "cpu" else None
-
-        def on_step(step: int) -> None:
-            if log:
-                log.show_step(step)
-            if watch:
-                watch.check()
-            if log and profiler:
-                profiler.on_step(step)
-
+        observers = _observers(log, profiler, training, reporter) if log else []
         try:
             _say_notes(training, reporter)
             for report in training.run(
@@ -151,7 +142,7 @@ def _take_steps(
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
-                on_step=on_step,
+                on_step=observers,
             ):
                 _say_notes(training, reporter)
                 try:
@@ -168,6 +159,14 @@ def _take_steps(
     if profile and on_report:
         on_report({"kind": "profile", **dataclasses.asdict(profile)})
     return log.mfu if log else None, profile
+
+
+def _observers(
+    log: "TrainingLog", profiler: StepProfiler | None, training: Training, reporter: Reporter
+) -> list[Callable[[int], None]]:
+    """Return what rank 0 calls after every step, with its number."""
+    watch = [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
+    return [log.show_step, *watch, *([profiler.on_step] if profiler else [])]
 
 
 def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
@@ -293,9 +292,9 @@ class ProcessorWatch:
         self._reporter, self._is_watching = reporter, torch.get_num_threads() > 1
         self._clocks, self._started = (clock, cpu_clock), (clock(), cpu_clock())
 
-    def check(self) -> None:
+    def check(self, _step: int) -> None:
         """Compare the time since the start with the CPU time of all threads."""
-        seconds, cpu_seconds = (now() - before for now, before in zip(self._clocks, self._started, strict=True))
+        seconds, cpu_seconds = (clock() - start for clock, start in zip(self._clocks, self._started, strict=True))
         if self._is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
             self._is_watching = False
             ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"

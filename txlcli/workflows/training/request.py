@@ -22,7 +22,7 @@ def read_settings(source: str | None, options: TrainOptions, runs_dir: Path) -> 
         raise UsageError("nothing to train; name a recipe, such as stdlib, or a run with `resume` or `begin_from`")
     run = run_directory.find(name, runs_dir)
     settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), options.changes)
-    if options.resume is None and settings.train.max_steps == 1:  # the placeholder of an import without a recipe
+    if options.resume is None and settings.train.max_steps == 1:  # as an import without a recipe says
         raise RecipeError(
             f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
             "train.max_steps=N, and others such as train.batch_size"
