@@ -34,6 +34,7 @@ if torch.version.cuda or torch.version.hip:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The helper, built in two seconds."""
+    pytest.importorskip("triton")  # the fake card compiles kernels
     built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
     ended = build(built)
     if ended.returncode and not torch.__version__.startswith(KNOWN):
@@ -153,7 +154,6 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
 )
 def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, others):
     """Each layer: q, k and v in one product, two writes, two kernels of attention, one product, feed-forward, norms."""
-    pytest.importorskip("triton")
     assert token_kernels[f"kernels of a token, {case}"][:2] == [of_layer, others]
 
 
@@ -167,7 +167,6 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
 )
 def test_work_launches_at_most_so_many_kernels_per_layer(library, recipe, of_step, gb_of_step, of_segment, of_token):
     """Those of a training step include everything outside the layers, divided by the number of layers."""
-    pytest.importorskip("triton")
     counts = launches.measure(recipe, library)
     step, n_layers = counts["training"], recipes.load(recipe).model.n_layers
     assert step["kernels_per_layer"] + step["other_kernels"] / n_layers <= of_step
