@@ -196,7 +196,7 @@ JOBS = (
     ),
     Job(
         "eval --losses",
-        ("eval", "byte", "--losses", "losses.h5", *EVAL),
+        ("eval", "byte", "--losses", "losses.h5", "--force", *EVAL),
         ("data/novel.h5", "runs/byte", "losses.h5"),
         check_losses,
     ),
