@@ -94,7 +94,9 @@ def in_every_precision(group, pairs):
 def test_training_steps_mix_no_devices_and_wait_for_nothing(outcomes_of, group, pairs):
     # In fp16, the scaler asks before each step of an optimizer that does not skip steps itself.
     assert ("lamb", "fp16") in pairs
-    assert outcomes_of(group) == of_each(pairs, {}) | {"lamb fp16": {"_local_scalar_dense": 3}}
+    asked = {"_local_scalar_dense": 3}
+    expected = of_each(pairs, {}) | {"lamb fp16": asked}
+    assert outcomes_of(group) == expected | ({"muon fp16": asked} if ("muon", "fp16") in pairs else {})
 
 
 @pytest.mark.slow
@@ -130,11 +132,10 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         # In two batches.
         **{f"{case} contexts": copies(there=4, back=2) for case in ("relative", "lstm")},
         "adaptive softmax contexts": copies(there=2, back=2),
-        "vanilla windows": copies(there=5, back=1),  # in three batches, each with its places
+        "vanilla windows": copies(there=7, back=1),  # in five batches, each with its places
         **{f"resumed in {precision}": ["cuda:0"] for precision in PRECISIONS},
         "seeds of resumed runs": 4,
-        # The state that the forward pass drew from comes back for the backward pass, then the one that was left.
-        "generator of a recomputed step": [["read", 0], ["read", 1], ["set", 0], ["set", 1]],
+        "generator of a recomputed step": [],  # the kernels of attention repeat their masks from a seed
         **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
         "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},

@@ -54,7 +54,7 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
         hidden = reader.read_last(inputs[positions], count=counted)
         scored = positions[:, sized.seg_len - counted :]
         losses[scored] = reader.losses(hidden, targets[scored]).float()
-        stream.on_tokens(int(scored.max()) + 1)
+        stream.on_tokens(firsts[-1] + sized.seg_len)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
 
