@@ -179,6 +179,13 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
     assert read(tmp_path, dtype) == ("nanoGPT", {"train": ids})
 
 
+@pytest.mark.parametrize("code", ["f", "d"])
+def test_floating_point_numbers_are_no_ids(tmp_path, code):
+    (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).normal(size=3001).tolist()))
+    message = "its bytes are those of floating-point numbers; write the ids as whole numbers"
+    assert refusal(tmp_path) == f"{tmp_path}/train.bin: {message}"
+
+
 @pytest.mark.parametrize("size", [2, 61, 5003, 50_257, 65_536])
 def test_every_vocabulary_of_uint16_is_read_without_a_word(tmp_path, size):
     for ids in (skewed(size), np.random.default_rng(3).integers(size, size=5003).tolist()):

@@ -165,6 +165,8 @@ def _without_header(path: Path, dtype: str | None) -> TokenPart:
     if packed_format(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     part = TokenPart(path, WITHOUT_HEADER, kind, 0, size // kind.itemsize)
+    if dtype is None and _has_fractions(_head_of(part)):
+        raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
     if dtype is None and (other := other_type(part)):
         reason = (
             "every second uint16 is small" if other == "uint32" else f"its bytes are not distributed like {kind.name}"
@@ -182,14 +184,25 @@ def _type_of(dtype: str) -> np.dtype[Any]:
 
 def other_type(part: TokenPart) -> str | None:
     """Return the type that ids without a header have by their first bytes; None if that is the type of `part`."""
-    with part.path.open("rb") as file:
-        head = np.frombuffer(file.read(8 * PROBE), np.uint8)
-    head = head[: len(head) // 8 * 8]
+    head = _head_of(part)
     likely = _type_by_zeros(head) or _type_by_distribution(head) if len(head) >= MIN_PROBE else None
-    if likely is None or part.format != WITHOUT_HEADER:
+    if likely is None or part.format != WITHOUT_HEADER or _has_fractions(head):
         return None
     is_same = _type_of(likely).str.replace("u", "i") == part.dtype.str.replace("u", "i")
     return None if is_same else likely
+
+
+def _head_of(part: TokenPart) -> NDArray[np.uint8]:
+    """Return the first bytes of a file, a multiple of 8."""
+    with part.path.open("rb") as file:
+        head = np.frombuffer(file.read(8 * PROBE), np.uint8)
+    return head[: len(head) // 8 * 8]
+
+
+def _has_fractions(head: NDArray[np.uint8]) -> bool:
+    """Return True if bytes are floating-point numbers of a usual size; ids would be tiny or huge ones."""
+    sizes = [np.abs(head.view(kind)) for kind in ("<f4", "<f8")] if len(head) >= MIN_PROBE else []
+    return any(bool(((size > 1e-6) & (size < 1e6)).mean() > 0.9) for size in sizes)
 
 
 def _type_by_zeros(head: NDArray[np.uint8]) -> str | None:
