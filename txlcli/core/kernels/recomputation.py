@@ -49,4 +49,4 @@ class _RandomNumbers(DispatchMode):
         if has_mask:
             hidden, rate, _ = args
             return (hidden * copy).mul_(1 / (1 - rate)), copy
-        return args[0].copy_(copy) if torch.Tag.inplace in operator.tags else copy
+        return args[0].copy_(copy) if operator._schema.is_mutable else copy
