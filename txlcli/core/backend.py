@@ -7,6 +7,7 @@ key of their own; t tokens and c ids of a block of logits.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,16 +33,14 @@ class ScoreTerms:
     reach: int
     """n; a query sees the distances 0 .. n - 1, no others."""
     position_key: Tensor | None = None
-    """(b): W_kR R, Q of Appendix B, (H, m, D), m at most n; row c is distance m - 1 - c. The first row also stands for
-    every larger distance."""
+    """(b): W_kR R, Q of Appendix B, (H, m, D); row c is distance m - 1 - c. The first row also stands for every larger
+    distance. For `AttendContext`, rows from n on belong to no distance: they align rows of scores."""
     content_bias: Tensor | None = None
     """(c): u, (H, D)."""
     position_bias: Tensor | None = None
     """(d): v, (H, D), together with `position_key`."""
     distance_bias: Tensor | None = None
     """Added to the scaled score of each distance, as ALiBi's penalty, (H, n); column c is distance n - 1 - c."""
-    unused_rows: int = 0
-    """Rows at the end of `position_key` that belong to no distance: they align rows of scores."""
     rotation: Rotation | None = None
     """Applied to the queries and keys of the segment before they are scored or remembered."""
     distances: Tensor | None = None
@@ -144,11 +143,8 @@ class RowOperations(Protocol):
         """
 
 
-class Linear(Protocol):
-    """A product with a matrix, as torch.nn.functional.linear computes it."""
-
-    def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-        """Multiply rows (..., in) by a weight (out, in): (..., out), or wider, then ending in zeros, if `wide`."""
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A product with a matrix, as torch.nn.functional.linear computes it."""
 
 
 class Drop(Protocol):
@@ -173,4 +169,4 @@ class Backend:
     attend_context: AttendContext | None = None
     """Attention to keys and values of one product; None: matrices are not joined, since that saves launches only."""
     multiple: int = 1
-    """All rows are kept at a multiple of so many numbers, with zeros at the end."""
+    """Rows of hidden states have a multiple of so many numbers, with zeros at the end."""

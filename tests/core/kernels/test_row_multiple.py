@@ -51,22 +51,18 @@ def test_keys_that_no_query_sees_change_neither_output_nor_gradients(seg_len, ke
         torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("columns", "outputs"), [(13, 17), (16, 17), (13, 24), (16, 24)])
-def test_aligned_products_give_the_output_and_gradients_of_plain_ones(columns, outputs, with_bias, wide):
+def test_aligned_products_give_the_output_and_gradients_of_plain_ones(columns, outputs, with_bias):
     rows, weight, bias = (draw(*size).requires_grad_() for size in ((B, L, columns), (outputs, columns), (outputs,)))
     given = [rows, weight, bias] if with_bias else [rows, weight]
     expected = F.linear(*given)
     with use_row_multiple(MULTIPLE):
-        found = linear(*given, wide=wide)
-    more = -outputs % MULTIPLE if wide else 0
-    assert not found[..., outputs:].any()
-    assert found.shape[2] == outputs + more
+        found = linear(*given)
     weights = draw(*expected.shape, seed=9)
-    torch.testing.assert_close(found[..., :outputs], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     wanted = torch.autograd.grad((expected * weights).sum(), given)
-    grads = torch.autograd.grad((found * F.pad(weights, (0, more), value=3.0)).sum(), given)
+    grads = torch.autograd.grad((found * weights).sum(), given)
     for gradient, other in zip(grads, wanted, strict=True):
         torch.testing.assert_close(gradient, other, rtol=0, atol=1e-12)
 

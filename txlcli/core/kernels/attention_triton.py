@@ -196,7 +196,7 @@ def _position_scores(rows: Tensor, position_key: Tensor | None, terms: ScoreTerm
         bias = aligned(terms.distance_bias, pitch).to(rows.dtype)[:, None, None]  # (H, 1, 1, P)
         bias = bias.expand(heads, batch_size, seg_len, pitch)
     if position_key is not None:
-        if not terms.unused_rows:
+        if position_key.shape[1] != pitch:  # else it may have rows for the padding
             position_key = aligned(nearest_rows(position_key, columns), width, pitch)  # (H, P, D)
         of_head = rows.reshape(batch_size * seg_len, heads, width).transpose(0, 1)
         scores = torch.bmm(of_head, position_key.mT).view(heads, batch_size, seg_len, pitch)

@@ -104,19 +104,11 @@ class Packed:
         return multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out).
-
-    Args:
-        rows: may be wider than `in`, with zeros at the end, if `linear` returned them so.
-        weight: (out, in).
-        bias: (out,).
-        wide: allow columns of zeros after the result's; the next product then need not add them.
-    """
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out)."""
     multiple = row_multiple_of_products(rows)
     if multiple > 1 and (weight.shape[0] % multiple or weight.shape[1] % multiple):
-        padded = _multiply_aligned(rows, weight, bias, multiple)
-        return padded if wide else padded[..., : weight.shape[0]]
+        return _multiply_aligned(rows, weight, bias, multiple)[..., : weight.shape[0]]
     dtype = _onednn_dtype(rows, weight)
     if dtype is None:
         return F.linear(rows, weight, bias)

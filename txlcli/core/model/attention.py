@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.backend import Attend, AttendContext, ScoreTerms, aligned, nearest_rows
+from txlcli.core.kernels.device import row_multiple
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -105,6 +106,12 @@ def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
+def wide_heads(weight: Tensor, d_head: int, width: int) -> Tensor:
+    """Append zeros to a weight (heads * D, d): D up to the multiple of the device, and d up to `width`."""
+    d_head_wide = d_head + -d_head % row_multiple(weight.device)
+    return aligned(weight.unflatten(0, (-1, d_head)), width, d_head_wide).flatten(0, 1)
+
+
 class HeadNorm(nn.RMSNorm):
     """RMSNorm of the queries or keys of each head, with gains (D,) that all heads share."""
 
@@ -153,8 +160,6 @@ class Attention(nn.Module):
         self.attend: Attend = attend
         """The definition above, or a faster implementation."""
         self.attend_context: AttendContext | None = None
-        self.multiple = 1
-        """The head width is padded to a multiple of this in `to_context`."""
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
@@ -214,17 +219,12 @@ class Attention(nn.Module):
         """
         assert self.attend_context is not None
         heads, d_head, width = self.n_heads, self.w_q.out_features // self.n_heads, context.shape[-1]
-        wide_head = -(-d_head // self.multiple) * self.multiple
-
-        def of_heads(weight: Tensor) -> Tensor:
-            return aligned(weight.unflatten(0, (-1, d_head)), width, wide_head).flatten(0, 1)
-
-        weight = of_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]))
+        weight = wide_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]), d_head, width)
         key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(drop(F.linear(segment, of_heads(self.w_q.weight))), heads)
+        query = split_heads(drop(F.linear(segment, wide_heads(self.w_q.weight, d_head, width))), heads)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=self._active_dropout)
-        output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), wide_head)
-        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output.flatten(1), heads * wide_head, width))
+        output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
 
     @property
     def _active_dropout(self) -> float:

@@ -31,7 +31,7 @@ def make_backend(name: AttentionBackend, workspace: Workspace, *, recompute: boo
         recompute: keep no probabilities for the backward pass; "auto" only.
     """
     if name == "reference":
-        return dataclasses.replace(FAST, attend=attention.attend, linear=_plain_linear)
+        return dataclasses.replace(FAST, attend=attention.attend, linear=F.linear)
     return dataclasses.replace(FAST, attend=FastAttention(TiledAttention(workspace, recompute=recompute)))
 
 
@@ -64,8 +64,7 @@ class FastAttention:
             return attend_context(query, key_value, terms, width=width, dropout=dropout)
         key, value = key_value.transpose(1, 3).unbind(2)
         if terms.position_key is not None:
-            rows = terms.position_key.shape[1] - terms.unused_rows
-            terms = dataclasses.replace(terms, position_key=terms.position_key[:, :rows, :width], unused_rows=0)
+            terms = dataclasses.replace(terms, position_key=terms.position_key[:, : terms.reach, :width])
         attended = self.tiles(query[..., :width], key[..., :width], value[..., :width], terms, dropout=dropout)
         return aligned(attended, query.shape[3])
 
@@ -100,20 +99,15 @@ def _fused_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tens
     return activation
 
 
-def _plain_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-    """Return F.linear, which is never wider."""
-    return F.linear(rows, weight, bias)
-
-
-def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return F.linear, with the bias added in its own dtype by the next operation."""
     product = F.linear(rows, weight)
     return product if bias is None else product + bias
 
 
-def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-    """Return `_fused_linear` of rows (..., in) at the multiple of CUDA: as wide, ending in zeros."""
-    width = -(-len(weight) // CUDA_MULTIPLE) * CUDA_MULTIPLE
+def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `_fused_linear` of rows (..., in) that may end in zeros: at the multiple of CUDA, ending in zeros."""
+    width = len(weight) + -len(weight) % CUDA_MULTIPLE
     bias = None if bias is None else aligned(bias, width)
     return _fused_linear(rows, aligned(weight, rows.shape[-1], width), bias)
 

@@ -26,8 +26,8 @@ from txlcli.config import encodings as traits_by_name
 from txlcli.config.encodings import EncodingTraits
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Rotation, ScoreTerms, aligned
-from txlcli.core.kernels.device import cast_for_products
-from txlcli.core.model.attention import distance_encoding, split_heads
+from txlcli.core.kernels.device import cast_for_products, row_multiple
+from txlcli.core.model.attention import distance_encoding, split_heads, wide_heads
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.linear import Linear
 from txlcli.core.model.module_list import ModuleList
@@ -45,14 +45,18 @@ class Encoding(nn.Module):
 
     joins_products = False
     """True to project the distances for all layers at once."""
-    multiple = 1
-    """Of the rows of the products that project them, and of their heads."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
         self.encode = encode
         """Encodes distances; a model that is compiled replaces it."""
+
+    @property
+    def changes_layers(self) -> bool:
+        """True if the encoding adds to what a layer reads, or rotates its queries and keys."""
+        hooks = ("add_to_layer_input", "rotation")
+        return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in hooks)
 
     def reset_parameters(self) -> None:
         """Initialize parameters that do not begin like the model's.
@@ -141,7 +145,6 @@ class RelativeEncoding(TiedRelativeEncoding):
                 split_heads(position_key, self.settings.n_heads),
                 content_bias,
                 position_bias,
-                unused_rows=len(position_key) - len(encoding),
             )
             for position_key, content_bias, position_bias in project(encoding)
         ]
@@ -154,10 +157,9 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def _project_at_once(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
-        n_layers, d_head = len(self.w_k_position), self.settings.d_head
-        count, width, head_width = (-(-size // self.multiple) * self.multiple for size in (*encoding.shape, d_head))
-        weight = torch.cat([w_k_position.weight for w_k_position in self.w_k_position]).unflatten(0, (-1, d_head))
-        weight = aligned(weight, width, head_width).flatten(0, 1)
+        n_layers, multiple = len(self.w_k_position), row_multiple(encoding.device)
+        count, width = (size + -size % multiple for size in encoding.shape)
+        weight = wide_heads(torch.cat([matrix.weight for matrix in self.w_k_position]), self.settings.d_head, width)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
         return zip(keys, *biases, strict=True)

@@ -32,11 +32,11 @@ class Linear(nn.Linear):
             self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
             self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().to(dtype), requires_grad=False)
 
-    def forward(self, rows: Tensor, *, wide: bool = False) -> Tensor:
-        """Multiply rows (..., T, in) -> (..., T, out); for `wide` see `core.backend.Linear`."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """Multiply rows (..., T, in) -> (..., T, out)."""
         if self.packed is not None:
             return self.packed.multiply(rows)
-        return self.backend.linear(rows, self.weight, self.bias, wide=wide)
+        return self.backend.linear(rows, self.weight, self.bias)
 
 
 def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Packed:

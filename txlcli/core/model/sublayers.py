@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""
-        inner = self.dropout.after_relu(self.ff_1(hidden, wide=True))  # (B, L, F), or wider, then zeros
+        inner = self.dropout.after_relu(self.ff_1(hidden))  # (B, L, F)
         projected: Tensor = self.ff_2(inner)
         return projected
 
@@ -78,8 +78,7 @@ class SwigluFeedForward(FeedForward):
         self.ff_gate = Linear(settings.d_model, settings.inner_width, bias=settings.parts.biases == "all")
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, inner = self.ff_gate(hidden, wide=True), self.ff_1(hidden, wide=True)  # (B, L, F), or wider, then zeros
-        projected: Tensor = self.ff_2(self.dropout(F.silu(gate) * inner))
+        projected: Tensor = self.ff_2(self.dropout(F.silu(self.ff_gate(hidden)) * self.ff_1(hidden)))  # (B, L, F)
         return projected
 
 

@@ -176,15 +176,14 @@ class TransformerXL(LanguageModel):
         elif name == "reference":
             self._use(dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None))
         else:
-            self._use(backends.ALIGNED if self._is_odd else backends.COMPILED)
+            self._use(backends.ALIGNED if self._pads_rows else backends.COMPILED)
 
     def _use(self, backend: Backend) -> None:
         """Let all modules compute by this backend."""
-        self._multiple = self.encoding.multiple = backend.multiple
-        self.encoding.joins_products = backend.attend_context is not None
+        self._width = self.settings.d_model + -self.settings.d_model % backend.multiple
         for layer in self.layers:
             layer.attention.attend, layer.attention.attend_context = backend.attend, backend.attend_context
-            layer.attention.multiple = backend.multiple
+        self.encoding.joins_products = self.layers[0].attention.joins_context
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.backend = backend
@@ -193,12 +192,12 @@ class TransformerXL(LanguageModel):
                 module.backend = backend
 
     @property
-    def _is_odd(self) -> bool:
-        """True if rows of the layers are padded for CUDA's products, which models with other parts do without."""
-        sizes = self.settings
-        odd = any(size % row_multiple(self.device) for size in (sizes.d_model, sizes.d_head, sizes.inner_width))
-        usual = sizes.arch == "transformer" and sizes.gating == "residual" and sizes.parts.qk_norm == "none"
-        return odd and usual and sizes.position not in ("learned", "rotary")
+    def _pads_rows(self) -> bool:
+        """True if hidden states are padded for CUDA's products; the parts of other architectures read them unpadded."""
+        sizes, multiple = self.settings, row_multiple(self.device)
+        is_plain = sizes.arch == "transformer" and sizes.gating == "residual" and sizes.parts.qk_norm == "none"
+        is_odd = bool(sizes.d_model % multiple or sizes.inner_width % multiple)
+        return is_odd and is_plain and not self.encoding.changes_layers
 
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
@@ -259,7 +258,7 @@ class TransformerXL(LanguageModel):
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
         last = len(self.layers) - 1
-        hidden = aligned(hidden, -(-hidden.shape[-1] // self._multiple) * self._multiple)
+        hidden = aligned(hidden, self._width)
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
             inputs = (layer, hidden, past, layer_terms, count if number == last else None)
