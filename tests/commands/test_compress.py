@@ -80,41 +80,18 @@ def test_the_predictions_have_the_bits_that_eval_reports(here):
     assert result["compressed_bytes"] - result["predicted_bits"] / 8 < 700
 
 
-def test_lanes_cost_bits(here):
-    text = written("file", NOVEL.encode())
-    one = json_of("compress", "byte", text, "one", "--lanes", 1)
-    several = json_of("compress", "byte", text, "several", "--lanes", 5, "--lane-cost")
-    assert several["lanes"] == 5
-    first_bytes = 4 * math.log2(256)  # the first byte of each lane
-    cost = several["predicted_bits"] - one["predicted_bits"]
-    assert cost == pytest.approx(several["lane_cost_bits"], abs=first_bytes)
-
-
-def test_dynamic_evaluation_is_undone_with_the_same_steps(here):
-    text = written("file", NOVEL.encode())
-    result, back = restored("byte", text, "--dynamic", "--lanes", 2)
-    assert back == NOVEL.encode()
-    assert result["dynamic"][0] > 0
-    assert result["bits_per_byte"] < json_of("compress", "byte", text, "fixed", "--lanes", 2)["bits_per_byte"]
-
-
 @pytest.mark.parametrize("mem_len", [0, 5])
 def test_absolute_positions_predict_too(here, mem_len):
     train("model.position=sinusoid", name="absolute")
     _, back = restored("absolute", written("file", NOVEL.encode()), "--mem-len", mem_len)
     assert back == NOVEL.encode()
-    assert refusal("compress", "absolute", "file", "out", "--dynamic") == (
-        "--dynamic: runs/absolute has absolute positions, which are lost token by token; leave out --dynamic"
-    )
 
 
 def test_a_recurrent_state_predicts_too(here):
     Path("lstm.toml").write_text(recipe_of("lstm"))
     done("train", "lstm.toml", "--name", "lstm")
-    _, back = restored("lstm", written("file", NOVEL.encode()), "--lanes", 2, "--dynamic")
+    _, back = restored("lstm", written("file", NOVEL.encode()), "--lanes", 2)
     assert back == NOVEL.encode()
-    Path("data/novel.h5").unlink()
-    assert "no token store at data/novel.h5" in refusal("compress", "lstm", "file", "out", "--dynamic", code=1)
 
 
 class TestRefusals:

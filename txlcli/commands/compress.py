@@ -81,10 +81,6 @@ def show_compressed(result: "CompressResult") -> None:
         ["by the predictions", f"{predicted:,.0f} bytes, and {packed - predicted:,.0f} of header and rounding"],
         ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],
     ]
-    if result.lane_cost_bits is not None:
-        rows.append(["cost of the lanes", f"{result.lane_cost_bits / 8:,.0f} bytes beyond a single one"])
-    if result.dynamic is not None:
-        rows.append(["dynamic evaluation", "lr {:g}, decay {:g}".format(*result.dynamic)])
     if result.escaped_symbols:
         rows.append(["not in the vocabulary", f"{result.escaped_symbols:,} symbols, coded by their bytes"])
     rows.append(["time", _rate(result)])

@@ -50,8 +50,6 @@ class CompressionHeader:
     mem_len: int
     max_distance: int | None
     same_length: str
-    dynamic: tuple[float, float] | None
-    """Rate and decay of dynamic evaluation; None if the weights do not change."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,7 @@ def read(path: Path) -> CompressedFile:
     stop = start + int.from_bytes(content[len(MAGIC) : start], "little")
     words = content[stop:-CHECKSUM_BYTES]
     try:
-        entries = parse_json(content[start:stop])
-        entries["dynamic"] = entries["dynamic"] and tuple(entries["dynamic"])
-        return CompressedFile(CompressionHeader(**entries), np.frombuffer(words, dtype="<u4").astype(np.uint32))
-    except (ValueError, KeyError, TypeError) as error:
+        header = CompressionHeader(**parse_json(content[start:stop]))
+        return CompressedFile(header, np.frombuffer(words, dtype="<u4").astype(np.uint32))
+    except (ValueError, TypeError) as error:
         raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error

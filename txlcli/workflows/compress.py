@@ -20,19 +20,15 @@ from txlcli import __version__
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import threads, useful_threads
 from txlcli.core.measures import compression
-from txlcli.core.measures.adaptation import DynamicSettings
-from txlcli.core.measures.compression import CodedText, FixedPredictor, Predictor, SymbolCoder
-from txlcli.core.reading.scoring import Lanes, Stream, score_total
+from txlcli.core.measures.compression import CodedText, Predictor, SymbolCoder
+from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file
 from txlcli.data.compressed_file import CompressedFile, CompressionHeader
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
-from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.workflows.evaluation import adapted, texts
-from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AdaptationSearch, CompressOptions, read_user_text
+from txlcli.workflows.options import CompressOptions, read_user_text
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
@@ -69,12 +65,8 @@ class CompressResult(DecompressResult):
     escaped_symbols: int
     """Symbols that the vocabulary lacks."""
     lanes: int
-    lane_cost_bits: float | None
-    """Bits that the lanes cost beyond a single one, if measured."""
     seg_len: int
     mem_len: int
-    dynamic: tuple[float, float] | None
-    """Rate and decay of dynamic evaluation; None if the weights do not change."""
 
 
 def compress(
@@ -87,50 +79,45 @@ def compress(
     opened = workspace.open_run(run_name)
     text = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
-    dynamic = _searched(opened, settings, workspace) if options.dynamic else None
     started, coder = time.perf_counter(), compression.Encoder()
     used = useful_threads(opened.model, settings.batch_size)
     with threads(used):
-        probe = _code(opened, settings, dynamic, workspace, coder, text, f"compressing {source}")
+        probe = _code(opened, settings, workspace, coder, text, f"compressing {source}")
     seconds = time.perf_counter() - started
-    shared: dict[str, Any] = {
-        "bytes": len(data),
-        "lanes": settings.batch_size,
-        "seg_len": settings.seg_len,
-        "mem_len": settings.mem_len,
-        "dynamic": dynamic and (dynamic.lr, dynamic.decay),
-    }
     header = CompressionHeader(
         **_conditions(opened),
-        **shared,
         threads=used,
         probe=probe,
         content=compressed_file.digest(data),
+        bytes=len(data),
         tokens=len(text.ids),
+        lanes=settings.batch_size,
+        seg_len=settings.seg_len,
+        mem_len=settings.mem_len,
         max_distance=settings.max_distance,
         same_length=settings.same_length,
     )
     with errors_of_writing(target):
         size = compressed_file.write(target, header, coder.words())
-    measured = options.lane_cost and len(text.ids) > 1
     return CompressResult(
         run=str(opened.run.directory),
         file=str(source),
         compressed=str(target),
+        bytes=len(data),
         compressed_bytes=size,
         bits_per_byte=8 * size / len(data) if data else None,
         predicted_bits=coder.bits,
         escaped_symbols=len(text.others),
-        lane_cost_bits=_lane_cost(opened, settings, text, workspace) if measured else None,
+        lanes=settings.batch_size,
+        seg_len=settings.seg_len,
+        mem_len=settings.mem_len,
         seconds=seconds,
-        **shared,
     )
 
 
 def _code(
     opened: OpenRun,
     settings: EvalSettings,
-    dynamic: DynamicSettings | None,
     workspace: Workspace,
     coder: SymbolCoder,
     text: CodedText,
@@ -142,16 +129,10 @@ def _code(
 
     An empty text has no probe.
     """
-    count, model, vocab = len(text.ids), opened.model, opened.vocab
+    count, vocab = len(text.ids), opened.vocab
     if not count:
         return ""
-    lanes = Lanes.of(count, settings)
-    if dynamic is None:
-        predictor: Predictor = FixedPredictor(model, settings, lanes)
-    else:
-        rms = adapted.rms_of_train(opened, settings, workspace)
-        before = 0 if vocab.boundary is None else 1
-        predictor = compression.DynamicPredictor(model, settings, lanes, dynamic, rms, before=before)
+    predictor = Predictor(opened.model, settings, Lanes.of(count, settings))
     measured = predictor.probe()
     if probe not in (None, measured):
         raise CompressedFileError(
@@ -237,36 +218,6 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
     return run.evaluation_settings(batch_size=max(1, min(lanes, size)), mem_len=mem_len)
 
 
-def _searched(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> DynamicSettings | None:
-    """Search for the parameters of dynamic evaluation on the validation split; None if no step lowers the loss."""
-    if opened.run.settings.model.absolute_positions:
-        raise UsageError(
-            f"`dynamic`: {opened.run.directory} has absolute positions, which are lost token by token; leave out "
-            "`dynamic`"
-        )
-    search = AdaptationSearch()
-    positions = adapted.dynamic_positions(settings, search)
-    valid = texts.first_positions(opened, "valid", positions, workspace.data_dir)
-    rms = adapted.rms_of_train(opened, settings, workspace)
-    best = adapted.search_dynamic(
-        Scoring(opened, valid, dataclasses.replace(settings, temperature=1.0), workspace.reporter), rms, search
-    )
-    return best if best.lr > 0 else None
-
-
-def _lane_cost(opened: OpenRun, settings: EvalSettings, text: CodedText, workspace: Workspace) -> float:
-    """Return the bits that the given lanes cost beyond a single one; escaped symbols are left out."""
-    known = text.ids[text.ids < opened.vocab.size]
-    inputs, targets = known[:-1], known[1:]
-    nats = []
-    for batch_size in (settings.batch_size, 1):
-        changed = dataclasses.replace(settings, batch_size=batch_size)
-        with workspace.reporter.progress(f"{batch_size} lanes", total=len(targets), unit="tokens") as bar:
-            stream = Stream(opened.model, inputs, targets, changed, on_tokens=bar.reach)
-            nats.append(score_total(stream).nats)
-    return metrics.bits(nats[0] - nats[1])
-
-
 def _conditions(opened: OpenRun) -> dict[str, Any]:
     """Return what must be equal for the same predictions, as far as it has a name; a probe covers the rest."""
     return {
@@ -294,10 +245,9 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         max_distance=header.max_distance,
         same_length=header.same_length,
     )
-    dynamic = header.dynamic and DynamicSettings(lr=header.dynamic[0], decay=header.dynamic[1])
     coder = compression.Decoder(packed.words)
     try:
-        _code(opened, settings, dynamic, workspace, coder, text, f"restoring {source}", probe=header.probe)
+        _code(opened, settings, workspace, coder, text, f"restoring {source}", probe=header.probe)
     except ValueError as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
     return _decode(opened.vocab, text)

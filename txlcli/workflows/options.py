@@ -587,8 +587,6 @@ class CompressOptions(Options):
     lanes: int | None = option(
         "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64].", maximum=4096
     )
-    dynamic: bool = flag_option("Train on the text while coding (dynamic evaluation); slower and smaller.")
-    lane_cost: bool = flag_option("Also measure how many bits the lanes cost beyond a single one.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,33 +137,11 @@ def gradient_rms(
     memory, count = None, 0
     for count, (read, targets) in enumerate(segments, 1):  # noqa: B007 - the number of segments
         memory = memory or model.first_memory(len(read), settings.mem_len)
-        losses, memory = losses_and_memory(model, read, targets, memory, settings)
-        for square, gradient in zip(squares, _gradients(losses.mean(), parameters), strict=True):
+        hidden, memory = _hidden_and_memory(model, read, memory, settings)
+        loss = model.losses(hidden, targets).mean()
+        for square, gradient in zip(squares, _gradients(loss, parameters), strict=True):
             square.addcmul_(gradient, gradient)
     return [(square / max(count, 1)).sqrt() for square in squares]
-
-
-class DynamicSteps:
-    """Steps of dynamic evaluation on a copy of a model."""
-
-    def __init__(self, model: LanguageModel, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> None:
-        self.model = copy.deepcopy(model).eval()
-        self.model.softmax.temperature = 1.0  # as in training
-        flatten_rnn_weights(self.model)
-        self._parameters = self.model.predicting_weights
-        self._trained = [parameter.detach() for parameter in model.predicting_weights]
-        mean = max(float(torch.cat([size.flatten() for size in rms]).mean()), torch.finfo(torch.float32).tiny)
-        self._lr, self._scales = dynamic.lr, [size + mean for size in rms]
-        self._decays = [(dynamic.decay * size / mean).clamp(max=1.0) for size in rms]
-
-    def step(self, loss: Tensor) -> None:
-        """Change the weights by the gradient of a loss (0-d), and decay towards the trained ones."""
-        gradients = _gradients(loss, self._parameters)
-        changes = zip(self._parameters, gradients, self._scales, self._decays, self._trained, strict=True)
-        with torch.no_grad():
-            for parameter, gradient, scale, decay, trained in changes:
-                parameter.sub_(self._lr * gradient / scale)
-                parameter.add_(decay * (trained - parameter))
 
 
 def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor]) -> Scores:
@@ -174,23 +152,45 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     """
     if dynamic.lr == 0:  # no step changes the model, so no gradient is needed
         return score(stream)
-    steps, lanes, settings = DynamicSteps(stream.model, dynamic, rms), stream.lanes(), stream.settings
-    device, exists = stream.model.device, np.ones(len(stream.targets), dtype=bool)
+    lanes, settings, model = stream.lanes(), stream.settings, copy.deepcopy(stream.model).eval()
+    model.softmax.temperature = 1.0  # as in training
+    flatten_rnn_weights(model)
+    step = _dynamic_step(model, stream.model.predicting_weights, dynamic, rms)
+    device, exists = model.device, np.ones(len(stream.targets), dtype=bool)
     inputs, targets, counted = (lanes.cut(tokens, device) for tokens in (stream.inputs, stream.targets, exists))
     losses = torch.empty(lanes.number, lanes.length, device=device)
     memory = stream.model.first_memory(lanes.number, settings.mem_len)
     started, temperature = time.perf_counter(), stream.model.softmax.temperature
     for part in lanes.parts(settings.seg_len):
         with autocast(device, stream.precision):
-            hidden, memory = _hidden_and_memory(steps.model, inputs[:, part], memory, settings)
-            scored = steps.model.losses(hidden, targets[:, part])
-            with torch.no_grad(), steps.model.softmax.at_temperature(temperature):
-                reported = scored if temperature == 1 else steps.model.losses(hidden, targets[:, part])
+            hidden, memory = _hidden_and_memory(model, inputs[:, part], memory, settings)
+            scored = model.losses(hidden, targets[:, part])
+            with torch.no_grad(), model.softmax.at_temperature(temperature):
+                reported = scored if temperature == 1 else model.losses(hidden, targets[:, part])
                 losses[:, part] = reported.float()
         with float32_products(device, stream.precision):
-            steps.step(scored[counted[:, part] > 0].mean())  # without padding
+            step(scored[counted[:, part] > 0].mean())  # without padding
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)
+
+
+def _dynamic_step(
+    model: LanguageModel, trained: Sequence[Tensor], dynamic: DynamicSettings, rms: Sequence[Tensor]
+) -> Callable[[Tensor], None]:
+    """Return a function that changes the weights by the gradient of a loss (0-d), then decays to the trained ones."""
+    parameters = model.predicting_weights
+    mean = max(float(torch.cat([size.flatten() for size in rms]).mean()), torch.finfo(torch.float32).tiny)
+    scales = [size + mean for size in rms]
+    decays = [(dynamic.decay * size / mean).clamp(max=1.0) for size in rms]
+
+    @torch.no_grad()
+    def step(loss: Tensor) -> None:
+        changes = zip(parameters, _gradients(loss, parameters), scales, decays, trained, strict=True)
+        for parameter, gradient, scale, decay, start in changes:
+            parameter.sub_(dynamic.lr * gradient / scale)
+            parameter.add_(decay * (start - parameter))
+
+    return step
 
 
 def head_segments(
@@ -205,27 +205,18 @@ def head_segments(
         yield tokens[:, :-1], tokens[:, 1:]
 
 
-def losses_and_memory(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, memory: Memory, settings: EvalSettings
-) -> tuple[Tensor, Memory]:
-    """Return the losses (B, L) of targets (B, L) after inputs (B, L), with gradient, and the new memory."""
-    hidden, memory = _hidden_and_memory(model, inputs, memory, settings)
-    return model.losses(hidden, targets), memory
-
-
 def _hidden_and_memory(
     model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
+    limits = {
+        "key_limit": key_limit(settings.same_length, settings.mem_len),
+        "max_distance": settings.max_distance,
+        "compressed_len": settings.compressed_len,
+    }
+    limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
     with rnns_in_training_mode(model):
-        return model(inputs, memory, mem_len=settings.mem_len, **attention_limits(settings))
-
-
-def attention_limits(settings: EvalSettings) -> dict[str, int]:
-    """Return the limits that `forward` takes of a model with attention, as far as they are set."""
-    limits = {"key_limit": key_limit(settings.same_length, settings.mem_len), "max_distance": settings.max_distance}
-    limits["compressed_len"] = settings.compressed_len
-    return {name: limit for name, limit in limits.items() if limit is not None}
+        return model(inputs, memory, mem_len=settings.mem_len, **limits)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -8,18 +8,15 @@ Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
 """
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import constriction
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.adaptation import DynamicSettings, DynamicSteps, attention_limits, losses_and_memory
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Lanes
@@ -37,28 +34,21 @@ FIRST_ESCAPES = 0.02
 _CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
-class Predictor(ABC):
-    """Probabilities of the next token of every lane, token by token, in float32."""
+class Predictor:
+    """Probabilities of the next token of every lane, token by token, in float32.
 
-    probed_steps = PROBED_STEPS
-    """Steps of `probe`."""
+    They are those of the function that `scoring.score` computes, with weights that do not change.
+    """
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
-        self.model, self.lanes = model, lanes
-        self._settings = sized_for(model, settings, lanes.length)
-        self.reset()
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Forget everything that was read, and return to the trained weights."""
-
-    @abstractmethod
-    def _log_probs(self, tokens: Tensor) -> Tensor:
-        """Read one token of each lane, (B, 1), and return the log-probabilities of the next, (B, V)."""
+        self.lanes, self.vocab_size = lanes, model.vocab_size
+        settings = sized_for(model, settings, lanes.length)
+        self._reader = make_reader(model, settings, batch_size=lanes.number, by_tokens=True)
 
     def read(self, tokens: Ids) -> Probabilities:
         """Read one token of each lane, (B,), and return the probabilities of the next, (B, V)."""
-        probabilities: Probabilities = self._log_probs(torch.from_numpy(tokens)[:, None]).double().exp().numpy()
+        log_probs = self._reader.log_probs(self._reader.read(torch.from_numpy(tokens)[:, None]))[:, 0]
+        probabilities: Probabilities = log_probs.double().exp().numpy()
         if not np.isfinite(probabilities).all():
             raise RunError(
                 "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint"
@@ -68,79 +58,13 @@ class Predictor(ABC):
     def probe(self) -> str:
         """Return a digest of the probabilities after fixed tokens: equal if and only if all of them are equal.
 
-        Machines that round differently give different digests. The predictor begins anew afterwards.
+        Machines that round differently give different digests. Nothing has been read before and after.
         """
-        self.reset()
         digest, lanes = hashlib.blake2b(digest_size=8), np.arange(self.lanes.number, dtype=np.int64)
-        for step in range(self.probed_steps):
-            digest.update(self.read((lanes + step) % self.model.vocab_size).tobytes())
-        self.reset()
+        for step in range(PROBED_STEPS):
+            digest.update(self.read((lanes + step) % self.vocab_size).tobytes())
+        self._reader.reset()
         return digest.hexdigest()
-
-
-class FixedPredictor(Predictor):
-    """Predicts with weights that do not change, by the function that `scoring.score` computes."""
-
-    def reset(self) -> None:
-        self._reader = make_reader(self.model, self._settings, batch_size=self.lanes.number, by_tokens=True)
-        self.model = self._reader.model  # further readers need no copy of their own
-
-    def _log_probs(self, tokens: Tensor) -> Tensor:
-        return self._reader.log_probs(self._reader.read(tokens))[:, 0]
-
-
-class DynamicPredictor(Predictor):
-    """Predicts by dynamic evaluation: the weights change after every segment, as in `adaptation.score_dynamic`.
-
-    The model has no absolute positions, and is not changed; `before` is the number of tokens that are read before a
-    lane begins: 1 with a boundary, else 0.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        settings: EvalSettings,
-        lanes: Lanes,
-        dynamic: DynamicSettings,
-        rms: Sequence[Tensor],
-        *,
-        before: int,
-    ) -> None:
-        self._dynamic, self._rms, self._before = dynamic, rms, before
-        super().__init__(model, settings, lanes)
-        self.probed_steps = max(PROBED_STEPS, self._settings.seg_len + 2)  # at least one change of the weights
-
-    def reset(self) -> None:
-        self._steps = DynamicSteps(self.model, self._dynamic, self._rms)
-        self._memory = self._growing = self.model.first_memory(self.lanes.number, self._settings.mem_len)
-        self._segment: list[Tensor] = []
-        self._read_before = 0  # tokens of each lane before the segment
-
-    def _log_probs(self, tokens: Tensor) -> Tensor:
-        if len(self._segment) == self._settings.seg_len:
-            self._adapt(tokens)
-        self._segment.append(tokens)
-        if self.model.settings.depends_on_segments:  # its tokens are read again: they are not memory yet
-            tokens, self._growing = torch.cat(self._segment, dim=1), self._memory
-        mem_len = self._settings.mem_len + len(self._segment)  # the memory grows until the segment is complete
-        with torch.no_grad():
-            hidden, self._growing = self._steps.model(
-                tokens, self._growing, mem_len=mem_len, **attention_limits(self._settings)
-            )
-            return self._steps.model.log_probs(hidden[:, -1:])[:, 0]
-
-    def _adapt(self, following: Tensor) -> None:
-        """Change the weights by the loss of the complete segment, whose last target (B, 1) has arrived."""
-        read = torch.cat(self._segment, dim=1)
-        targets = torch.cat([*self._segment[1:], following], dim=1)
-        losses, self._memory = losses_and_memory(self._steps.model, read, targets, self._memory, self._settings)
-        self._growing = self._memory
-        place = self._read_before + 1 - self._before + torch.arange(read.shape[1])  # of each target in its lane
-        exists = torch.ones(targets.shape, dtype=torch.bool)
-        exists[-1] = place < self.lanes.length - self.lanes.missing
-        self._steps.step(losses[exists].mean())
-        self._read_before += len(self._segment)
-        self._segment = []
 
 
 class Encoder:
@@ -242,7 +166,7 @@ def code_text(
     The boundary is read before every lane; None codes the first token of a lane without a prediction. `escapes` is True
     if the text may have symbols that the vocabulary lacks.
     """
-    lanes, vocab_size = predictor.lanes, predictor.model.vocab_size
+    lanes, vocab_size = predictor.lanes, predictor.vocab_size
     adaptive = _Escapes() if escapes else None
     if boundary is None:
         probabilities = np.full((lanes.number, vocab_size), 1.0 / vocab_size)
