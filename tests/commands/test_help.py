@@ -64,8 +64,8 @@ def test_quiet_leaves_the_result_and_no_messages(here, option):
 
 
 OWN_HELP = (
-    "--at --attn-len --batch-size --dynamic --format --list --losses --max-minutes --mem-len --name --out --positions "
-    "--precision --processes --seg-len --split --temperature --verbose --vocab"
+    "--at --attn-len --batch-size --format --list --max-minutes --mem-len --name --out --positions --precision "
+    "--processes --seg-len --split --temperature --verbose --vocab"
 )
 """Options that mean a different quantity or object in different commands, which their help names."""
 

@@ -22,11 +22,9 @@ def test_a_run_that_was_not_touched_is_intact():
     }
 
 
-def test_without_a_name_all_runs_and_the_losses_of_recl_are_verified():
-    done("recl", "byte", "--start", 3, "--step", 4, "--longest", 7, "--positions", 20)
+def test_without_a_name_all_runs_are_verified():
     lines = done("runs", "verify").stdout.splitlines()
-    assert "runs/recl.h5: intact" in lines
-    assert {line.split("/")[1] for line in lines} >= {"byte", "char", "word", "recl.h5: intact"}
+    assert {line.split("/")[1] for line in lines} >= {"byte", "char", "word"}
     assert not [line for line in lines if line.endswith("damaged")]
 
 

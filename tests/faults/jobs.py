@@ -141,11 +141,9 @@ def check_losses(state):
 
 
 def check_recl(state):
-    """Earlier losses by context are kept."""
-    if not holds(state.directory / "runs/recl.h5", arrays_of(state.before / "runs/recl.h5")):
-        state.outcome.add(LOST, "runs/recl.h5 lacks earlier losses")
+    """The same command computes what is missing."""
     state.repeat()
-    state.has_no_temporary_files("runs")
+    state.has_no_temporary_files("runs/.recl")
 
 
 def check_report(state):
@@ -200,7 +198,7 @@ JOBS = (
         ("data/novel.h5", "runs/byte", "losses.h5"),
         check_losses,
     ),
-    Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/recl.h5"), check_recl),
+    Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/.recl"), check_recl),
     Job("reproduce", ("reproduce", "table7", "--json"), ("tiny.toml", "novel"), check_report),
     Job(
         "import",

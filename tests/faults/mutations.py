@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.faults import process, results
 from tests.faults.damage import damaged_bytes, is_cut
-from tests.faults.sample import RECL, Sample
+from tests.faults.sample import Sample
 from tests.faults.table import LEFTOVER, LOST, SILENT
 
 OTHER = "tf.npz"
@@ -58,12 +58,6 @@ TARGETS = (
     ),
     Target("checkpoint", "runs/half/best.safetensors", NEEDS_HALF, HALF[:2]),
     Target("checkpoint", "runs/half/last.safetensors", NEEDS_HALF, (HALF[0], HALF[2]), RESUMED),
-    Target(
-        "losses",
-        "runs/recl.h5",
-        ("runs/recl.h5", "runs/byte", "data/novel.h5"),
-        (("recl", "byte", *RECL, "--split", "valid", "--json"),),
-    ),
     *(
         Target("vocabulary", f"runs/{run}/vocab.json", (f"runs/{run}", f"data/{run}.h5"), (("eval", run, *EVAL),))
         for run in ("word", "sentencepiece")

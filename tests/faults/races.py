@@ -123,7 +123,7 @@ PAIRS = (
     ),
     ("import", ("hf", "data/word.h5"), (("import", "hf", "--name", "new"),) * 2, _check_imported),
     ("eval", ("data/novel.h5", "runs/byte"), ((*EVALUATE, "3"), (*EVALUATE, "5")), _check_evaluated),
-    ("recl", ("data/novel.h5", "runs/byte", "runs/recl.h5"), (RECL_BYTE, (*RECL_BYTE, "--seed", "5")), _check_recl),
+    ("recl", ("data/novel.h5", "runs/byte", "runs/.recl"), (RECL_BYTE, (*RECL_BYTE, "--seed", "5")), _check_recl),
 )
 
 

@@ -29,8 +29,6 @@ IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "ui
 Axis = Literal["steps", "tokens", "hours"]
 """Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
-RECL_LOSSES = "recl.h5"
-"""File of the losses of `txl recl`, in the directory of the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,7 +554,6 @@ class ReclOptions(Options):
         f"Score N positions, sampled with --seed [default: {DEFAULT_RECL_POSITIONS:,} at most]."
     )
     batch_size: int | None = option("Contexts evaluated at once; changes speed and memory.")
-    losses: Path | None = option(f"File of all losses [default: {RECL_LOSSES} in --runs-dir].", metavar="FILE.h5")
     plot: Path | None = plot_option()
     plot_ppl: Path | None = option(
         "Also plot perplexity by context length to this file (Figure 4).",

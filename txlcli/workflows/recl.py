@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,22 @@ from txlcli.core.measures.contexts import context_losses, read_length, sample_po
 from txlcli.core.measures.recl import Recl, gains, recl
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
-from txlcli.data.context_file import ContextFile, Facts
+from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, reading, replacing_losses
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
-from txlcli.system import locks
+from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.sweep import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, RECL_LOSSES, ReclOptions
-from txlcli.workflows.reporter import Reporter, Step
+from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
+from txlcli.workflows.reporter import Step
 from txlcli.workflows.workspace import Workspace
+
+SAVED_LOSSES = ".recl"
+"""Directory, in the directory of the runs, of the losses by context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +98,19 @@ class _Member:
     opened: OpenRun
     settings: EvalSettings
     """L, M and the limit on distances; M = 0 for a model without memory."""
-    facts: Facts
+    facts: dict[str, Any]
     """Everything that a loss at a context length depends on."""
+
+    def saved_losses(self, directory: Path, context_len: int, positions: NDArray[np.int64]) -> Path:
+        """Return the file with the losses of these positions at a context length, which need not exist."""
+        facts = json.dumps([self.facts, context_len], sort_keys=True).encode()
+        return directory / f"{hashlib.sha256(facts + positions.tobytes()).hexdigest()[:32]}.h5"
 
 
 def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:
     """Measure the RECL of every run of a group."""
-    path = options.losses or workspace.runs_dir / RECL_LOSSES
-    busy = f"another txl recl writes to {path}; wait for it, or give another `losses`"
-    with locks.exclusive(path.with_name(f".{path.name}.lock"), busy):
-        group, text = _open_group(run_names, options, workspace)
-        losses = _group_losses(group, text, options, ContextFile(path), workspace.reporter)
+    group, text = _open_group(run_names, options, workspace)
+    losses = _group_losses(group, text, options, workspace)
     by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
     models = [
         ReclModel(
@@ -195,35 +202,51 @@ def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
 
 
 def _group_losses(
-    group: Sequence[_Member], text: ScoredText, options: ReclOptions, file: ContextFile, reporter: Reporter
+    group: Sequence[_Member], text: ScoredText, options: ReclOptions, workspace: Workspace
 ) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
-    Losses that the file does not have are computed and added to it, also if the computation is interrupted.
+    They are saved by context length, so that another command, or one that was interrupted, computes the others only.
     """
-    contexts, positions = options.contexts, _positions(text, options)
+    contexts, positions, reporter = options.contexts, _positions(text, options), workspace.reporter
     reporter.say(
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
         f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}"
     )
-    lengths = {member: [read_length(member.opened.model, member.settings, at) for at in contexts] for member in group}
-    missing = {  # positions to score, by context length
-        member: {length: file.missing(member.facts, length, positions) for length in lengths[member]}
-        for member in group
-    }
-    tokens = {member: sum(length * len(part) for length, part in parts.items()) for member, parts in missing.items()}
-    if total := sum(tokens.values()):
-        file.save(anyway=True)  # fails before any loss is computed
-        count = sum(len(part) for parts in missing.values() for part in parts.values())
-        reporter.say(f"{count:,} losses to compute, {total:,} tokens to read; saved in {file.path}")
-    else:
-        reporter.say(f"nothing to compute: {file.path} has every loss")
-    for member, parts in missing.items():
-        with reporter.progress(str(member.opened.run.directory), total=tokens[member], unit="tokens") as bar:
-            for context_len, part in parts.items():
-                if len(part):
-                    _compute(member, text, part, context_len, options.batch_size, file, bar)
-    return np.array([[file.losses(member.facts, length, positions) for length in lengths[member]] for member in group])
+    directory = workspace.runs_dir / SAVED_LOSSES
+    with errors_of_writing(directory):
+        directory.mkdir(exist_ok=True)
+    lengths = [[read_length(member.opened.model, member.settings, at) for at in contexts] for member in group]
+    paths = [
+        {length: member.saved_losses(directory, length, positions) for length in of_member}
+        for member, of_member in zip(group, lengths, strict=True)
+    ]
+    missing = [{length: path for length, path in by_length.items() if not _is_intact(path)} for by_length in paths]
+    tokens = [len(positions) * sum(of_member) for of_member in missing]
+    count = len(positions) * sum(map(len, missing))
+    reporter.say(f"{count:,} losses to compute, {sum(tokens):,} tokens to read; saved in {directory}")
+    for member, of_member, total in zip(group, missing, tokens, strict=True):
+        with reporter.progress(str(member.opened.run.directory), total=total, unit="tokens") as bar:
+            for length, path in of_member.items():
+                losses = _compute(member, text, positions, length, options.batch_size, bar)
+                with replacing_losses(path) as file:
+                    add_array(file, "losses_nats", losses)
+    return np.array(
+        [[_read(by_length[at]) for at in of_member] for by_length, of_member in zip(paths, lengths, strict=True)]
+    )
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    with reading(path) as file:
+        return read_array(file, "losses_nats")
+
+
+def _is_intact(path: Path) -> bool:
+    """Return False for losses that have not been saved, or whose checksum differs."""
+    try:
+        return bool(len(_read(path)))
+    except READ_ERRORS:
+        return False
 
 
 def _compute(
@@ -232,23 +255,20 @@ def _compute(
     positions: NDArray[np.int64],
     context_len: int,
     batch_size: int | None,
-    file: ContextFile,
     bar: Step,
-) -> None:
-    """Compute the losses of one model at a context length, and save them."""
+) -> NDArray[np.float32]:
+    """Return the losses of one model at a context length, (P,)."""
     opened = member.opened
     windows = batch_size or windows_at_once(opened.model.device, context_len)
     settings = dataclasses.replace(member.settings, batch_size=windows)
     stream = Stream(opened.model, text.inputs, text.targets, settings, opened.precision)
-    batches = context_losses(stream, positions, context_len=context_len)
-    try:
-        for part, losses in batches:
-            if not np.isfinite(losses).all():
-                raise TrainingError(
-                    f"{opened.run.directory}: a loss is not finite at a context of {context_len:,} tokens; "
-                    f"{non_finite_advice(opened.precision, 'train it again')}"
-                )
-            file.add(member.facts, context_len, part, losses)
-            bar.advance(context_len * len(part), f"context {context_len:,}")
-    finally:  # an exception loses nothing, a killed process at most one context length
-        file.save()
+    parts = []
+    for part, losses in context_losses(stream, positions, context_len=context_len):
+        if not np.isfinite(losses).all():
+            raise TrainingError(
+                f"{opened.run.directory}: a loss is not finite at a context of {context_len:,} tokens; "
+                f"{non_finite_advice(opened.precision, 'train it again')}"
+            )
+        parts.append(losses)
+        bar.advance(context_len * len(part), f"context {context_len:,}")
+    return np.concatenate(parts)

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from txlcli.core.training import checkpoint
-from txlcli.data.context_file import ContextFile
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import TxlError
 from txlcli.runs import history, loading, run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.options import RECL_LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +33,10 @@ def verify_store(path: Path) -> list[FileCheck]:
 
 
 def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
-    """Check all files of a run, or of all runs and of `txl recl`."""
+    """Check all files of a run, or of all runs."""
     newest = run_directory.find_directory(run_name, runs_dir)
     directories = [newest] if run_name is not None else sorted(run_directory.newest_first(runs_dir))
-    checks = [check for directory in directories for check in _verify_run(directory)]
-    losses = runs_dir / RECL_LOSSES
-    if run_name is None and losses.is_file():
-        checks.append(_checked(losses, partial(ContextFile, losses)))
-    return checks
+    return [check for directory in directories for check in _verify_run(directory)]
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:
