@@ -459,7 +459,6 @@ def forward(
     weights: dict,
     *,
     mem_len: int,
-    memory_source: str = "layer_input",
     norm: str = "post",
     norm_type: str = "layer",
     norm_eps: float = LAYER_NORM_EPS,
@@ -470,7 +469,6 @@ def forward(
     Args:
         tokens: L token ids.
         memory: one (M, d) per layer, the raw inputs of that layer at the M tokens before this segment; M <= mem_len.
-            With memory_source="layer_output" its outputs there (Ding et al. 2021).
         options: the encoding (`position`), `max_distance` and `key_limit`.
     """
     hidden = np.stack([embed(token, weights) for token in tokens])
@@ -478,8 +476,7 @@ def forward(
     for n in range(len(weights["layers"])):
         layer, layer_input = layer_weights(weights, n), hidden
         hidden = attention_layer(hidden, memory[n], layer, norm=norm, norm_type=norm_type, norm_eps=norm_eps, **options)
-        kept = {"layer_input": layer_input, "layer_output": hidden}[memory_source]
-        new_memory.append(update_memory(kept, memory[n], mem_len=mem_len))
+        new_memory.append(update_memory(layer_input, memory[n], mem_len=mem_len))
     if norm == "pre":
         hidden = normed(hidden, weights["final_norm"], norm_type=norm_type, eps=norm_eps)
     return np.stack([token_log_probs(row, weights) for row in hidden]), new_memory

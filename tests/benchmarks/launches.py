@@ -87,7 +87,8 @@ def _reading(recipe, n_layers):
     import torch
 
     from tests.core.fake_cuda.device import CUDA, Kernels, pretending
-    from txlcli.core.reading.decoder import Decoder, Graphs
+    from tests.core.tape import call_again
+    from txlcli.core.reading.decoder import Decoder
     from txlcli.core.reading.reader import Reading
 
     settings, found = _settings(recipe, n_layers), {}
@@ -95,12 +96,8 @@ def _reading(recipe, n_layers):
     for work, (evaluation, lanes) in how.items():
         with pretending():
             model = _model(settings).eval()
-            graphs = dataclasses.replace(
-                Graphs.of(model), replay_steps=work == "single token", capture_graph=lambda run, _: run
-            )
-            decoder = Decoder(
-                model, Reading(settings=evaluation, batch_size=lanes, precision="bf16", compiles=True), graphs
-            )
+            reading = Reading(settings=evaluation, batch_size=lanes, precision="bf16", compiles=True)
+            decoder = Decoder(model, reading, call_again)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
                 decoder.read(tokens)

@@ -282,8 +282,6 @@ transformer | model.position=learned model.n_positions=5 train.mem_len=0 | [eval
 "learned" and train.mem_len = 0, not 7
 transformer | model.position=learned model.n_positions=6 model.window=7 train.mem_len=0 eval.mem_len=0 | window must \
 be at most model.n_positions (6) without memory: no segment is longer, not 7
-transformer | model.memory_source=layer_output train.mem_len=0 | memory_source must be left out with train.mem_len = \
-0, not 'layer_output'
 transformer | model.position=sinusoid train.mem_len=0 | [eval] mem_len must be 0 with position = "sinusoid" and \
 train.mem_len = 0, not 7
 transformer | model.position=sinusoid train.reread_len=3 | reread_len must be left out with position = "sinusoid", not 3

@@ -3,7 +3,6 @@
 Axes: B lanes, T tokens of a stream, L segment, V vocabulary.
 """
 
-import dataclasses
 import itertools
 
 import torch
@@ -12,7 +11,7 @@ from txlcli.config.model_settings import MODELS, RnnSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
-from txlcli.core.reading.decoder import Decoder, Graphs
+from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.scoring import Stream
 
@@ -76,12 +75,12 @@ def make_decoder(
     mem_len,
     same_length="off",
     max_distance=None,
-    **graphs,
+    capture_graph=None,
 ):
     """A decoder, whose queries see all of memory and segment by default."""
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance)
     reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens)
-    return Decoder(model, reading, dataclasses.replace(Graphs.of(model), **graphs))
+    return Decoder(model, reading, capture_graph)
 
 
 def assert_close(given, expected, *, atol=1e-10):

@@ -33,7 +33,6 @@ CASES = {
     "vanilla": ("vanilla-stdlib",),
     "modern": ("stdlib", *EVERY_DROPOUT, "model.block=modern", "model.norm=pre", "model.window=40"),
     "gated": ("stdlib", *EVERY_DROPOUT, "model.gating=gru", "model.norm=pre"),
-    "memory of outputs": ("stdlib", "model.memory_source=layer_output"),
     "compressive": ("stdlib", *COMPRESSIVE, "eval.same_length=off"),
     "memory tokens": ("stdlib", *MEMORY_TOKENS, "eval.same_length=off"),
     "lstm": ("lstm-ptb",),

@@ -142,7 +142,6 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
             weights,
             mem_len=mem_len,
             memory_start=model.settings.memory_start,
-            memory_source=model.settings.memory_source,
             norm=model.settings.norm,
             norm_type=model.settings.parts.norm_type,
             norm_eps=model.settings.norm_eps,

@@ -323,7 +323,6 @@ ARCHS = {"compressive": "compressed_len", "rmt": "segment_len"}
         ("pytorch", {"block": "modern"}, 'norm_type = "rms"', '"layer"'),
         ("hugging_face", {"feed_forward": "swiglu"}, 'feed_forward = "swiglu"', '"relu"'),
         ("pytorch", {"gating": "gru", "norm": "pre_released"}, 'gating = "gru"', '"residual"'),
-        ("tf", {"memory_source": "layer_output"}, 'memory_source = "layer_output"', '"layer_input"'),
         ("tf", {"qk_norm": "rms"}, 'qk_norm = "rms"', '"none"'),
         ("hugging_face", {"biases": "none"}, 'biases = "none"', '"all"'),
         ("tf", {"norm": "pre_released"}, 'norm = "pre_released"', '"post"'),

@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from tests.core import builders
+from tests.core import builders, tape
 from tests.core.attention_cases import attend, draw, draw_inputs
 from tests.core.builders import draw_tokens, make_decoder, read_parts, small_model
 from txlcli.config.settings import EvalSettings
@@ -181,8 +181,8 @@ def test_segments_by_graphs_are_those_without_and_those_of_float64(position, pre
     expected = read_parts(make_decoder(model, **how), tokens, lengths)
     on_device = copy.deepcopy(model).float().to(CUDA)
     by_graphs, eager = (
-        read_parts(make_decoder(on_device, precision=precision, replay_segments=replay, **how), tokens, lengths)
-        for replay in (True, False)
+        read_parts(make_decoder(on_device, precision=precision, capture_graph=capture, **how), tokens, lengths)
+        for capture in (None, tape.call_again)
     )
     assert relative_error(by_graphs, eager) < 0.1 * OF_READING[precision]
     assert relative_error(by_graphs, expected) < OF_READING[precision]
@@ -203,7 +203,7 @@ def test_single_tokens_across_two_slides_of_the_buffer_are_those_of_float64(posi
 
 def test_reading_and_recorded_segments_do_not_wait_for_the_device():
     model, tokens = small_model(dtype=torch.float32).to(CUDA), draw_tokens(B, 16 * 40).to(CUDA)
-    decoder = make_decoder(model, batch_size=B, seg_len=16, mem_len=100, precision="bf16", replay_segments=True)
+    decoder = make_decoder(model, batch_size=B, seg_len=16, mem_len=100, precision="bf16")
     read_parts(decoder, tokens, (16,))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -102,14 +102,14 @@ def test_a_run_without_a_checkpoint_is_rejected(tmp_path):
 def test_weights_of_a_model_with_other_settings_are_rejected(tmp_path):
     """Their shapes may be equal, and they would then compute another function."""
     run, weights = saved_run(tmp_path)
-    other = dataclasses.replace(SETTINGS.model, memory_source="layer_output", window=7)
+    other = dataclasses.replace(SETTINGS.model, memory_start="zeros", window=7)
     path = run.directory / run_directory.LAST
     checkpoint.save(path, Checkpoint(grouped("model", weights), state_of(other)))
     with pytest.raises(RunError) as caught:
         open_run(tmp_path)
     assert str(caught.value) == (
         f"{path}: the weights belong to a model with other settings than {run.directory}/run.json has "
-        "(model.memory_source, model.window); restore the run's files from one copy"
+        "(model.memory_start, model.window); restore the run's files from one copy"
     )
 
 

@@ -21,7 +21,6 @@ from txlcli.config.ranges import (
 )
 
 MemoryStart = Literal["empty", "zeros"]
-MemorySource = Literal["layer_input", "layer_output"]
 WindowLength = Annotated[int, Range("2 or more", least=2, most=MAX_COUNT)]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
@@ -223,11 +222,6 @@ class TransformerSettings(ModelSettings):
     memory_start: MemoryStart = "empty"
     """Memory before the first token: empty, growing with the text (released PyTorch code), or M zero vectors that are
     attended to like others (released TF code, Hugging Face)."""
-    memory_source: MemorySource = "layer_input"
-    """Hidden states that the memory of a layer keeps: the layer's inputs, which are the outputs of the layer below
-    (Transformer-XL); or its own outputs (ERNIE-Doc's same-layer recurrence, Ding et al. 2021; shift_mem_down of
-    x-transformers), so that the context is not limited by the number of layers and predictions depend on the segment
-    length."""
     auxiliary_losses: bool = False
     """Train with the auxiliary losses of Al-Rfou et al.: every layer predicts the next two tokens, with
     classifiers that are used in training only."""
@@ -268,10 +262,6 @@ class TransformerSettings(ModelSettings):
     def attention_window(self) -> int | None:
         return self.window
 
-    @property
-    def depends_on_segments(self) -> bool:
-        return self.memory_source == "layer_output"  # keys within a segment are made of layer inputs
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
@@ -295,7 +285,7 @@ class TransformerSettings(ModelSettings):
         """Reject what an architecture with a memory of its own does not support."""
         why = f'with arch = "{self.arch}"'
         self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {why}")
-        for key in ("window", "auxiliary_losses", "memory_source"):
+        for key in ("window", "auxiliary_losses"):
             self.require_default(key, why)
 
 

@@ -350,8 +350,6 @@ class Settings:
     def _check_positions(self, model: TransformerSettings) -> None:
         """Check that segments have enough learned positions, and that settings of memory and distance apply."""
         train = self.train
-        if not train.mem_len:
-            model.require_default("memory_source", "with train.mem_len = 0")
         if model.absolute_positions:
             train.require_default("reread_len", f'with position = "{model.position}"')
         n_positions = model.longest_window

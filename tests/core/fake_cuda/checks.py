@@ -25,7 +25,7 @@ from tests.core.tape import call_again
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.contexts import context_losses
-from txlcli.core.reading.decoder import Decoder, Graphs
+from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import Stream, score
@@ -81,7 +81,7 @@ def reading_by_graphs(case):
     with pretending() as watch:
         model = build(case, settings, CUDA)
         reading = Reading(settings=settings.eval, batch_size=4, precision="bf16")
-        decoder = Decoder(model, reading, dataclasses.replace(Graphs.of(model), capture_graph=capture))
+        decoder = Decoder(model, reading, capture)
         tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
@@ -97,8 +97,7 @@ def kernels_of_a_token(case, precision, batch_size):
             model = build(case, settings, CUDA)
             how = dataclasses.replace(settings.eval, seg_len=1)
             reading = Reading(settings=how, batch_size=batch_size, precision=precision)
-            graphs = dataclasses.replace(Graphs.of(model), replay_steps=True, capture_graph=lambda run, _: run)
-            decoder = Decoder(model, reading, graphs)
+            decoder = Decoder(model, reading, call_again)
             token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
             decoder.read(token)
             with Kernels() as kernels:

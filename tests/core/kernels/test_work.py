@@ -157,17 +157,6 @@ def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_s
     assert expected <= operations(lambda: reader.losses(reader.read(token), token)) <= expected + unseen + unused
 
 
-@pytest.mark.parametrize("seg_len", [1, L])
-def test_outputs_that_memory_keeps_are_projected_as_the_formula_says(seg_len):
-    reader, tokens = full_reader(seg_len, memory_source="layer_output"), draw_tokens(B, seg_len)
-    plain, settings = full_reader(seg_len), reader.model.settings
-    expected = decoding_flops_per_token(settings, V, keys=M + seg_len)
-    given = operations(lambda: reader.losses(reader.read(tokens), tokens))
-    assert given == pytest.approx(B * seg_len * expected, rel=1e-12)
-    added = given - operations(lambda: plain.losses(plain.read(tokens), tokens))
-    assert added == 2 * N * B * seg_len * 2 * WIDTH * H * D
-
-
 def full_reader(seg_len, max_distance=None, **changed):
     """Return a decoder with a full memory whose buffer does not slide at the next segment."""
     sizes = {"batch_size": B, "mem_len": M, "seg_len": seg_len, "max_distance": max_distance}

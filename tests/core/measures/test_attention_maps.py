@@ -68,23 +68,16 @@ def oracle_weights(model, tokens, settings, reach, key_limit):
             assert_close(whole, shares(scores, "abcd"), atol=1e-12)
             results["memory"][number].append(whole[:, :, : len(past)].sum(-1))
             layer_input, hidden = hidden, reference.attention_layer(hidden, past, layer, **limits)
-            remembered = hidden if model.settings.memory_source == "layer_output" else layer_input
-            memory[number] = reference.update_memory(remembered, past, mem_len=settings.mem_len)
+            memory[number] = reference.update_memory(layer_input, past, mem_len=settings.mem_len)
     return {name: np.stack([np.concatenate(parts, axis=1) for parts in layers]) for name, layers in results.items()}
 
 
 @pytest.mark.parametrize(
-    ("same_length", "key_limit", "max_distance", "changed"),
-    [
-        ("off", None, None, {}),
-        ("off", None, 1, {}),
-        ("m", 7, 3, {}),
-        ("m_plus_one", 8, None, {}),
-        ("off", None, None, {"memory_source": "layer_output"}),
-    ],
+    ("same_length", "key_limit", "max_distance"),
+    [("off", None, None), ("off", None, 1), ("m", 7, 3), ("m_plus_one", 8, None)],
 )
-def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance, changed):
-    model, tokens, reach = small_model(**changed), stream(), key_limit or M + L
+def test_attention_maps_equal_the_oracle_averaged_over_the_queries(same_length, key_limit, max_distance):
+    model, tokens, reach = small_model(), stream(), key_limit or M + L
     settings = eval_settings(same_length=same_length, max_distance=max_distance)
     given = observe(model, tokens, settings, at=FIRST + 3, rows=R)
     weights = oracle_weights(model, tokens, settings, reach, key_limit)

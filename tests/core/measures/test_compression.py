@@ -47,7 +47,6 @@ def decoded(predictor, words, *, escapes=False):
     return text
 
 
-OUTPUTS = {"memory_source": "layer_output"}
 COMPRESSIVE = {"arch": "compressive", "compressed_len": 5, "compression_rate": 2}
 MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
 
@@ -63,8 +62,6 @@ MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
         ("sinusoid", {}, {"mem_len": 11, "max_distance": None}),
         ("rotary", {}, {"mem_len": 0, "max_distance": None}),
         ("rotary", {}, {"mem_len": 11, "max_distance": None}),
-        ("relative", OUTPUTS, {"mem_len": 3}),
-        ("relative", OUTPUTS, {"mem_len": 11}),
         ("relative", COMPRESSIVE, {"mem_len": 3}),
         ("relative", COMPRESSIVE, {"mem_len": 11, "compressed_len": 4}),
         ("relative", MEMORY_TOKENS, {"mem_len": 0, "max_distance": None}),

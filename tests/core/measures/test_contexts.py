@@ -22,7 +22,6 @@ CASES = {
     "memory": ({}, MEMORY),
     "memory, m plus one": ({"norm": "pre"}, EvalSettings(seg_len=5, mem_len=7, same_length="m_plus_one")),
     "memory, all keys": ({}, EvalSettings(seg_len=5, mem_len=3, max_distance=6, same_length="off")),
-    "memory of outputs": ({"memory_source": "layer_output"}, MEMORY),
     "compressive memory": (
         {"arch": "compressive", "compressed_len": 4},
         dataclasses.replace(ALL_KEYS, compressed_len=3),

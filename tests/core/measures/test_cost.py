@@ -102,7 +102,6 @@ def read_memory(model, mem_len):
         {"feed_forward": "swiglu"},
         {"block": "modern", "norm": "pre"},
         {"gating": "gru", "norm": "pre"},
-        {"memory_source": "layer_output", "norm": "pre"},
         {**COMPRESSIVE, "compression_rate": M, "compression": "mean", "memory_start": "zeros"},
     ],
     ids=str,

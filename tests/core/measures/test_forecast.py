@@ -141,8 +141,6 @@ COMPRESSIVE = {"arch": "compressive", "compressed_len": 3}
             model_settings(dropout=0.5, block="modern"),
             model_settings(dropout=0.5, block="modern", norm="pre"),
             model_settings(dropout=0.5, gating="gru", norm="pre"),
-            model_settings(dropout=0.5, memory_source="layer_output"),
-            model_settings(dropout=0.5, memory_source="layer_output", norm="pre"),
             model_settings(dropout=0.5, **COMPRESSIVE, compression_rate=L),
             model_settings(dropout=0.5, **COMPRESSIVE, compression_rate=L, norm="pre"),
             model_settings(dropout=0.5, **COMPRESSIVE, compression="max"),

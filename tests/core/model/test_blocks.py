@@ -67,7 +67,7 @@ def test_the_decoder_equals_the_model(part, norm, memory_start, position, seg_le
     model, tokens = make(part, norm=norm, position=position, memory_start=memory_start), draw_tokens(B, 23)
     segments = tokens.split(seg_len, dim=1)
     expected, _ = read_segments(model, tokens, [segment.shape[1] for segment in segments], mem_len=M)
-    for way in ({}, {"replay_steps": True}, {"replay_segments": True, "capture_graph": tape.capture}):
+    for way in ({}, {"capture_graph": tape.call_again}, {"capture_graph": tape.capture}):
         decoder = make_decoder(model, batch_size=B, seg_len=seg_len, mem_len=M, **way)
         given = torch.cat([model.log_probs(decoder.read(segment)) for segment in segments], dim=1)
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import reference
-from tests.core import oracle
+from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import registered_slopes
 from txlcli.config.encodings import ENCODINGS
@@ -196,8 +196,8 @@ def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem
     limit = key_limit(same_length, mem_len)
     expected, _ = read_segments(model, tokens, cut(23, seg_len), mem_len=mem_len, key_limit=limit, **limits)
     options = {"batch_size": B, "mem_len": mem_len, "seg_len": seg_len, "same_length": same_length, **limits}
-    for replay_steps in (False, True) if seg_len == 1 else (False,):
-        decoder = make_decoder(model, **options, replay_steps=replay_steps)
+    for capture_graph in (None, tape.call_again):
+        decoder = make_decoder(model, **options, capture_graph=capture_graph)
         torch.testing.assert_close(decoded(model, tokens, decoder, [seg_len]), expected, rtol=0, atol=1e-10)
 
 

@@ -38,8 +38,6 @@ KINDS |= {
     "swiglu": {"feed_forward": "swiglu"},
     "qk_norm": {"qk_norm": "rms", "tie_biases": False},
     "no_biases": {"biases": "none"},
-    "layer_output": {"memory_source": "layer_output"},
-    "pre_layer_output": {"memory_source": "layer_output", "norm": "pre", "position": "none"},
     "gru": {"gating": "gru", "norm": "pre", "tie_biases": False, "biases": "none"},
 }
 LIMITS = {
@@ -64,7 +62,6 @@ def exact_gradients(model, memory, **limits):
             past,
             weights,
             mem_len=M,
-            memory_source=settings.memory_source,
             norm=settings.norm,
             norm_type=settings.parts.norm_type,
             norm_eps=settings.norm_eps,

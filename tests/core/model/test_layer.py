@@ -47,7 +47,7 @@ def gradients_of(model):
         {"norm": "pre", "tie_biases": False, "window": 4},
         {"block": "modern", "qk_norm": "none"},
         {"block": "modern"},
-        {"cutoffs": (4, V - 4), "div_val": 2, "memory_source": "layer_output"},
+        {"cutoffs": (4, V - 4), "div_val": 2},
         {"position": "rotary", "d_head": 12},
         *({"position": position} for position in ("alibi", "t5", "sinusoid")),
         *({"position": position, "n_positions": 9} for position in ("shaw", "learned")),

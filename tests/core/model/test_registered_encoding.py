@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.core import tape
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import SlopesEncoding, registered_encoding, registered_slopes
 from txlcli.core.backend import ScoreTerms
@@ -93,8 +94,8 @@ def test_one_position_key_may_stand_for_all_farther_distances(near_and_repeating
         expected, _ = read_segments(repeating, tokens, lengths, mem_len=M, max_distance=max_distance)
         given, _ = read_segments(near, tokens, lengths, mem_len=M, max_distance=max_distance)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
-    for replay_steps in (False, True):
-        options = {"mem_len": M, "seg_len": seg_len, "max_distance": max_distance, "replay_steps": replay_steps}
+    for capture_graph in (None, tape.call_again):
+        options = {"mem_len": M, "seg_len": seg_len, "max_distance": max_distance, "capture_graph": capture_graph}
         decoder = make_decoder(near, batch_size=B, **options)
         with torch.no_grad():
             given = torch.cat([near.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)

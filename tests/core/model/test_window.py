@@ -113,7 +113,7 @@ def test_the_decoder_equals_the_model(lengths, same_length, memory_start, positi
     options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
     limit = key_limit(same_length, mem_len)
     expected, _ = read_segments(model, tokens, cut(53, seg_len), mem_len=mem_len, key_limit=limit)
-    for way in ({}, {"replay_steps": True}, {"replay_segments": True, "capture_graph": tape.capture}):
+    for way in ({}, {"capture_graph": tape.call_again}, {"capture_graph": tape.capture}):
         decoder = make_decoder(model, batch_size=B, **options, **way)
         torch.testing.assert_close(decoded(model, tokens, decoder, [seg_len]), expected, rtol=0, atol=1e-10)
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.core import tape
 from tests.core.builders import assert_close, draw_tokens, make_decoder, read_segments, small_model
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.graphs import MAX_PHASES
+from txlcli.core.reading.decoder import MAX_PHASES
 from txlcli.core.reading.past import BufferRange, SlidingBuffer
 from txlcli.core.reading.registry import make_reader
 
@@ -77,20 +78,20 @@ def test_distances_that_are_shared_are_scored_once_and_equal_the_model(same_leng
 
 
 @pytest.mark.parametrize(
-    ("replay_segments", "mem_len", "seg_len", "capacity"),
+    ("capture_graph", "mem_len", "seg_len", "capacity"),
     [
-        (False, 7, L, 12),  # room for one segment, or a quarter of the memory where that is more
-        (False, 80, L, 100),
-        (False, 0, L, 5),
-        (False, 7, 1, 8),
-        (True, 7, L, 12),  # a multiple of a segment
-        (True, 48, L, 63),
-        (True, 4 * L * MAX_PHASES, L, 5 * L * MAX_PHASES),
+        (None, 7, L, 12),  # room for one segment, or a quarter of the memory where that is more
+        (None, 80, L, 100),
+        (None, 0, L, 5),
+        (None, 7, 1, 8),
+        (tape.call_again, 7, L, 12),  # a multiple of a segment
+        (tape.call_again, 48, L, 63),
+        (tape.call_again, 4 * L * MAX_PHASES, L, 5 * L * MAX_PHASES),
     ],
 )
-def test_the_buffer_holds_the_memory_and_some_room_to_slide(replay_segments, mem_len, seg_len, capacity):
+def test_the_buffer_holds_the_memory_and_some_room_to_slide(capture_graph, mem_len, seg_len, capacity):
     lengths = {"mem_len": mem_len, "seg_len": seg_len}
-    assert make_decoder(small_model(), batch_size=1, **lengths, replay_segments=replay_segments).capacity == capacity
+    assert make_decoder(small_model(), batch_size=1, **lengths, capture_graph=capture_graph).capacity == capacity
 
 
 def test_a_stream_many_times_the_buffer_keeps_equal_to_the_model():

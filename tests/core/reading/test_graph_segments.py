@@ -7,7 +7,7 @@ import pytest
 
 from tests.core import tape
 from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
-from txlcli.core.reading.graphs import MAX_PHASES
+from txlcli.core.reading.decoder import MAX_PHASES
 
 B, L = 2, 5
 
@@ -32,7 +32,7 @@ class Captures:
 def both_ways(model, count, lengths=(L,), **how):
     """Last hidden states with graphs and without, and what was captured."""
     captures, tokens = Captures(), draw_tokens(B, count)
-    decoder = make_decoder(model, batch_size=B, seg_len=L, replay_segments=True, capture_graph=captures, **how)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, capture_graph=captures, **how)
     expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, **how), tokens, lengths)
     return read_parts(decoder, tokens, lengths), expected, captures
 
@@ -68,9 +68,7 @@ def test_segments_of_other_lengths_between_them_are_read_without_graphs(lengths)
 def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
     model, captures = small_model(position="rotary", d_head=12), Captures()
     tokens, lengths = draw_tokens(B, 30 * L), (L, L, 1, 1, L, 1)
-    decoder = make_decoder(
-        model, batch_size=B, seg_len=L, mem_len=13, replay_steps=True, replay_segments=True, capture_graph=captures
-    )
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=13, capture_graph=captures)
     expected = read_parts(make_decoder(model, batch_size=B, seg_len=L, mem_len=13), tokens, lengths)
     assert_close(read_parts(decoder, tokens, lengths), expected)
     assert captures.captured > 1
@@ -78,7 +76,7 @@ def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
 
 def test_after_a_reset_graphs_wait_for_a_full_memory():
     model, captures, tokens = small_model(), Captures(), draw_tokens(B, 20 * L)
-    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, replay_segments=True, capture_graph=captures)
+    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, capture_graph=captures)
     first = read_parts(decoder, tokens, (L,))
     decoder.reset()
     assert_close(read_parts(decoder, tokens, (L,)), first)
@@ -93,9 +91,7 @@ def test_a_phase_that_occurs_once_is_not_captured(segments, captured):
 
 def test_observed_layers_are_read_without_graphs():
     captures = Captures()
-    decoder = make_decoder(
-        small_model(), batch_size=B, seg_len=L, mem_len=7, replay_segments=True, capture_graph=captures
-    )
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=L, mem_len=7, capture_graph=captures)
     decoder.observed = True
     read_parts(decoder, draw_tokens(B, 20 * L), (L,))
     assert captures.captured == 0

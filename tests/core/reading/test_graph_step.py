@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from tests.core import tape
 from tests.core.builders import POSITIONS, assert_close, draw_tokens, make_decoder, read_parts, small_model
 from tests.samples import sampled
 from txlcli.core.kernels.cuda_graph import WARM_UP, capture, captured_or_called
@@ -42,13 +43,13 @@ def test_every_token_is_what_the_decoder_reads(position, norm, options, lengths)
     memory_start = "zeros" if norm == "post" else "empty"
     model, tokens = small_model(norm=norm, memory_start=memory_start, **POSITIONS[position]), draw_tokens(B, 55)
     expected = read(model, tokens, lengths=lengths, **options)
-    found = read(model, tokens, lengths=lengths, replay_steps=True, **options)
+    found = read(model, tokens, lengths=lengths, capture_graph=tape.call_again, **options)
     assert_close(found, expected)
 
 
 def test_a_step_after_a_reset_knows_nothing_of_the_text_before():
     tokens = draw_tokens(B, 2 * M).split(1, dim=1)
-    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, replay_steps=True)
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=M, capture_graph=tape.call_again)
     first = [decoder.read(token) for token in tokens]
     assert not torch.equal(decoder.read(tokens[0]), first[0])
     decoder.reset()
@@ -71,7 +72,7 @@ class Shapes(TorchDispatchMode):
 
 
 def test_no_operation_of_a_step_knows_how_long_the_text_is():
-    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, replay_steps=True)
+    decoder = make_decoder(small_model(), batch_size=B, seg_len=1, mem_len=400, capture_graph=tape.call_again)
     steps = []
     for token in draw_tokens(B, 9).split(1, dim=1):
         with Shapes() as shapes:

@@ -21,7 +21,6 @@ SETTINGS = {
     "validation between": {"valid_every": 3, "weight_decay": 0.01, "warmup_steps": 3},
     "no memory": {"mem_len": 0},
     "variational dropout": {"shape": {"variational_dropout": True, "word_dropout": 0.2}},
-    "memory of outputs": {"shape": {"memory_source": "layer_output"}},
     "compressive": {"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}},
     "compressive, sgd with momentum": {
         **{"shape": {"arch": "compressive", "compressed_len": 3, "compression_rate": 2}, "optimizer": "sgd"},

@@ -30,7 +30,6 @@ MODELS = {
     "learned": {"position": "learned", "n_positions": L},
     "memory of zeros": {"memory_start": "zeros"},
     "window": {"window": 4},
-    "memory of outputs": {"memory_source": "layer_output"},
     "compressive": {"arch": "compressive", "compressed_len": 2, "compression_rate": 5, "dropout": 0.2},
     "memory tokens": {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2, "dropout": 0.2},
     "gated": {"gating": "gru", "norm": "pre", "dropout": 0.2},

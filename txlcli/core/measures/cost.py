@@ -125,9 +125,7 @@ class TransformerProducts(LayerProducts):
         return 4 * self._projection + attention + (matrices * model.d_model * model.inner_width + gates)
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        # Layer outputs that memory keeps are projected to keys and values, too.
-        outputs = 2 * self._projection if self.model.memory_source == "layer_output" else 0
-        return self.model.n_layers * (self._layer(keys=keys, max_distance=max_distance) + outputs)
+        return self.model.n_layers * self._layer(keys=keys, max_distance=max_distance)
 
     def window(self, *, window: int, max_distance: int | None) -> float:
         # Of the last layer only the last position is computed, from the keys of all.

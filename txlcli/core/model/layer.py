@@ -46,7 +46,7 @@ class LayerOutput(NamedTuple):
     hidden: Tensor
     """The output (B, L, d), or that of the last `count` positions."""
     kept: Tensor
-    """Hidden states that a memory keeps, SG(h) of section 3.2: the input, or the output; (B, L, d), no gradient."""
+    """The input, which a memory keeps: SG(h) of section 3.2, (B, L, d), no gradient."""
     slots: Tensor | None = None
     """Compressed positions (B, x, d) that have left the memory, without gradient."""
     loss: Tensor | None = None
@@ -58,7 +58,7 @@ class HiddenMemory:
     """The memory m of section 3.2: hidden states before a segment, which a layer projects with its current weights."""
 
     positions: Tensor
-    """Layer inputs, or outputs, without gradient, oldest first, (B, M, d)."""
+    """Layer inputs without gradient, oldest first, (B, M, d)."""
     mem_len: int = 0
     """Positions to keep for the next segment."""
     reread_len: int = 0
@@ -94,7 +94,6 @@ class Layer(nn.Module):
         super().__init__()
         self.d_model = settings.d_model
         self.pre_norm = settings.norm != "post"
-        self.remembers_output = settings.memory_source == "layer_output"
         self.attention = Attention(
             d_model=settings.d_model,
             n_heads=settings.n_heads,
@@ -154,8 +153,7 @@ class Layer(nn.Module):
         hidden = hidden[:, first:] if first else hidden
         if hidden.shape[1]:
             hidden = self.finish(self, hidden, attended)
-        kept = self.memory_input(hidden) if self.remembers_output else layer_input
-        return LayerOutput(hidden, kept[..., : self.d_model].detach().contiguous())
+        return LayerOutput(hidden, layer_input[..., : self.d_model].detach().contiguous())
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
         """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together."""

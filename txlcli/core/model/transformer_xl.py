@@ -291,11 +291,7 @@ class TransformerXL(LanguageModel):
         return self._final(outputs[-1].hidden), memory
 
     def _pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
-        """Return the past of each layer before a segment.
-
-        Layer n reads the past of layer n - 1, so memory keeps layer inputs (3.2); with memory_source = "layer_output"
-        it reads its own past.
-        """
+        """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2)."""
         kept = self.memory_size(mem_len)
         return [HiddenMemory(positions=past, mem_len=kept) for past in self._readable(memory)]
 

@@ -3,31 +3,35 @@
 The weights do not change here, so keys and values stay as they were projected, in a buffer that slides, and distances
 are projected once. It computes the same function as `TransformerXL.forward` with memory.
 
-If memory keeps layer outputs, they are projected when a segment ends, and replace the keys and values of its layer
-inputs.
+On CUDA, graphs read single tokens and whole segments: they repeat the same kernels on the same memory. For a token, its
+slot in the buffers and how far it sees are numbers on the device; it scores up to a quarter more keys. A segment finds
+the keys of the past in one of a few places of the sliding buffer, its phases, once the memory is full: the slack of the
+buffer is a multiple of the segment, so that they recur.
 
-Axes: B batch, L segment, M memory, H heads, D head width, d model width, n distances.
+Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head width, d model width, n distances.
 """
 
 import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from txlcli.config.settings import SameLength
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.layer import rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
-from txlcli.core.reading.graphs import MAX_PHASES, GraphStep, SegmentGraphs
-from txlcli.core.reading.past import BufferRange, SlidingBuffer, keep_outputs
+from txlcli.core.reading.past import BufferRange, FixedSlots, SlidingBuffer
 from txlcli.core.reading.reader import Reader, Reading
+
+MAX_PHASES = 16
+"""Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 
 
 def key_limit(same_length: SameLength, mem_len: int) -> int | None:
@@ -41,33 +45,49 @@ def key_limit(same_length: SameLength, mem_len: int) -> int | None:
     return mem_len + 1 if same_length == "m_plus_one" else mem_len
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graphs:
-    """CUDA graphs that a decoder reads by; on a CPU, the functions that they would repeat are called anew."""
+class Replays:
+    """A function of tensors that is captured as CUDA graphs, which read their inputs from the same memory.
 
-    replay_steps: bool
-    """Read single tokens by a graph: launching kernels takes longer than running them."""
-    replay_segments: bool
-    """Read segments of L tokens by graphs, once the memory is full."""
-    capture_graph: CaptureGraph
+    Args:
+        run: of tensors whose shapes and dtypes are the same in each call.
+        capture_graph: makes a graph; on a CPU it may return the function that it gets.
+    """
 
-    @classmethod
-    def of(cls, model: TransformerXL) -> "Graphs":
-        """Return the graphs for the device and the attention backend of a model."""
-        enabled = model.device.type == "cuda" and model.attention_backend != "reference"
-        capture_graph = captured_or_called(graphs_of_one_pool())
-        return cls(replay_steps=enabled, replay_segments=enabled, capture_graph=capture_graph)
+    def __init__(self, run: Callable[..., Tensor], capture_graph: CaptureGraph) -> None:
+        self._run, self._capture_graph = run, capture_graph
+        self._inputs: list[Tensor] = []
+        self._replays: dict[int, Callable[[], Tensor]] = {}
+
+    def __call__(self, phase: int, embedded: Tensor, *inputs: Tensor | int) -> Tensor:
+        """Return a copy of the result for embeddings (B, l, d), tensors and numbers, which are given as (1,).
+
+        There is one graph for each phase.
+        """
+        if not self._inputs:
+            number = torch.zeros(1, dtype=torch.long, device=embedded.device)
+            self._inputs = [(number if isinstance(own, int) else own).clone() for own in (embedded, *inputs)]
+        for own, given in zip(self._inputs, (embedded, *inputs), strict=True):
+            own.fill_(given) if isinstance(given, int) else own.copy_(given)
+        if phase not in self._replays:
+            run = functools.partial(self._run, *self._inputs)
+            self._replays[phase] = self._capture_graph(run, embedded.device)
+        return self._replays[phase]().clone()
 
 
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    Absolute positions count in segments, or in windows of up to M tokens. `graphs` is `Graphs.of(model)` by default.
+    Absolute positions count in segments, or in windows of up to M tokens.
+
+    Args:
+        model: to read with.
+        reading: how texts are read.
+        capture_graph: makes the graphs; by default CUDA's, on CUDA, unless attention is the definition.
     """
 
     model: TransformerXL
 
-    def __init__(self, model: TransformerXL, reading: Reading, graphs: Graphs | None = None) -> None:
+    def __init__(self, model: TransformerXL, reading: Reading, capture_graph: CaptureGraph | None = None) -> None:
         super().__init__(model, reading)
         if reading.compiles:
             self.model.compile_reading()
@@ -82,127 +102,105 @@ class Decoder(Reader):
         key_len = self.mem_len + self.seg_len
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
-        self._graphs = graphs or Graphs.of(model)
+        if capture_graph is None and self.device.type == "cuda" and model.attention_backend != "reference":
+            capture_graph = captured_or_called(graphs_of_one_pool())
+        self.replays_tokens = capture_graph is not None
+        """True to read single tokens by a graph: launching kernels takes longer than running them."""
         slack = max(self.seg_len, self.mem_len // 4)  # sliding moves M positions, once every `slack` positions
         phases = math.ceil(slack / self.seg_len)
-        self._replay_segments = self._graphs.replay_segments and phases <= MAX_PHASES
-        self.housekeeping_interval = phases * self.seg_len if self._replay_segments else slack
+        self._replays_segments = self.replays_tokens and phases <= MAX_PHASES
+        self.housekeeping_interval = phases * self.seg_len if self._replays_segments else slack
         self.capacity = self.mem_len + self.housekeeping_interval
         """Positions that the buffer holds before it slides."""
         self._range = BufferRange(self.capacity)
         self._allocate()
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
-        self._graph_step: GraphStep | None = None  # made when the first single token is read
-        self._segment_graphs: SegmentGraphs | None = None  # made when the first segment after a full memory is read
+        if capture_graph is not None:
+            read_segment = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
+            self._token, self._segment = (Replays(run, capture_graph) for run in (self._read_token, read_segment))
+        self._phases: set[int] = set()  # that have occurred
         self.reset()
 
     @torch.inference_mode()
     def _allocate(self) -> None:
-        """Make buffers for keys, values and, if memory keeps them, outputs of all layers; project the distances."""
+        """Make buffers for keys and values of all layers; project the distances."""
         sizes, batch_size, limit = self.model.settings, self.reading.batch_size, self.reading.settings.max_distance
         dtype = product_dtype(self.reading.precision, self.model.dtype)
         shape = (batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
-        self._outputs: Tensor | None = None  # of the present segment, (N, B, L, d)
-        if sizes.depends_on_segments and self.mem_len and not self.reading.in_windows:  # a window is one segment
-            dtype = torch.promote_types(self.model.dtype, torch.float32)
-            kept = (sizes.n_layers, batch_size, self.seg_len, sizes.d_model)
-            self._outputs = torch.zeros(kept, dtype=dtype, device=self.device)
         with self._autocast:
             terms = self.model.projected_terms(self.reach, max_distance=limit)
-            self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
+        self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
+        if self.replays_tokens:
+            self._token_terms = [_cast(added, dtype) for added in self._terms]
+            self._slots = torch.arange(self.capacity, device=self.device)
 
     @torch.inference_mode()
     def reset(self) -> None:
         self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
-        if self._zeros:
-            zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-            self._write([zero] * len(self._buffers), self._in_stream(-self._zeros, 0), at=0)
-
-    def _write(self, remembered: Iterable[Tensor], positions: Tensor, *, at: int) -> None:
-        """Write keys and values into the buffers, from slot `at` on.
-
-        They are of hidden states of each layer, (B or 1, x or 1, d), at positions (x,) of the stream.
-        """
-        rotation = self.model.encoding.rotation(positions)
-        for layer, buffer, hidden in zip(self.model.layers, self._buffers, remembered, strict=True):
+        if not self._zeros:
+            return
+        zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
+        rotation = self.model.encoding.rotation(torch.arange(-self._zeros, 0, device=self.device))
+        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
             with self._autocast:
-                keys, values = layer.attention.project_keys_values(layer.attention_input(hidden))
-                keys, values = (tensor.expand(-1, -1, len(positions), -1) for tensor in (keys, values))
-                buffer.write(keys if rotation is None else rotation.apply(keys), values, at)
+                keys, values = layer.attention.project_keys_values(layer.attention_input(zero))
+                keys, values = (tensor.expand(-1, -1, self._zeros, -1) for tensor in (keys, values))
+                buffer.write(keys if rotation is None else rotation.apply(keys), values, at=0)
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         length = tokens.shape[1]
         self._make_room(length)
-        key_len = self._range.count + length
-        reach = min(key_len, self._limit or key_len)
         with self._autocast:
             positions = self._positions(length)
-            hidden = self.model.embed(tokens, positions)
-            if length == 1 and self._graphs.replay_steps and not self.observed:
-                hidden = self._replay_step(hidden, positions, reach)[:, 1 - count :]  # count is 0 or 1
-            else:
-                stream = self._in_stream(self._read_before, self._read_before + length)
-                recurs = length == count == self.seg_len and self._range.count == self.mem_len  # a phase of the buffer
-                if recurs and self._replay_segments and not self.observed:
-                    hidden = self._replay_segment(hidden, positions, stream)
-                else:  # a segment that is not complete has a length that occurs once
-                    is_usual = length == self.seg_len or not self.reading.compiles
-                    with contextlib.nullcontext() if is_usual else self.model.uncompiled():
-                        hidden = self._through_layers(hidden, positions, stream, reach=reach, count=count)
-        segment_len = self._in_segment + length  # so far
+            hidden = self._read(self.model.embed(tokens, positions), positions, count)
+        continues = self.reading.by_tokens and self._in_segment + length < self.seg_len
         self._read_before += length
-        continues = self.reading.by_tokens and segment_len < self.seg_len
         self._range.advance(length, mem_len=self.capacity if continues else self.mem_len)
-        if self._outputs is not None and not continues:  # replace the keys and values of the inputs of the layers
-            kept = min(segment_len, self.mem_len)
-            stream = self._in_stream(self._read_before - kept, self._read_before)
-            self._write(self._outputs[:, :, segment_len - kept : segment_len], stream, at=self._range.end - kept)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
+
+    def _read(self, embedded: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the last layer's output (B, count, d) for embeddings (B, l, d): by a graph if one reads them."""
+        length, remembered, before = embedded.shape[1], self._range.count, self._read_before
+        reach = min(remembered + length, self._limit or remembered + length)
+        if length == 1 and self.replays_tokens and not self.observed:
+            # `count` is 0 or 1.
+            return self._token(0, embedded, positions, before, self._range.end, reach)[:, 1 - count :]
+        stream = torch.arange(before, before + length, device=self.device)
+        recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
+        if recurs and self._replays_segments and not self.observed:
+            phase = self._range.start
+            if phase in self._phases:  # captured when it occurs for the second time
+                return self._segment(phase, embedded, positions, stream)
+            self._phases.add(phase)
+        # A segment that is not complete has a length that occurs once.
+        is_usual = length == self.seg_len or not self.reading.compiles
+        with contextlib.nullcontext() if is_usual else self.model.uncompiled():
+            return self._through_layers(embedded, positions, stream, reach=reach, count=count)
 
     def _through_layers(self, hidden: Tensor, positions: Tensor, stream: Tensor, *, reach: int, count: int) -> Tensor:
         """Return the last layer's output (B, count, d) for embeddings (B, l, d), at positions (l,) of the stream."""
         rotation = self.model.encoding.rotation(stream)
         terms = rotated([layer_terms.nearest(reach) for layer_terms in self._terms], rotation)
-        if self._outputs is None:
-            return last_output(self.model.run_layers(hidden, self._buffers, terms, positions, count=count))
-        layers = self.model.run_layers(hidden, self._buffers, terms, positions)
-        length, first = hidden.shape[1], self._in_segment
-        in_segment = torch.arange(first, first + length, device=self.device)
-        return last_output(keep_outputs(layers, self._outputs, in_segment))[:, length - count :]
+        return last_output(self.model.run_layers(hidden, self._buffers, terms, positions, count=count))
 
-    def _replay_segment(self, embedded: Tensor, positions: Tensor, stream: Tensor) -> Tensor:
-        if self._segment_graphs is None:
-            layers = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
-            self._segment_graphs = SegmentGraphs(layers, embedded, self._graphs.capture_graph)
-        return self._segment_graphs.read(embedded, positions, stream, phase=self._range.start)
+    def _read_token(self, hidden: Tensor, position: Tensor, stream: Tensor, at: Tensor, reach: Tensor) -> Tensor:
+        """Return the last layer's output (B, 1, d) for embeddings (B, 1, d).
 
-    def _replay_step(self, embedded: Tensor, position: Tensor, reach: int) -> Tensor:
-        if self._graph_step is None:
-            self._graph_step = GraphStep(
-                self.model,
-                self._buffers,
-                self._terms,
-                batch_size=embedded.shape[0],
-                dtype=embedded.dtype,
-                outputs=self._outputs,
-                capture_graph=self._graphs.capture_graph,
-            )
-        return self._graph_step.read(
-            embedded,
-            at=self._range.end,
-            reach=reach,
-            position=position,
-            in_stream=self._read_before,
-            in_segment=self._in_segment,
-        )
-
-    def _in_stream(self, first: int, end: int) -> Tensor:
-        """Return these positions since the text began; they are negative before it."""
-        return torch.arange(first, end, device=self.device)
+        Args:
+            hidden: embeddings.
+            position: in the segment, (1,).
+            stream: position since the text began, (1,).
+            at: slot in the buffers, (1,).
+            reach: distances that are seen, (1,).
+        """
+        attend = SlotAttention(at - self._slots, reach)
+        terms = rotated(self._token_terms, self.model.encoding.rotation(stream))
+        pasts = (FixedSlots(buffer, at, attend) for buffer in self._buffers)
+        return last_output(self.model.run_layers(hidden, pasts, terms, position))
 
     def _positions(self, length: int) -> Tensor:
         """Return positions (l,) in the segment of the next tokens.
@@ -229,3 +227,11 @@ def smallest_limit(*limits: int | None) -> int | None:
 def _contiguous(terms: ScoreTerms) -> ScoreTerms:
     key = terms.position_key
     return terms if key is None else dataclasses.replace(terms, position_key=key.contiguous())
+
+
+def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
+    """Return score terms as products read them, so that no token casts or repeats them."""
+    key = terms.position_key
+    if key is not None and terms.distance_bias is not None:
+        terms = _contiguous(dataclasses.replace(terms, position_key=nearest_rows(key, terms.reach)))
+    return terms.to(dtype)

@@ -6,7 +6,6 @@ a CUDA graph can repeat. The memory that training carries is `core.model.layer.H
 Axes: B batch, C capacity of the buffer, H heads, L segment, D head width, d model width, N layers.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.device import row_multiple
-from txlcli.core.model.layer import LayerOutput, Past
+from txlcli.core.model.layer import Past
 
 MOVED_AT_ONCE = 256
 """Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
@@ -100,16 +99,3 @@ class FixedSlots(Past):
         for buffer, new in ((self._buffer.keys, keys), (self._buffer.values, values)):
             buffer[..., : new.shape[3]].index_copy_(2, self._at, new.to(buffer.dtype))
         return self._buffer.keys, self._buffer.values
-
-
-def keep_outputs(layers: Iterator[LayerOutput], outputs: Tensor, in_segment: Tensor) -> Iterator[LayerOutput]:
-    """Write what memory keeps of each layer, its output, while the layers are computed; yield what `layers` yields.
-
-    Args:
-        layers: yields the result of each layer for l tokens.
-        outputs: (N, B, L, d), of the present segment.
-        in_segment: (l,) positions in the segment.
-    """
-    for kept, output in zip(outputs, layers, strict=True):
-        kept.index_copy_(1, in_segment, output.kept.to(kept.dtype))
-        yield output
