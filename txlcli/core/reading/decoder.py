@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import SameLength
-from txlcli.core.backend import ScoreTerms, nearest_rows
+from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
@@ -134,7 +134,7 @@ class Decoder(Reader):
             terms = self.model.projected_terms(self.reach, max_distance=limit)
         self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
         if self.replays_tokens:
-            self._token_terms = [_cast(added, dtype) for added in self._terms]
+            self._token_terms = [added.to(dtype) for added in self._terms]
             self._slots = torch.arange(self.capacity, device=self.device)
 
     @torch.inference_mode()
@@ -227,11 +227,3 @@ def smallest_limit(*limits: int | None) -> int | None:
 def _contiguous(terms: ScoreTerms) -> ScoreTerms:
     key = terms.position_key
     return terms if key is None else dataclasses.replace(terms, position_key=key.contiguous())
-
-
-def _cast(terms: ScoreTerms, dtype: torch.dtype) -> ScoreTerms:
-    """Return score terms as products read them, so that no token casts or repeats them."""
-    key = terms.position_key
-    if key is not None and terms.distance_bias is not None:
-        terms = _contiguous(dataclasses.replace(terms, position_key=nearest_rows(key, terms.reach)))
-    return terms.to(dtype)
