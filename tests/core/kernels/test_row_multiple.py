@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.core.attention_cases import attend, by_backend, draw, draw_inputs
+from tests.core.attention_cases import by_backend, draw, draw_inputs
 from tests.core.builders import draw_tokens, small_model
 from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import DTYPES, use_row_multiple
 from txlcli.core.kernels.linear import cached_casts, linear
-from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import scores_at_once
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -35,19 +35,6 @@ def test_aligned_rows_do_not_change_any_backend(backend, seg_len, key_len, unsee
         results = by_backend(backend, *inputs, reach=reach)
     for result, wanted in zip(results, expected, strict=True):
         assert result.shape == wanted.shape
-        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("seg_len", "key_len"), [(1, 7), (5, 5), (5, 12), (3, 17), (8, 19), (3, 16)])
-@pytest.mark.parametrize("unseen", [0, 1])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_keys_that_no_query_sees_change_neither_output_nor_gradients(seg_len, key_len, unseen, recompute):
-    reach = key_len - unseen
-    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach)
-    expected = by_backend("reference", *inputs, reach=reach)
-    with scores_at_once(), use_row_multiple(MULTIPLE):
-        results = by_backend("auto", *inputs, reach=reach, recompute=recompute)
-    for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
@@ -101,7 +88,7 @@ def test_aligned_rows_do_not_change_a_decoder(same_length, max_distance):
         torch.testing.assert_close(decode(model, tokens, **limits), expected, rtol=0, atol=1e-12)
 
 
-PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
+PRODUCTS = ("aten::mm", "aten::addmm")
 
 
 class Operands(TorchDispatchMode):
@@ -125,20 +112,6 @@ def _aligned(matrices):
     strides = sorted(matrices.stride()[-2:])
     begins = matrices.storage_offset() % MULTIPLE == 0 == (matrices.stride(0) % MULTIPLE if matrices.dim() == 3 else 0)
     return begins and strides[0] == 1 and strides[1] % MULTIPLE == 0
-
-
-@pytest.mark.parametrize("multiple", [MULTIPLE, 1])
-@pytest.mark.parametrize("key_len", [K, 12, 19])
-def test_products_of_attention_read_and_write_aligned_rows(multiple, key_len):
-    workspace = Workspace()
-    # In 16 bits a CPU copies scores to rows of its own, whose length is K.
-    dtype = torch.bfloat16 if key_len == K else torch.float32
-    inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in draw_inputs(key_len=key_len)]
-    with scores_at_once(), use_row_multiple(multiple), Operands(dtype) as operands:
-        out = attend(*inputs, reach=key_len, workspace=workspace)
-        out.float().sum().backward()
-    assert operands.count > 20
-    assert bool(operands.unaligned) == (multiple == 1), operands.unaligned
 
 
 @pytest.mark.parametrize(("precision", "mem_len"), [("bf16", M), ("fp32", M), ("fp32", M + 2)])

@@ -48,7 +48,7 @@ class AttentionInputs:
     query: Tensor
     """(B, H, L, D), scaled: gives (a) against `key` and (b) against `position_key`."""
     key: Tensor
-    """(B, H, K, D); the last L keys, before those that are unseen, are the positions of the queries."""
+    """(B, H, K, D); the last L keys are the positions of the queries."""
     value: Tensor
     """(B, H, K, D)."""
     content_bias: Tensor | None
@@ -58,8 +58,6 @@ class AttentionInputs:
     position_key: Tensor | None
     """(H, m, D), m at most n; row c is distance m - 1 - c, and the first row also stands for every larger distance;
     None without relative positions."""
-    unseen: int = 0
-    """Keys after those of the queries, which no query sees: they align the rows of scores."""
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> "AttentionInputs":
@@ -98,7 +96,7 @@ class AttentionInputs:
 
     @property
     def key_len(self) -> int:
-        """K, with those that are unseen."""
+        """K."""
         return self.key.shape[2]
 
     @property
@@ -118,14 +116,6 @@ class AttentionInputs:
             if isinstance(tensor, Tensor)
         }
         return dataclasses.replace(self, **padded)  # type: ignore[arg-type]
-
-    def with_unseen_keys(self, multiple: int) -> "AttentionInputs":
-        """Append keys and values of zeros, which no query sees, up to a multiple."""
-        missing = -self.key_len % multiple
-        if not missing:
-            return self
-        key, value = (F.pad(tensor, (0, 0, 0, missing)) for tensor in (self.key, self.value))
-        return dataclasses.replace(self, key=key, value=value, unseen=missing)
 
     def with_position_keys(self, count: int) -> "AttentionInputs":
         """Repeat the position key of the farthest distances, so that `count` distances have one, or all n."""

@@ -10,7 +10,7 @@ key. In one tile: b sequences, l queries, k keys.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import generator_state, row_multiple_of_products, set_generator_state, setting
+from txlcli.core.kernels.device import generator_state, set_generator_state, setting
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace, fits_in_one_tile
@@ -54,10 +54,8 @@ class TiledAttention:
 
 def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
     if torch.is_grad_enabled() and inputs.need_gradient:
-        if fits_in_one_tile(inputs.key.device):
-            inputs = inputs.with_unseen_keys(row_multiple_of_products(inputs.key))
         inputs = inputs.with_position_keys(inputs.reach)
-        call = _Call(inputs.reach, inputs.unseen, dropout, recompute, workspace)
+        call = _Call(inputs.reach, dropout, recompute, workspace)
         out: Tensor = _Attention.apply(call, *inputs.tensors)
         return out
     if inputs.position_key is not None:
@@ -132,7 +130,6 @@ class Tiling:
             key_len=inputs.key_len,
             reach=inputs.reach,
             position_keys=position_keys,
-            unseen=inputs.unseen,
         )
 
     def computed_sequences(self, batch_size: int) -> int:
@@ -236,14 +233,13 @@ class _Call(NamedTuple):
     """Arguments of one call that are not tensors."""
 
     reach: int
-    unseen: int
     dropout: float
     recompute: bool
     workspace: Workspace
 
     def inputs(self, tensors: Sequence[Any]) -> AttentionInputs:
         """Return the inputs with these tensors."""
-        return replace(AttentionInputs(self.reach, *tensors), unseen=self.unseen)
+        return AttentionInputs(self.reach, *tensors)
 
 
 class _Attention(torch.autograd.Function):

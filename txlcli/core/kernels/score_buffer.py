@@ -4,9 +4,8 @@ Axes: L segment, K = M + L keys, D head width, n distances scored, m of them wit
 
 The position score of a query depends only on its distance to a key, so it is computed against distances. A row of a
 PaddedScoreBuffer has K + L - 1 columns: column c < K scores distance K - 1 - c, the last L - 1 columns stand for
-negative distances (the future) and hold -inf. Keys that align the rows, which no query sees, belong to the future. Read
-with a row stride that is one shorter, starting at column L - 1, the same memory is the (L, K) score of every key:
-shifted and causally masked without a copy, a pad or a mask tensor.
+negative distances (the future) and hold -inf. Read with a row stride that is one shorter, starting at column L - 1, the
+same memory is the (L, K) score of every key: shifted and causally masked without a copy, a pad or a mask tensor.
 
 On a CPU, a batch of fp32 products is fast only if it writes contiguous rows, and so is one of single queries in 16
 bits. For these, a DenseScoreBuffer holds nothing but the distances, and a mask hides the entries that have no meaning
@@ -25,7 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from txlcli.core.kernels.device import row_multiple, setting
+from txlcli.core.kernels.device import setting
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -43,8 +42,6 @@ class ScoreShape(NamedTuple):
     """n."""
     position_keys: int
     """m; the n - m farther distances share the score of the farthest one with a position key."""
-    unseen: int = 0
-    """The last keys, of K, which no query sees and which have no distance."""
 
 
 class PaddedScoreBuffer:
@@ -60,15 +57,12 @@ class PaddedScoreBuffer:
     """The buffer can be reused for an equal request only."""
 
     def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
-        rows, seg_len, key_len, reach, position_keys, unseen = shape
-        multiple = row_multiple(like.device)
-        padding = (position_keys - (key_len - unseen)) % multiple  # aligns the columns that products write
-        width = -(-(padding + key_len + seg_len - 1) // multiple) * multiple
+        rows, seg_len, key_len, reach, _ = shape
+        width = key_len + seg_len - 1
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
-        end = padding + key_len - unseen  # of the column of distance 0
-        self.by_distance = columns[:, :, end - reach : end]  # (rows, L, n)
+        self.by_distance = columns[:, :, key_len - reach : key_len]  # (rows, L, n)
         self.by_key = columns.as_strided(  # (rows, L, K)
-            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), padding + seg_len - 1
+            (rows, seg_len, key_len), (seg_len * width, max(width - 1, 1), 1), seg_len - 1
         )
         self._stale_columns = 0  # first columns of by_distance that may hold values of another view, outside by_key
 
@@ -113,7 +107,7 @@ class DenseScoreBuffer:
     """The buffer can be reused for an equal request only."""
 
     def __init__(self, like: Tensor, shape: ScoreShape) -> None:
-        rows, seg_len, key_len, reach, position_keys, _ = shape
+        rows, seg_len, key_len, reach, position_keys = shape
         # By key, the first row starts before its own scores: this padding is never written, and the mask hides it.
         self._padding = key_len - reach if position_keys == reach else 0
         self._memory = torch.zeros(self._padding + rows * seg_len * position_keys, dtype=like.dtype, device=like.device)
@@ -125,7 +119,7 @@ class DenseScoreBuffer:
 
     def _arrange(self, seg_len: int, key_len: int) -> None:
         """Divide the memory into rows for L queries and K keys."""
-        rows, _, _, reach, position_keys, _ = self._shape
+        rows, _, _, reach, position_keys = self._shape
         width = min(position_keys, key_len)
         in_rows = key_len if position_keys == reach else width  # keys that are read from the rows
         self._keys_sharing_score = key_len - in_rows  # keys beyond the farthest distance with a position key
@@ -166,9 +160,7 @@ Request = tuple[Purpose, ScoreShape, torch.dtype, torch.device]
 
 def _is_dense(like: Tensor, shape: ScoreShape) -> bool:
     """Return True if scores belong into a DenseScoreBuffer."""
-    if like.device.type != "cpu" or shape.unseen:
-        return False
-    return like.dtype not in HALF_DTYPES or shape.seg_len == 1
+    return like.device.type == "cpu" and (like.dtype not in HALF_DTYPES or shape.seg_len == 1)
 
 
 CACHE_BYTES = 4 << 20
