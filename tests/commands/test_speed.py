@@ -10,16 +10,13 @@ from tests.commands.test_eval import count_definitions
 from tests.extensions import registered_watched
 
 SLOWDOWN_KEYS = (
-    "attn_len seg_len xl_ms_per_token xl_low_high_ms xl_tokens_per_s xl_share_of_peak xl_peak_memory_bytes "
-    "xl_single_low_high_ms xl_single_tokens_per_s vanilla_batched_low_high_ms xl_single_ms_per_token "
+    "attn_len seg_len xl_ms_per_token xl_low_high_ms xl_share_of_peak xl_single_low_high_ms "
+    "vanilla_batched_low_high_ms xl_single_ms_per_token "
     "vanilla_ms_per_token vanilla_low_high_ms windows vanilla_batched_ms_per_token slowdown slowdown_batched "
     "slowdown_single paper_slowdown"
 )
 QUICK = ["--attn-len", 11, "--repeat", 1]
-THROUGHPUT_KEYS = (
-    "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step steps_timed "
-    "latency_p50_ms latency_p90_ms latency_p95_ms latency_p99_ms"
-)
+THROUGHPUT_KEYS = "work tokens_per_s ms_per_token low_high_ms share_of_peak peak_memory_bytes tokens_per_step"
 SMALL = [
     *("--set", "model.n_layers=1", "--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.d_head=3"),
     *("--set", "model.d_inner=5", "--set", "train.seg_len=5", "--set", "train.mem_len=5", "--set", "eval.mem_len=7"),
@@ -45,8 +42,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert row["slowdown_batched"] == pytest.approx(row["vanilla_batched_ms_per_token"] / xl, rel=1e-12)
         assert row["xl_low_high_ms"][0] <= xl <= row["xl_low_high_ms"][1]
         assert row["vanilla_low_high_ms"][0] <= vanilla <= row["vanilla_low_high_ms"][1]
-        assert row["xl_tokens_per_s"] * xl == pytest.approx(1000)
-        assert row["xl_single_tokens_per_s"] * row["xl_single_ms_per_token"] == pytest.approx(1000)
         assert 0 < row["xl_share_of_peak"] < 1
         assert row["vanilla_batched_ms_per_token"] <= vanilla
         assert row["windows"] in [2**n for n in range(20)]
@@ -61,10 +56,6 @@ def test_the_numbers_of_a_timing_are_consistent(here):
         assert row["tokens_per_s"] * row["ms_per_token"] == pytest.approx(1000)
         assert 0 < row["share_of_peak"] < 1
         assert row["peak_memory_bytes"] is None or row["peak_memory_bytes"] > 1 << 20
-        latencies = [row[f"latency_p{percent}_ms"] for percent in (50, 90, 95, 99)]
-        assert 0 < latencies[0] <= latencies[1] <= latencies[2] <= latencies[3]
-        assert row["steps_timed"] >= 20  # ten in each of two repetitions
-        assert row["low_high_ms"][0] * row["tokens_per_step"] < latencies[3]
     assert [row["tokens_per_step"] for row in output["throughput"]] == [5, 15, 1, 15]
 
 
@@ -117,10 +108,8 @@ def test_the_definition_of_attention_is_timed(here, monkeypatch):
     calls = count_definitions(monkeypatch)
     assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
     assert calls == {"gradient": 0, "no gradient": 0}
-    recomputing = ["--set", "train.recompute=true"]
-    assert json_of("speed", "tiny.toml", *QUICK, "--attention", "reference", *recomputing)["attention"] == "reference"
-    assert min(calls.values()) > 0  # in training and in evaluation
     assert json_of("speed", "tiny.toml", *QUICK, "--set", "train.attention=reference")["attention"] == "reference"
+    assert min(calls.values()) > 0  # in training and in evaluation
 
 
 @pytest.mark.parametrize(
@@ -169,8 +158,6 @@ def test_a_recipe_is_timed_with_random_weights_of_its_store(here):
     assert "recipe tiny.toml with random weights (V = 256) on cpu" in result.stdout
     assert "363x" in result.stdout
     assert "XL: one lane, M = attention, L = 5." in result.stdout
-    heading = next(line for line in result.stdout.splitlines() if "p50" in line)
-    assert [word for word in heading.split() if word.isalnum()] == ["work", "steps", "p50", "p90", "p95", "p99"]
     assert "GFLOP/s of a large matrix product, counting visible keys" in result.stdout
 
 

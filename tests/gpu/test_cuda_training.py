@@ -105,7 +105,7 @@ def test_lamb_on_cuda_takes_the_steps_of_a_cpu(tmp_path):
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)
 
 
-def test_steps_are_timed_by_events_without_waiting_between_them():
+def test_steps_are_timed_without_waiting_between_them():
     matrix, done = torch.randn(4096, 4096, device=CUDA), []
 
     def multiply():
@@ -113,8 +113,7 @@ def test_steps_are_timed_by_events_without_waiting_between_them():
         done.append(torch.cuda.current_stream().query())  # True if the device has nothing left to do
 
     times = measure(multiply, CUDA, tokens=1, repeat=2, steps=10)
-    assert len(times.step_ms) == 20
-    assert all(0 < step < 1000 for step in times.step_ms)
+    assert 0 < times.median < 1000
     assert not all(done)
 
 

@@ -83,16 +83,6 @@ def show(result: "SpeedResult") -> None:
         "peak MiB: the whole process on a CPU, tensors on CUDA.",
     ]
     console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), cells, notes)
-    cells = [
-        [
-            row.work,
-            f"{row.steps_timed:,}",
-            *map(_short, (row.latency_p50_ms, row.latency_p90_ms, row.latency_p95_ms, row.latency_p99_ms)),
-        ]
-        for row in result.throughput
-    ]
-    note = "A step: a training step, a segment of all lanes, or a token. p99: 99 % of the steps took no longer."
-    console.show_table("latency, ms per step", ("work", "steps", "p50", "p90", "p95", "p99"), cells, [note])
 
 
 def _show_slowdown(title: str, result: "SpeedResult") -> None:
@@ -132,10 +122,8 @@ def _spread(median: float, ends: tuple[float, float]) -> str:
     return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
 
 
-def _short(number: float | None, *, like: float | None = None) -> str:
+def _short(number: float, *, like: float | None = None) -> str:
     """Format a time with digits according to its size, or to that of `like`."""
-    if number is None:
-        return "-"
     size = number if like is None else like
     return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
 

@@ -199,7 +199,6 @@ class SpeedOptions(Options):
     )
     repeat: int = option("Repetitions; the table shows the median.", default=3)
     overrides: tuple[str, ...] = overrides_option()
-    attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
     force: bool = force_option()
 

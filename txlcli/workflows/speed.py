@@ -54,13 +54,10 @@ class SlowdownRow:
     xl_ms_per_token: float
     """Median of all repetitions, as of all times here."""
     xl_low_high_ms: tuple[float, float]
-    xl_tokens_per_s: float
     xl_share_of_peak: float
-    xl_peak_memory_bytes: int | None
     xl_single_ms_per_token: float
     """With memory, one token at a time (L = 1)."""
     xl_single_low_high_ms: tuple[float, float]
-    xl_single_tokens_per_s: float
     vanilla_ms_per_token: float
     """Without memory, one window at a time."""
     vanilla_low_high_ms: tuple[float, float]
@@ -85,12 +82,6 @@ class ThroughputRow:
     share_of_peak: float
     peak_memory_bytes: int | None
     tokens_per_step: int
-    steps_timed: int
-    latency_p50_ms: float | None
-    """Half of the steps took no longer; None after fewer than two steps."""
-    latency_p90_ms: float | None
-    latency_p95_ms: float | None
-    latency_p99_ms: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +108,7 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
-    if lengths:
-        settings = _with_attention(settings, model, options)
+    model.set_attention_backend(settings.train.attention)
     used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
     machine = describe(model.device)
@@ -164,7 +154,7 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
     model, given = settings.model, options.attn_len or ()
     if model.recurrent_state:
         because = f"{title} has a recurrent state and no attention length (Table 9)"
-        options.exclude("attn_len", "attention", "plot", because=because)
+        options.exclude("attn_len", "plot", because=because)
         return ()
     limit = smallest_limit(model.longest_window, model.attention_window) or MAX_COUNT
     if max(given, default=0) > limit:
@@ -172,23 +162,9 @@ def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) ->
     return given or tuple(length for length in SLOWDOWN_BY_ATTN_LEN if length <= limit) or (limit,)
 
 
-def _with_attention(settings: Settings, model: LanguageModel, options: SpeedOptions) -> Settings:
-    """Set the attention backend of the model, and return settings with it."""
-    train, attention = settings.train, options.attention
-    if not settings.model.has_attention:
-        options.exclude("attention", because=f'arch = "{settings.model.arch}" has no attention')
-        return settings
-    if attention is not None:
-        keeps = attention == "auto" or train.recompute == "layers"  # the definition recomputes no probabilities alone
-        recompute = train.recompute if keeps else False
-        train = dataclasses.replace(train, attention=attention, recompute=recompute)
-    model.set_attention_backend(train.attention)
-    return dataclasses.replace(settings, train=train)
-
-
 def _measured(work: str, timing: Timing) -> dict[str, Any]:
     """Return the fields of a row with the time of this work."""
-    return {f"{work}_ms_per_token": timing.median, f"{work}_low_high_ms": (timing.low, timing.high)}
+    return {f"{work}_ms_per_token": timing.median, f"{work}_low_high_ms": timing.low_high}
 
 
 class Bench:
@@ -238,8 +214,7 @@ class Bench:
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
-            with peak_memory(self.device) as memory:
-                segments = time_evaluation(self.model, settings, **common)
+            segments = time_evaluation(self.model, settings, **common)
             bar.reach(1, "one token at a time with memory")
             tokens = time_single_tokens(self.model, settings, **common)
             bar.reach(2, "vanilla, one window at a time")
@@ -250,11 +225,8 @@ class Bench:
             attn_len=attn_len,
             seg_len=settings.seg_len,
             **_measured("xl", segments),
-            xl_tokens_per_s=1e3 / segments.median,
             xl_share_of_peak=self._evaluation_flops(settings) * 1e3 / segments.median / self.peak,
-            xl_peak_memory_bytes=memory[0] if memory else None,
             **_measured("xl_single", tokens),
-            xl_single_tokens_per_s=1e3 / tokens.median,
             **_measured("vanilla", vanilla),
             windows=windows,
             **_measured("vanilla_batched", batched),
@@ -326,10 +298,8 @@ class Bench:
             work=work,
             tokens_per_s=rate,
             ms_per_token=timing.median,
-            low_high_ms=(timing.low, timing.high),
+            low_high_ms=timing.low_high,
             share_of_peak=rate * flops / self.peak,
             peak_memory_bytes=memory[0] if memory else None,
             tokens_per_step=tokens,
-            steps_timed=len(timing.step_ms),
-            **{f"latency_p{percent}_ms": timing.latency_ms(percent) for percent in (50, 90, 95, 99)},
         )

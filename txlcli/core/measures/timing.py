@@ -4,16 +4,13 @@ Axes: B batch (lanes or windows), L segment, M memory.
 """
 
 import dataclasses
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
@@ -40,8 +37,6 @@ class Timing:
 
     ms_per_token: tuple[float, ...]
     """One entry per repetition."""
-    step_ms: tuple[float, ...] = ()
-    """Time of every step of all repetitions: a training step, a segment, a token."""
 
     @property
     def median(self) -> float:
@@ -49,23 +44,9 @@ class Timing:
         return statistics.median(self.ms_per_token)
 
     @property
-    def low(self) -> float:
-        """Fastest repetition."""
-        return min(self.ms_per_token)
-
-    @property
-    def high(self) -> float:
-        """Slowest repetition."""
-        return max(self.ms_per_token)
-
-    def latency_ms(self, percent: float) -> float | None:
-        """Return the time within which this percentage of the steps ended, interpolated between steps.
-
-        None above the median if fewer than MIN_STEPS were taken.
-        """
-        if percent > 50 and len(self.step_ms) < MIN_STEPS:
-            return None
-        return float(np.percentile(self.step_ms, percent))
+    def low_high(self) -> tuple[float, float]:
+        """Fastest and slowest repetition."""
+        return min(self.ms_per_token), max(self.ms_per_token)
 
 
 def measure(
@@ -80,39 +61,26 @@ def measure(
 ) -> Timing:
     """Time steps of `tokens` tokens, `steps` per repetition; `warm_up` calls before them are not counted.
 
-    On a CPU, `seconds` tells the time.
+    On a CPU, `seconds` tells the time. On CUDA, the host waits once per repetition, so that launches overlap.
     """
     # Not torch.utils.benchmark.Timer: it adds an uncounted call before each measurement, so that a repetition would no
     # longer cover whole periods of a sliding buffer, and sets its own number of threads.
-    for _ in range(warm_up):
-        work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    repetitions = [_step_times_ms(work, steps, device, seconds) for _ in range(repeat)]
-    ms_per_token = tuple(sum(times) / (steps * tokens) for times in repetitions)
-    return Timing(ms_per_token, tuple(itertools.chain(*repetitions)))
 
-
-def _step_times_ms(
-    work: Callable[[], object], steps: int, device: torch.device, seconds: Callable[[], float]
-) -> list[float]:
-    """Time each step: on CUDA by events, without waiting between steps, so that launches overlap."""
-
-    def mark() -> Any:
+    def now() -> float:
         if device.type != "cuda":
             return seconds()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
 
-    marks = [mark()]
-    for _ in range(steps):
+    for _ in range(warm_up):
         work()
-        marks.append(mark())
-    if device.type != "cuda":
-        return [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
-    marks[-1].synchronize()
-    return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
+    ms_per_token = []
+    for _ in range(repeat):
+        started = now()
+        for _ in range(steps):
+            work()
+        ms_per_token.append(1e3 * (now() - started) / (steps * tokens))
+    return Timing(tuple(ms_per_token))
 
 
 def peak_flops_per_s(
@@ -128,7 +96,7 @@ def peak_flops_per_s(
 
     with float32_products(device, precision):
         timing = measure(multiply, device, tokens=products, repeat=repeat, seconds=seconds)
-    return 2.0 * size**3 / (timing.low / 1e3)
+    return 2.0 * size**3 / (timing.low_high[0] / 1e3)
 
 
 def _time_reader(

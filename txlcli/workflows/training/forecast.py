@@ -227,5 +227,5 @@ def timed_share_of_peak(
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     with deterministic_kernels(device, enabled=train.deterministic):
-        step_ms = time_training(new, train, repeat=TIMED_STEPS, seconds=time.thread_time).low
+        step_ms = time_training(new, train, repeat=TIMED_STEPS, seconds=time.thread_time).low_high[0]
     return flops / (step_ms / 1e3) / peak
