@@ -19,7 +19,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.runs import run_directory
 from txlcli.workflows.options import PAPER_ITEMS, EvalOptions
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.evaluations import key_of
+from txlcli.workflows.reproduction.state import key_of
 
 SHORT = ["tiny.toml", "train.max_steps=3", "train.valid_every=3"]
 EVEN = ["train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30"]
@@ -113,12 +113,14 @@ def test_finished_runs_and_evaluations_are_reused_and_the_duration_of_these_is_c
     first = done("reproduce", "table7").stderr
     directories = sorted(Path("runs").glob("tiny-short-*"))
     assert [run.name for run in directories] == ["tiny-short-alone-1111", "tiny-short-shaw-1111", "tiny-short-xl-1111"]
-    report, stored = (Path("reproduction-tiny") / f"{name}.json" for name in ("reproduction", "evaluations"))
-    section = json.loads(report.read_text(encoding="utf-8"))["sections"]["table7"]
+    report = Path("reproduction-tiny/reproduction.json")
+    stored = json.loads(report.read_text(encoding="utf-8"))
+    section = stored["sections"]["table7"]
     files = [run / name for run in directories for name in ("last.safetensors", "evals.jsonl")]
     before = [file.stat().st_mtime_ns for file in files]
-    kept = json.loads(stored.read_text(encoding="utf-8"))
-    stored.write_text(json.dumps({key: {**table, "seconds": 1000.0} for key, table in kept.items()}), encoding="utf-8")
+    for evaluation in stored["evaluations"].values():
+        evaluation["seconds"] = 1000.0
+    report.write_text(json.dumps(stored), encoding="utf-8")
     again = done("reproduce", "table7").stderr
     assert [file.stat().st_mtime_ns for file in files] == before
     assert (first.count("evaluating "), first.count("already evaluated")) == (3, 0)

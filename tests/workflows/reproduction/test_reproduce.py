@@ -8,8 +8,9 @@ import pytest
 from txlcli.commands.reproduction_report import REPORT
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
 from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
-from txlcli.workflows.reproduction import evaluations, reproduce
+from txlcli.workflows.reproduction import reproduce
 from txlcli.workflows.reproduction.reproduce import ITEMS
+from txlcli.workflows.reproduction.state import ReportState
 from txlcli.workflows.workspace import Workspace
 
 
@@ -36,31 +37,30 @@ def test_a_directory_with_other_files_is_rejected(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_a_damaged_report_or_one_at_another_scale_is_rejected(tmp_path):
-    begin(tmp_path)
-    path = tmp_path / "reproduction.json"
-    path.write_text(path.read_text().replace("tiny", "paper"))
+def test_a_report_at_another_scale_is_rejected(tmp_path):
+    ReportState(tmp_path, "paper").write()
     with pytest.raises(UsageError, match="is a reproduction at paper scale; give another `out`"):
         begin(tmp_path)
-    for text in ("{", '{"scale": "tiny", "sections": {"table4": 5}}', '{"scale": "tiny", "sections": []}'):
-        path.write_text(text)
-        with pytest.raises(RunError, match="damaged, or of another version"):
-            begin(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 5}', '{"a": {"losses": [], "tried": []}}'])
-def test_damaged_evaluations_are_named(tmp_path, text):
-    (tmp_path / evaluations.FILE).write_text(text)
+@pytest.mark.parametrize(
+    "changed",
+    ["{", {"sections": {"table4": 5}}, {"sections": []}, {"evaluations": {"a": {"losses": [], "tried": []}}}],
+)
+def test_a_damaged_report_is_named(tmp_path, changed):
+    stored = {"scale": "tiny", "sections": {}, "evaluations": {}}
+    text = changed if isinstance(changed, str) else json.dumps(stored | changed)
+    (tmp_path / "reproduction.json").write_text(text)
     with pytest.raises(
-        RunError, match=r"evaluations\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$"
+        RunError, match=r"reproduction\.json: damaged, or .* \(.*\); remove the folder, or give another `out`$"
     ):
-        evaluations.read(tmp_path)
+        begin(tmp_path)
 
 
-def test_evaluations_that_cannot_be_stored_are_an_error(tmp_path):
-    (tmp_path / f".{evaluations.FILE}.new").mkdir()  # the name of the temporary file
+def test_a_report_that_cannot_be_stored_is_an_error(tmp_path):
+    (tmp_path / ".reproduction.json.new").mkdir()  # the name of the temporary file
     with pytest.raises(TxlError, match=r"json: cannot be written \(.*\); check the folder and the free space$"):
-        evaluations.write(tmp_path, {})
+        begin(tmp_path)
 
 
 def test_items_are_selected_in_the_papers_order():

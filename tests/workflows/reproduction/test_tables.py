@@ -10,9 +10,9 @@ from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.options import EvalOptions, ReproduceOptions
 from txlcli.workflows.reproduction import figures, scales, tables
-from txlcli.workflows.reproduction.evaluations import Evaluation
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
+from txlcli.workflows.reproduction.state import Evaluation, ReportState
 
 PAPER, TINY = (scales.get(name, has_ptb=False) for name in ("paper", "tiny"))
 
@@ -22,8 +22,9 @@ class FakeRunner(Runner):
 
     def __init__(self, numbers, *, scale=PAPER, loss_at_300=0.0):
         report = SimpleNamespace(plot_curves=lambda path, curves, **_: setattr(self, "plotted", (path, curves)))
-        options, workspace = ReproduceOptions(seeds=2, out=Path("report")), SimpleNamespace(device="cpu")
-        super().__init__(options=options, scale=scale, workspace=workspace, evaluations={}, report=report)
+        options, workspace = ReproduceOptions(seeds=2), SimpleNamespace(device="cpu")
+        state = ReportState(Path("report"), scale.name)
+        super().__init__(options=options, scale=scale, workspace=workspace, state=state, report=report)
         self.numbers, self.loss_at_300 = numbers, loss_at_300
 
     def run(self, part, seed=FIRST_SEED):

@@ -1,26 +1,20 @@
 """Reproduces tables and figures one after the other, and keeps the report in its directory up to date."""
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from txlcli.errors import UsageError
 from txlcli.paper import published
-from txlcli.system import locks
-from txlcli.system.atomic_files import errors_of_writing, write_text
+from txlcli.system.atomic_files import write_text
 from txlcli.workflows.options import ReproduceOptions
-from txlcli.workflows.reproduction import evaluations, figures, frontier, scales, tables
+from txlcli.workflows.reproduction import figures, frontier, scales, state, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
+from txlcli.workflows.reproduction.state import ReportState
 from txlcli.workflows.workspace import Workspace
-
-SECTIONS, LOCK = "reproduction.json", ".lock"
-
 
 ITEMS: dict[str, tuple[tuple[str, ...], Callable[[Runner], Section]]] = {
     **{f"table{n}": (parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
@@ -58,21 +52,15 @@ def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
 
 def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
-    directory, scale, sections = options.directory, scale_of(options, workspace), []
-    _make_directory(directory)
-    busy = f"another process writes to {directory}; wait for it, or give another `out`"
-    with locks.exclusive(directory / LOCK, busy):
-        by_name = _read_sections(options)
-        files = _write(by_name, options, report)
-        stored = evaluations.read(directory)
+    scale = scale_of(options, workspace)
+    with state.opened(options) as stored:
+        files = _write(stored, report)
         for number, name in enumerate(names, 1):
-            workspace.reporter.say("")
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
-            runner = Runner(options=options, scale=scale, workspace=workspace, evaluations=stored, report=report)
-            by_name[name] = _make(name, runner)
-            sections.append(by_name[name])
-            _write(by_name, options, report)  # after each item: an interruption loses only one
-    return ReproduceResult(report=files, sections=sections)
+            runner = Runner(options=options, scale=scale, workspace=workspace, state=stored, report=report)
+            stored.sections[name] = _make(name, runner)
+            _write(stored, report)  # after each item: an interruption loses only one
+        return ReproduceResult(report=files, sections=[stored.sections[name] for name in names])
 
 
 def _make(name: str, runner: Runner) -> Section:
@@ -92,32 +80,11 @@ def _make(name: str, runner: Runner) -> Section:
     )
 
 
-def _make_directory(directory: Path) -> None:
-    """Make the directory of a report, which a killed process may have left with hidden files only."""
-    with errors_of_writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        is_report = (directory / SECTIONS).is_file()
-        if not is_report and any(not path.name.startswith(".") for path in directory.iterdir()):
-            raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
-
-
-def _read_sections(options: ReproduceOptions) -> dict[str, Section]:
-    """Return the sections of a report; a new one has none."""
-
-    def restore(stored: dict[str, Any]) -> tuple[str, dict[str, Section]]:
-        return stored["scale"], {name: Section.from_json(table) for name, table in stored["sections"].items()}
-
-    scale_name, sections = evaluations.read_stored(options.directory / SECTIONS, restore) or (options.scale, {})
-    if scale_name != options.scale:
-        raise UsageError(f"{options.directory} is a reproduction at {scale_name} scale; give another `out`")
-    return sections
-
-
-def _write(by_name: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
-    """Write the sections and the files of the report; return the paths of the latter."""
-    texts = report.render([by_name[name] for name in ITEMS if name in by_name], options.scale, options.directory)
-    tables = {name: asdict(section) for name, section in by_name.items()}
-    write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
+def _write(stored: ReportState, report: Report) -> list[str]:
+    """Write the state and the files of the report; return the paths of the latter."""
+    stored.write()
+    sections = [stored.sections[name] for name in ITEMS if name in stored.sections]
+    texts = report.render(sections, stored.scale, stored.directory)
     for name, text in texts.items():
-        write_text(options.directory / name, text)
-    return [str(options.directory / name) for name in texts]
+        write_text(stored.directory / name, text)
+    return [str(stored.directory / name) for name in texts]

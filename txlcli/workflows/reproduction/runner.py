@@ -18,10 +18,9 @@ from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.options import EvalOptions, Options, PrepareOptions, ReproduceOptions, Split, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
-from txlcli.workflows.reproduction import evaluations
-from txlcli.workflows.reproduction.evaluations import Evaluation
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, Section
+from txlcli.workflows.reproduction.state import Evaluation, ReportState, key_of
 from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
@@ -58,8 +57,8 @@ class Runner:
     scale: Scale
     workspace: Workspace
     """Finished runs in its directory of runs are reused, others resumed."""
-    evaluations: dict[str, Evaluation]
-    """Evaluations of the report by `key_of`; new ones are added, there and in the directory."""
+    state: ReportState
+    """New evaluations are added, and stored in its directory."""
     report: Report
     commands: list[str] = dataclasses.field(default_factory=list)
     readings: list[str] = dataclasses.field(default_factory=list)
@@ -68,7 +67,7 @@ class Runner:
     """Duration of the stored evaluations."""
 
     def __post_init__(self) -> None:
-        self.directory, self.seeds = self.options.directory, seeds_of(self.options)
+        self.directory, self.seeds = self.state.directory, seeds_of(self.options)
         self.machine = describe_machine(pick_device(self.workspace.device))
 
     @property
@@ -89,35 +88,34 @@ class Runner:
         self._prepare(model.settings().corpus.store)
         words = [word for change in model.changes for word in ("--set", change)]
         self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
-        if not run_directory.has_weights(directory):
-            # A training process that was killed before its first save leaves a directory.
+        if run_directory.has_weights(directory):
+            run = run_directory.open_run(directory)
+            if run.settings != recipe.load(model.recipe, changes):
+                raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
+            if history.read(run).state != "finished":
+                start.resume(str(directory), TRAINING, self.workspace)
+        else:  # a training process that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
             options = dataclasses.replace(TRAINING, name=name, force=replaces, overrides=changes)
             start.train(model.recipe, options, self.workspace)
-            return run_directory.open_run(directory)
-        run = run_directory.open_run(directory)
-        if run.settings != recipe.load(model.recipe, changes):
-            raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
-        if history.read(run).state != "finished":
-            start.resume(str(directory), TRAINING, self.workspace)
-        return run
+        return run_directory.open_run(directory)
 
     def evaluate(self, run: Run, options: EvalOptions) -> Evaluation:
         """Return the result of `txl eval` on as many positions as the scale has."""
         options = dataclasses.replace(options, positions=self.scale.positions, timed=False)
         self.record_command("eval", str(run.directory), options=options)
         store = self.workspace.open_store(run.settings.corpus.store)
-        key = evaluations.key_of(run, store, options, machine=self.machine)
-        if key in self.evaluations:
+        key, evaluations = key_of(run, store, options, machine=self.machine), self.state.evaluations
+        if key in evaluations:
             self.workspace.reporter.say(f"{run.directory}, {options.split}: already evaluated")
-            self.reused_seconds += self.evaluations[key].seconds
+            self.reused_seconds += evaluations[key].seconds
         else:
             started = time.monotonic()
             result = evaluate.run(str(run.directory), options, self.workspace)
             result.raise_pending()
-            self.evaluations[key] = Evaluation.of(result, time.monotonic() - started)
-            evaluations.write(self.directory, self.evaluations)
-        evaluation = self.evaluations[key]
+            evaluations[key] = Evaluation.of(result, time.monotonic() - started)
+            self.state.write()
+        evaluation = evaluations[key]
         if evaluation.settings not in self.readings:
             self.readings.append(evaluation.settings)
         return evaluation
