@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import shlex
-import subprocess
 
-from txlcli.commands.pages import to_html, to_markdown, to_script
+from txlcli.commands.pages import to_html, to_markdown
 from txlcli.workflows.reproduction.section import Claim, Grid, Section
 
 SECTION = Section(
@@ -66,18 +64,3 @@ def test_markdown_contains_all_text_and_escapes_it():
 
 def test_a_section_survives_json():
     assert Section.from_json(json.loads(json.dumps(dataclasses.asdict(SECTION)))) == SECTION
-
-
-def test_a_script_has_short_lines_and_runs_the_same_commands():
-    changes = " ".join(f"--set 'model.cutoffs=[{n}, 20]' --set train.max_steps={n}0{n}" for n in range(9))
-    commands = [
-        f"txl train stdlib --name a {changes} --seed 1111 --prompt 'one -- two  --three'",
-        "txl generate runs/a --prompt one --tokens 100 --samples 3 --temperature 0.7 --top-k 40 --top-p 0.9",
-        f"txl eval runs/a --split valid {changes}",
-    ]
-    script = to_script(commands)
-    assert max(map(len, script.splitlines())) <= 88
-    show = 'txl() { for word in "$@"; do printf "%s\\n" "$word"; done; printf "\\n"; }\n'
-    shell = subprocess.run(["sh", "-c", show + script], check=True, capture_output=True, text=True)
-    for ran, command in zip(shell.stdout.strip().split("\n\n"), commands, strict=True):
-        assert sorted(ran.split("\n")) == sorted(shlex.split(command)[1:])

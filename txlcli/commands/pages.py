@@ -3,7 +3,6 @@
 import base64
 import html
 import re
-import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,11 +10,10 @@ from string import Template
 
 from markdown_it import MarkdownIt
 
+from txlcli.system.atomic_files import write_text
 from txlcli.workflows.reproduction.section import Section
 
 TEMPLATES = files("txlcli.commands") / "templates"
-COLUMNS = 88
-"""Largest width of a line of a script, which the manual shows without scrolling."""
 
 
 def template(name: str) -> str:
@@ -28,33 +26,34 @@ def page(title: str, body: str) -> str:
     return Template(template("page.html")).substitute(title=html.escape(title), body=body)
 
 
-def render(title: str, sections: Sequence[Section], footer: str, directory: Path) -> dict[str, str]:
-    """Return the text of each file of a report by name; the figures are in `directory`."""
+def write_report(title: str, sections: Sequence[Section], footer: str, directory: Path) -> list[str]:
+    """Write a report as Markdown and as one page to a directory, which has its figures; return the paths."""
     markdown = to_markdown(title, sections, footer)
-    return {"report.md": markdown, "report.html": to_html(title, sections, markdown, directory)}
+    texts = {"report.md": markdown, "report.html": to_html(title, sections, markdown, directory)}
+    for name, text in texts.items():
+        write_text(directory / name, text)
+    return [str(directory / name) for name in texts]
 
 
 def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
     """Return the report as Markdown; figures are links to files in its directory."""
-    parts = [f"# {title}", ""]
+    blocks = [f"# {title}"]
     for section in sections:
-        for paragraph in (f"## {section.title}", *section.notes):
-            parts += [paragraph, ""]
+        blocks += [f"## {section.title}", *section.notes]
         for grid in section.grids:
-            head = [grid.columns, ["---", *["---:"] * (len(grid.columns) - 1)]]
-            parts += [*map(_markdown_row, head + grid.rows), "", *([grid.caption, ""] if grid.caption else [])]
+            rule = ["---", *["---:"] * (len(grid.columns) - 1)]
+            blocks += ["\n".join(map(_markdown_row, [grid.columns, rule, *grid.rows])), grid.caption]
         for file, caption in section.figures:
-            parts += [f"![{caption}]({file})", "", caption, ""]
-        claims = [f"- **{claim.verdict}**: {claim.text} ({claim.detail})" for claim in section.claims]
-        parts += [*claims, ""] if claims else []
+            blocks += [f"![{caption}]({file})", caption]
+        blocks.append("\n".join(f"- **{claim.verdict}**: {claim.text} ({claim.detail})" for claim in section.claims))
         for name, text in section.texts:
-            parts += [f"### {name}", "", _fenced(text), ""]
-        parts += [*(f"- Evaluation: {sentence}" for sentence in section.readings), ""] if section.readings else []
+            blocks += [f"### {name}", _fenced(text)]
+        blocks.append("\n".join(f"- Evaluation: {sentence}" for sentence in section.readings))
         if section.commands:
             cost = f"{section.seconds / 60:.1f} minutes on {section.hardware}."
-            parts += [f"{cost} Finished training runs were reused, not counted. Commands:", ""]
-            parts += [_fenced(to_script(section.commands), "sh"), ""]
-    return "\n".join([*parts, footer, ""])
+            blocks.append(f"{cost} Finished training runs were reused, not counted. Commands:")
+            blocks.append(_fenced("\n".join(section.commands), "sh"))
+    return "\n\n".join(filter(None, [*blocks, footer])) + "\n"
 
 
 def to_html(title: str, sections: Sequence[Section], markdown: str, directory: Path) -> str:
@@ -73,22 +72,6 @@ def to_html(title: str, sections: Sequence[Section], markdown: str, directory: P
 def _embedded(path: Path) -> str:
     """Return a figure as the address of an image; its name if the file is missing."""
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else path.name
-
-
-def to_script(commands: Sequence[str]) -> str:
-    """Return commands as a shell script, in which long lines are continued."""
-    return "\n".join(map(_continued, commands))
-
-
-def _continued(line: str) -> str:
-    """Break a command between its options, so that its lines have at most COLUMNS if possible."""
-    lines = [""]
-    for word in shlex.split(line):
-        quoted = shlex.quote(word)
-        if word.startswith("--") and len(lines[-1]) + len(quoted) > COLUMNS - 30:
-            lines.append("   ")
-        lines[-1] += f" {quoted}" if lines[-1] else quoted
-    return " \\\n".join(lines)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

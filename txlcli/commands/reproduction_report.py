@@ -14,11 +14,11 @@ from txlcli.workflows.reproduction.runner import Report
 from txlcli.workflows.reproduction.section import Section
 
 
-def render(sections: Sequence[Section], scale_name: str, directory: Path) -> dict[str, str]:
-    """Return the text of each file of the report by name; the figures are in `directory`."""
+def write(sections: Sequence[Section], scale_name: str, directory: Path) -> list[str]:
+    """Write the report to a directory, which has its figures; return the paths."""
     title = f"Transformer-XL (Dai et al. 2019), reproduced at {scale_name} scale"
     footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
-    return pages.render(title, sections, footer, directory)
+    return pages.write_report(title, sections, footer, directory)
 
 
 def show(result: ReproduceResult) -> None:
@@ -51,7 +51,7 @@ def show_costs(result: CostsResult) -> None:
 
 
 REPORT = Report(
-    render=render,
+    write=write,
     plot_curves=partial(plots.plot_curves, log_x=True),
     plot_gains=recl.plot_gains,
     plot_perplexities=recl.plot_perplexities,

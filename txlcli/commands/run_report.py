@@ -28,19 +28,16 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
     Example: txl runs report stdlib
     """
     from txlcli.commands import pages
-    from txlcli.system.atomic_files import write_text
     from txlcli.workflows import run_report
 
     result = run_report.run(run_name, options, where.workspace(json=json))
     named = [dataclasses.replace(section, name=section.title.partition(" ")[0].lower()) for section in sections(result)]
-    texts = pages.render(f"Run {result.entry.name}", named, f"Made by txl {__version__}.", result.directory)
-    paths = [result.directory / name for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_text(path, text)
+    title, footer = f"Run {result.entry.name}", f"Made by txl {__version__}."
+    paths = pages.write_report(title, named, footer, result.directory)
     if json:
-        console.show_json({**result.to_json(), "report": list(map(str, paths))})
+        console.show_json({**result.to_json(), "report": paths})
     else:
-        console.show_line(f"report: {', '.join(map(str, paths))}")
+        console.show_line(f"report: {', '.join(paths)}")
 
 
 def sections(result: "RunReport") -> list[Section]:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from txlcli.paper import published
-from txlcli.system.atomic_files import write_text
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import figures, frontier, scales, state, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
@@ -81,10 +80,7 @@ def _make(name: str, runner: Runner) -> Section:
 
 
 def _write(stored: ReportState, report: Report) -> list[str]:
-    """Write the state and the files of the report; return the paths of the latter."""
+    """Write the state and the report; return the paths of the latter."""
     stored.write()
     sections = [stored.sections[name] for name in ITEMS if name in stored.sections]
-    texts = report.render(sections, stored.scale, stored.directory)
-    for name, text in texts.items():
-        write_text(stored.directory / name, text)
-    return [str(stored.directory / name) for name in texts]
+    return report.write(sections, stored.scale, stored.directory)

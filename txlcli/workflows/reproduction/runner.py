@@ -34,8 +34,8 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 class Report:
     """Functions of the caller that show results."""
 
-    render: Callable[[Sequence[Section], str, Path], dict[str, str]]
-    """Return the text of each file of the report by name, given the name of the scale and the directory."""
+    write: Callable[[Sequence[Section], str, Path], list[str]]
+    """Write the report, given the name of the scale and the directory; return the paths."""
     plot_curves: Callable[..., None]
     """Plot curves to a file: path, Curves, and as keywords x_label, y_label and title."""
     plot_gains: Callable[[Path, ReclResult], None]
