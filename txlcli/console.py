@@ -5,6 +5,7 @@ Lines are written without Rich, so that --help and errors do not wait for it, an
 """
 
 import codecs
+import dataclasses
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -147,11 +148,16 @@ def show_json(result: Any) -> None:
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
-    """Write a result to stdout: as one JSON object if `json`, else with `show`."""
+    """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`."""
     if json:
-        show_json(result if isinstance(result, dict) else result.to_json())
+        show_json(result.to_json() if hasattr(result, "to_json") else dataclasses.asdict(result))
     else:
         show(result)
+
+
+def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> None:
+    """Write a table of names and values to stdout, without those that are None."""
+    show_table(title, ("", ""), [[name, str(fact)] for name, fact in facts.items() if fact is not None], notes)
 
 
 def show_table(

@@ -65,7 +65,7 @@ def test_quiet_leaves_the_result_and_no_messages(here, option):
 
 OWN_HELP = (
     "--at --attn-len --batch-size --format --list --max-minutes --mem-len --name --out --positions --precision "
-    "--processes --seg-len --split --temperature --verbose --vocab"
+    "--processes --seg-len --split --temperature --vocab"
 )
 """Options that mean a different quantity or object in different commands, which their help names."""
 

@@ -265,7 +265,7 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
     message = refusal("train", "tiny.toml", "--seeds", 2, "--name", "many", "--seed", 7, code=1)
     assert message.startswith("runs/many-seed7 exists; ")
     assert not Path("runs/many-seed8").exists()
-    assert refusal("train", "tiny.toml", "--seeds", 2, "--dry-run").startswith("--seeds trains new runs in one process")
+    assert refusal("train", "tiny.toml", "--seeds", 2, "--dry-run").startswith("--seeds trains one run after the other")
 
 
 def test_the_curves_of_one_run_are_plotted_into_its_folder(here):

@@ -309,23 +309,6 @@ def test_a_dry_run_writes_nothing(here):
 
 
 @pytest.mark.slow
-def test_a_dry_run_compares_the_attention_backends(here):
-    plan = json.loads(train("--dry-run", "-v", "--json", "--set", "model.attention_dropout=0.1").stdout)
-    rows = plan["by_attention"]
-    names = [(row["attention"], row["recompute"]) for row in rows]
-    assert names == [("auto", False), ("auto", True), ("auto", "layers"), ("reference", False)]
-    auto, recomputed, layers, reference = rows
-    assert auto["step_bytes"] == plan["step_bytes"]["total"]
-    assert layers["step_bytes"] < recomputed["step_bytes"] < auto["step_bytes"] < reference["step_bytes"]
-    assert [row["device"] for row in rows] == ["cpu"] * 4
-    assert [row["refused"] for row in rows] == [None] * 4
-    shown = train("--dry-run", "--verbose").stdout
-    assert "by attention backend" in shown
-    assert "auto, train.recompute=layers" in shown
-    assert "by attention backend" not in train("--dry-run").stdout
-
-
-@pytest.mark.slow
 def test_a_dry_run_of_fewer_steps_forecasts_these(here):
     whole, part = (json.loads(train("--dry-run", "--json", *limit).stdout) for limit in ([], ["--max-steps", 3]))
     assert (part["steps"], part["max_steps"]) == (3, 7)
@@ -449,7 +432,7 @@ ONE_PROCESS = (
 )
 NO_CUDA = "--device cuda: PyTorch finds no CUDA device here; use --device cpu"
 USAGE = [
-    ([], 'nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume'),
+    ([], "nothing to train; name a recipe, such as stdlib, or a run with --resume or --from"),
     (["tiny.toml", "--set", "train.seg_len"], "write it as section.key=value"),
     (["tiny.toml", "--set", "model.n_layers=1000000000"], "[model] n_layers must be at most 1000, not 1000000000"),
     (
@@ -460,7 +443,7 @@ USAGE = [
     *(([*run, "--device", "cuda"], NO_CUDA) for run in (["tiny.toml"], ["--resume", "byte"])),
     (["tiny.toml", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["tiny.toml", "--mem-len", "5"], "unknown option --mem-len; did you mean --set train.mem_len=VALUE?"),
-    (["tiny.toml", "--dry-run", "--max-minutes", "1"], "leave out --max-minutes, or give --max-steps"),
+    (["tiny.toml", "--dry-run", "--max-minutes", "1"], "--dry-run takes no steps; leave out --max-minutes"),
     (["tiny.toml", "--resume", "byte"], "--resume RUN resumes a run; leave out the recipe and --dry-run"),
 ]
 

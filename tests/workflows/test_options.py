@@ -15,7 +15,6 @@ from txlcli.workflows.options import (
     SIZES,
     AttentionOptions,
     EvalOptions,
-    ForecastOptions,
     GenerateOptions,
     ReclOptions,
     ReproduceOptions,
@@ -33,8 +32,6 @@ TEXT = UserText("a.txt", b"the fox", label="`text` a.txt")
 STDIN = UserText("stdin", b"the fox", label="`text` -")
 FILE = Path("result.h5")
 HEADS = ((1, 1),)
-OF_GPUS = "this describes the GPUs of a forecast for `devices`"
-OF_THIS_MACHINE = "`verbose` compares the attention backends of this machine"
 
 
 def rejection(function, *arguments, **options):
@@ -86,7 +83,6 @@ WINDOWS = "`attn_len` evaluates windows without memory"
 ONE_LENGTH = "`cache` and `dynamic` take one memory length"
 LOSSES = "`losses` are those of the model alone"
 FIGURE_6 = "only Figure 6 shows selected heads"
-FORECAST = "only `dry_run` makes a forecast"
 
 
 @pytest.mark.parametrize(
@@ -117,9 +113,6 @@ FORECAST = "only `dry_run` makes a forecast"
         (AttentionOptions, "`heads` and `auto` both select heads", {"heads": HEADS, "auto": 2}),
         *((AttentionOptions, FIGURE_6, {"figure": (5, 7), name: 2}) for name in ("auto", "at")),
         (AttentionOptions, FIGURE_6, {"figure": (5, 7), "heads": HEADS}),
-        *((ForecastOptions, FORECAST, other) for other in ({"devices": 2}, {"bandwidth": 2.0}, {"verbose": True})),
-        (ForecastOptions, OF_GPUS, {"dry_run": True, "device_memory": 8e10}),
-        (ForecastOptions, OF_THIS_MACHINE, {"dry_run": True, "devices": 2, "verbose": True}),
         *(
             (TrainOptions, "`resume` continues a run", {"resume": "byte"} | other)
             for other in ({"name": "x"}, {"force": True})

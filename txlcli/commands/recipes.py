@@ -18,7 +18,7 @@ from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.workflows.options import ScaleOptions, TrainOptions
+from txlcli.workflows.options import ScaleOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 SCHEMA_LINE = "#:schema schema.json"
@@ -139,15 +139,13 @@ def scale(
 
     Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
     """
-    from txlcli.commands import training_tables as view
+    from txlcli.commands import training_tables
     from txlcli.workflows.training import scaling
     from txlcli.workflows.workspace import Workspace
 
     workspace = Workspace(data_dir=data_dir, runs_dir=RUNS_DIR, reporter=console.TerminalReporter())
-    described = scaling.scale_recipe(
-        recipe_source, TrainOptions(overrides=options.overrides), workspace, hardware=options
-    )
-    console.show_result(described, view.show_devices, json=json)
+    forecast = scaling.run(recipe_source, options, workspace)
+    console.show_result(forecast, training_tables.show_devices, json=json)
 
 
 @app.command("schema")

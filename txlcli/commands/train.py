@@ -15,7 +15,7 @@ from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import ForecastOptions, ProcessOptions, TrainOptions
+from txlcli.workflows.options import LaunchOptions, TrainOptions
 from txlcli.workflows.training.request import read_settings, resolve, with_seeds
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     options: TrainOptions,
-    process_options: ProcessOptions,
-    forecast_options: ForecastOptions,
+    launch: LaunchOptions,
     recipe_source: Annotated[
         str | None,
         Argument(
@@ -50,53 +49,40 @@ def train(
     Example: txl train stdlib --max-minutes 2
     """
     # All that is wrong with the command line is reported before PyTorch is imported.
-    processes, dry_run = process_options.processes, forecast_options.dry_run
-    _check_forecast(options, forecast_options, processes=processes, device=device)
-    if process_options.seeds > 1 and (options.resume or dry_run or launcher.is_started()):
-        raise UsageError("--seeds trains new runs in one process; leave out --resume, --dry-run and torchrun")
-    _check_launcher(process_options, options.name or options.resume)
+    _check_launch(options, launch)
+    dry_run = launch.dry_run
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
-    if options.resume is not None:
-        if recipe_source is not None or dry_run:
-            raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
-        run_directory.find(options.resume, runs_dir)
-    elif recipe_source is None and options.begin_from is None:
-        raise UsageError('nothing to train; name a recipe, e.g. "txl train stdlib", or a run with --resume or --from')
-    else:
-        is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started()
-        is_repeated |= process_options.seeds > 1
+    if options.resume is None:
+        is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started() or launch.seeds > 1
         recipe_source, options = resolve(
             recipe_source, options, data_dir, runs_dir, is_repeated=is_repeated, say=console.say
         )
-    if (processes > 1 or process_options.restarts) and not launcher.is_started() and not dry_run:
-        arguments, restarts = context.find_root().obj, process_options.restarts
-        name, settings = read_settings(recipe_source, options, runs_dir)
-        settings.train.check_processes(processes)
-        if restarts and options.resume is None and options.name is None:  # they resume this run
+    elif recipe_source is not None or dry_run:
+        raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
+    name, settings = read_settings(recipe_source, options, runs_dir)
+    if (launch.processes > 1 or launch.restarts) and not launcher.is_started() and not dry_run:
+        settings.train.check_processes(launch.processes)
+        arguments = context.find_root().obj
+        if launch.restarts and options.resume is None and options.name is None:  # they resume this run
             arguments = [*arguments, "--name", next(run_directory.free_directories(runs_dir, name)).name]
         timeout = settings.train.rank_timeout
-        sys.exit(launcher.start_processes(processes, arguments, rank_timeout_s=timeout, restarts=restarts))
+        sys.exit(
+            launcher.start_processes(launch.processes, arguments, rank_timeout_s=timeout, restarts=launch.restarts)
+        )
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import forecast, scaling
+    from txlcli.workflows.training import forecast
     from txlcli.workflows.workspace import Workspace
 
     workspace = Workspace(
         data_dir=data_dir, runs_dir=runs_dir, device=device, threads=threads, reporter=console.TerminalReporter()
     )
     if not dry_run:
-        _train_each(recipe_source, with_seeds(recipe_source, options, process_options.seeds, runs_dir), workspace, json)
-    elif not launcher.is_main():
-        return
-    elif forecast_options.devices is None:
-        processes = max(processes, launcher.world_size())
-        cost = forecast.run(recipe_source, options, workspace, processes=processes, backends=forecast_options.verbose)
+        _train_each(recipe_source, with_seeds(recipe_source, options, launch.seeds, runs_dir), workspace, json)
+    elif launcher.is_main():
+        processes = max(launch.processes, launcher.world_size())
+        cost = forecast.run(recipe_source, options, workspace, processes=processes)
         console.show_result(cost, training_tables.show_forecast, json=json)
-    else:
-        on_gpus = scaling.forecast_devices(
-            recipe_source, options, workspace, devices=forecast_options.devices, hardware=forecast_options
-        )
-        console.show_result(on_gpus, training_tables.show_devices, json=json)
 
 
 def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Workspace", json: bool) -> None:
@@ -114,25 +100,17 @@ def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Wo
         console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
 
 
-def _check_forecast(options: TrainOptions, forecast_options: ForecastOptions, *, processes: int, device: str) -> None:
-    """Reject options of a forecast that contradict those of the training run."""
-    if forecast_options.dry_run:
-        options.exclude("profile", because="`dry_run` takes no steps")
-    if forecast_options.dry_run and options.max_minutes is not None:
-        raise UsageError("--dry-run forecasts the time of steps; leave out --max-minutes, or give --max-steps")
-    if forecast_options.devices is not None and processes > 1:
-        raise UsageError("--devices forecasts one process per GPU; leave out --processes")
-    if forecast_options.devices is not None and device == "cpu":
-        raise UsageError("--devices forecasts training on GPUs; leave out --device cpu, or use --processes")
-
-
-def _check_launcher(options: ProcessOptions, name: str | None) -> None:
-    """Reject options that contradict the program which started this process."""
-    launcher.check_processes(options.processes)
+def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
+    """Reject options that contradict each other, or the program which started this process."""
+    if launch.dry_run:
+        options.exclude("profile", "max_minutes", because="`dry_run` takes no steps")
+    if launch.seeds > 1 and (options.resume or launcher.is_started()):
+        raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
+    launcher.check_processes(launch.processes)
     place = launcher.place()
-    if options.restarts and place.world_size > 1 and not launcher.is_own():
-        raise UsageError(f"--restarts {options.restarts}: {place.launcher} started the processes; use its own restarts")
-    if launcher.may_restart() and name is None:
+    if launch.restarts and place.world_size > 1 and not launcher.is_own():
+        raise UsageError(f"--restarts {launch.restarts}: {place.launcher} started the processes; use its own restarts")
+    if launcher.may_restart() and not (options.name or options.resume):
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
 
 

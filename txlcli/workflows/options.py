@@ -750,8 +750,8 @@ class TrainOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessOptions(Options):
-    """Processes that divide the work of `txl train`, and runs that repeat it."""
+class LaunchOptions(Options):
+    """Processes that divide the work of `txl train`, and runs that repeat it; a forecast of them."""
 
     processes: int = option("Divide each batch among this many processes, one per GPU.", default=1)
     restarts: int = option(
@@ -761,16 +761,20 @@ class ProcessOptions(Options):
         minimum=0,
     )
     seeds: int = seeds_option()
+    dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
 
     def _check(self) -> None:
         if self.seeds > 1:
-            self.exclude("processes", "restarts", because="`seeds` trains one run after the other in one process")
+            self.exclude(
+                *("processes", "restarts", "dry_run"), because="`seeds` trains one run after the other in one process"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareOptions(Options):
-    """One of several equal GPUs, for a forecast; None is unknown."""
+class ScaleOptions(Options):
+    """Options of `txl recipes scale`: one of several equal GPUs; None is unknown."""
 
+    overrides: tuple[str, ...] = overrides_option()
     device_memory: float | None = option(
         "Memory of each GPU, such as 80GiB; says whether a step fits.",
         metavar="SIZE",
@@ -790,34 +794,6 @@ class HardwareOptions(Options):
         parse=partial(parse_quantity, units=FLOP_RATES),
     )
     """In operations per second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleOptions(HardwareOptions):
-    """Options of `txl recipes scale`."""
-
-    overrides: tuple[str, ...] = overrides_option()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastOptions(HardwareOptions):
-    """Options of `txl train --dry-run`."""
-
-    dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
-    verbose: bool = flag_option(
-        "With --dry-run: compare train.recompute and the attention backends, too; takes seconds more.",
-        flags=("--verbose", "-v"),
-    )
-    devices: int | None = option("With --dry-run: forecast a training run on N other GPUs.", metavar="N")
-
-    def _check(self) -> None:
-        described = ("device_memory", "bandwidth", "device_flops")
-        if not self.dry_run:
-            self.exclude("devices", "verbose", *described, because="only `dry_run` makes a forecast")
-        if self.devices is None:
-            self.exclude(*described, because="this describes the GPUs of a forecast for `devices`")
-        else:
-            self.exclude("verbose", because="`verbose` compares the attention backends of this machine")
 
 
 PAPER_ITEMS = (*(f"table{n}" for n in range(1, 11)), *(f"figure{n}" for n in range(3, 8)), "appendix-e")

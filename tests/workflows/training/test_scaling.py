@@ -1,8 +1,7 @@
-"""Memory of a GPU that shares a batch, DistributedDataParallel's buckets, and the exchange of gradients."""
+"""Memory of a GPU that shares a batch, and the exchange of gradients."""
 
 import pytest
 import torch
-from torch import distributed
 
 from tests.core.builders import V, model_settings
 from tests.samples import sampled
@@ -10,29 +9,13 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import RecipeError
-from txlcli.workflows.training.scaling import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    device_bytes,
-    exchanged_bytes,
-    gradient_buckets,
-)
+from txlcli.workflows.training.scaling import device_bytes, exchanged_bytes
 
-L, M, MIB = 5, 7, 2**20
+L, M = 5, 7
 
 
 def train_settings(**changed):
     return TrainSettings(**{"seg_len": L, "mem_len": M, "batch_size": 28, "max_steps": 1, **changed})
-
-
-def test_buckets_are_those_that_pytorch_assigns():
-    counts = [70_001, 130_003, 270_029, 2_000_003, 5_000_011, 17, 6_600_007, 8_000_009, 1]
-    with torch.device("meta"):
-        tensors = [torch.empty(count) for count in counts]
-    assigned, _ = distributed._compute_bucket_assignment_by_size(tensors, [FIRST_BUCKET_BYTES, BUCKET_BYTES])
-    assert gradient_buckets(4 * count for count in counts) == [
-        4 * sum(counts[index] for index in bucket) for bucket in assigned
-    ]
 
 
 def test_a_ring_sends_every_gradient_almost_twice():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend, Recompute, Settings, TrainSettings
+from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import Shares, counted_shares, step_flops_per_token
@@ -23,7 +22,7 @@ from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import check_optimizer
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import StoreError, UsageError
+from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import initial_weights, start
@@ -66,18 +65,6 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendForecast:
-    """Memory of a step of one process with an attention backend, with or without recomputation."""
-
-    attention: AttentionBackend
-    recompute: Recompute
-    device: str
-    step_bytes: int
-    refused: str | None
-    """The error that training with it would end with here."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingForecast:
     """Plan of a training run, and its cost on this machine."""
 
@@ -100,7 +87,6 @@ class TrainingForecast:
     tokens_per_s: float
     seconds: float
     published: dict[str, Any]
-    by_attention: tuple[BackendForecast, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl train --dry-run --json` prints."""
@@ -108,10 +94,8 @@ class TrainingForecast:
         return own.pop("plan") | own
 
 
-def run(
-    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int, backends: bool = False
-) -> TrainingForecast:
-    """Return the plan of a training run and its cost, on request with each attention backend; no run is made."""
+def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int) -> TrainingForecast:
+    """Return the plan of a training run and its cost; no run is made."""
     device = pick_device(workspace.device)
     described = plans.describe_devices(device, processes)
     planned = plan_run(recipe_source, options, workspace, described, processes=processes)
@@ -144,7 +128,6 @@ def run(
         tokens_per_s=rate,
         seconds=tokens / rate,
         published=recipe.to_keys(settings.published),
-        by_attention=tuple(_by_attention(settings, vocab_size, of_one, device, processes)) if backends else (),
     )
 
 
@@ -174,31 +157,6 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
             raise
         workspace.reporter.say(f"{error}; counting with the benchmark's V = {vocab_size:,}")
         return None
-
-
-BACKENDS: tuple[tuple[AttentionBackend, Recompute], ...] = (
-    ("auto", False),
-    ("auto", True),
-    ("auto", "layers"),
-    ("reference", False),
-)
-"""Values of train.attention and train.recompute that are compared."""
-
-
-def _by_attention(
-    settings: Settings, vocab_size: int, train: TrainSettings, device: torch.device, processes: int
-) -> Iterator[BackendForecast]:
-    """Yield the memory of a step of one process with each attention backend; `train` are the settings of one."""
-    for attention, recompute in BACKENDS if settings.model.has_attention else ():
-        changes: dict[str, Any] = {"attention": attention, "recompute": recompute}
-        refused = None
-        try:
-            dataclasses.replace(settings, train=dataclasses.replace(settings.train, **changes))
-        except UsageError as error:
-            refused = str(error)
-        changed = dataclasses.replace(train, **changes, deterministic=False)
-        needed = step_bytes(settings.model, vocab_size, changed, device=device, processes=processes)
-        yield BackendForecast(**changes, device=device.type, step_bytes=needed.total, refused=refused)
 
 
 def timed_share_of_peak(

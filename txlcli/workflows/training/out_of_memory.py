@@ -84,11 +84,11 @@ def advise(
 
 
 def fitting(
-    train: TrainSettings, processes: int, most: float, forecast: Callable[[TrainSettings], int], count: int = MAX_SHOWN
+    train: TrainSettings, processes: int, most: float, forecast: Callable[[TrainSettings], int]
 ) -> list[tuple[str, int]]:
     """Return the options of the first settings that need at most `most` bytes by a forecast, and the bytes."""
     sizes = ((smaller, forecast(smaller)) for smaller in smaller_steps(train, processes))
-    return [(_options(train, smaller), size) for smaller, size in islice((x for x in sizes if x[1] <= most), count)]
+    return [(_options(train, smaller), size) for smaller, size in islice((x for x in sizes if x[1] <= most), MAX_SHOWN)]
 
 
 def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
