@@ -146,11 +146,11 @@ def test_shards_are_read_by_their_index(tmp_path, ending):
     read = weights.read(index)
     assert {name: tensor.tolist() for name, tensor in read.items()} == {n: t.tolist() for n, t in TENSORS.items()}
     (tmp_path / files["r_w_bias"]).unlink()
-    with pytest.raises(RunError, match=f"lacks {files['r_w_bias']}, a shard that {index.name} lists; download it"):
+    with pytest.raises(RunError, match=f"^no file at {tmp_path / files['r_w_bias']}; give "):
         weights.read(index)
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": 7}', '{"weight_map": {"a": "../a.bin"}}'])
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": 7}'])
 def test_a_damaged_index_is_rejected(tmp_path, content):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content)

@@ -44,15 +44,15 @@ def import_run(
 
 
 def _show_import(result: "ImportedRun") -> None:
-    rows = [
-        ["weights of", f"{result.system} ({result.source})"],
-        ["vocabulary", f"{result.vocab_size:,} symbols"],
-        ["line end, unknown", f"{result.boundary or 'none'}, {result.unknown or 'none'}"],
-        ["norm, cutoffs", f"{result.norm}, {list(result.cutoffs) or 'none'} (from {result.settings_from})"],
-        ["token store", result.store or "none with this vocabulary yet"],
-        ["next", result.next],
-    ]
-    console.show_table(f"{result.run}: {result.parameters:,} parameters", ("", ""), rows, result.notes)
+    facts = {
+        "weights of": f"{result.system} ({result.source})",
+        "vocabulary": f"{result.vocab_size:,} symbols",
+        "line end, unknown": f"{result.boundary or 'none'}, {result.unknown or 'none'}",
+        "norm, cutoffs": f"{result.norm}, {list(result.cutoffs) or 'none'} (from {result.settings_from})",
+        "token store": result.store or "none with this vocabulary yet",
+        "next": result.next,
+    }
+    console.show_facts(f"{result.run}: {result.parameters:,} parameters", facts, result.notes)
 
 
 @with_options
@@ -93,21 +93,15 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
-    rows = [
-        ["files", ", ".join(result.files)],
-        ["import again", shlex.join(["txl", "import", result.folder])],
-    ]
-    console.show_table(f"{result.run} as {result.folder}", ("", ""), rows, result.notes)
+    facts = {"files": ", ".join(result.files), "import again": shlex.join(["txl", "import", result.folder])}
+    console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 
 
 def _show_store(result: "ExportedStore") -> None:
-    # Ids without a header are read as uint16 by default.
-    dtype = ["--dtype", result.dtype] if result.format == "nanogpt" and result.dtype == "uint32" else []
-    rows = [
-        ["files", ", ".join(result.files)],
-        ["tokens", ", ".join(f"{split} {count:,}" for split, count in result.tokens.items())],
-        *([["dtype", result.dtype]] if result.dtype else []),
-        ["prepare again", shlex.join(["txl", "prepare", result.folder, *dtype])],
-    ]
-    title = f"{result.store} as {result.format} files in {result.folder}"
-    console.show_table(title, ("", ""), rows, result.notes)
+    facts = {
+        "files": ", ".join(result.files),
+        "tokens": ", ".join(f"{split} {count:,}" for split, count in result.tokens.items()),
+        "dtype": result.dtype,
+        "prepare again": shlex.join(["txl", "prepare", result.folder]),
+    }
+    console.show_facts(f"{result.store} as {result.format} files in {result.folder}", facts, result.notes)

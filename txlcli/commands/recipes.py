@@ -54,7 +54,7 @@ def list_(json: Json = False) -> None:
     if json:
         console.show_json({"recipes": entries})
     else:
-        console.show_table("packaged recipes", COLUMNS, [_row(entry) for entry in entries], [NOTE])
+        console.show_table("packaged recipes", COLUMNS, [_cells(entry) for entry in entries], [NOTE])
 
 
 @app.command("show")
@@ -163,16 +163,14 @@ def _find_keys(word: str | None) -> list[schema.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
     settings = [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
     found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
-    if found or word is None:
-        return found
-    if did_you_mean(word, recipe.SECTIONS):
-        raise UnknownNameError("section", word, recipe.SECTIONS)
-    section, _, key = word.rpartition(".")
-    meant = meant_setting(section, key, recipe.setting_names())
-    if meant and "." not in meant:
-        meant = f"{section}.{meant}"
-    hint = f'did you mean "{meant}"?' if meant else '"txl recipes keys" lists all'
-    raise UsageError(f'unknown setting "{word}"; {hint}')
+    if not found and word is not None:
+        section, _, key = word.rpartition(".")
+        meant = meant_setting(section, key, recipe.setting_names())
+        if meant is None or did_you_mean(word, recipe.SECTIONS):
+            raise UnknownNameError("section or setting", word, recipe.SECTIONS)
+        meant = meant if "." in meant else f"{section}.{meant}"
+        raise UsageError(f'unknown setting "{word}"; did you mean "{meant}"?')
+    return found
 
 
 def _paragraph(key: schema.Key) -> str:
@@ -185,11 +183,7 @@ def _paragraph(key: schema.Key) -> str:
 
 def _target(file: str, name: str, *, force: bool) -> Path:
     """Return the file to write: FILE, or NAME.toml if FILE is a folder."""
-    path = Path(file)
-    if path.is_dir():
-        path /= f"{name}.toml"
-    elif file.endswith("/"):
-        raise UsageError(f"{file}: no such folder; create it first")
+    path = Path(file) / f"{name}.toml" if Path(file).is_dir() else Path(file)
     check_output(path, str(path))
     if path.exists() and not force:
         raise UsageError(f"{path} exists; replace it with --force, or give another FILE")
@@ -197,33 +191,32 @@ def _target(file: str, name: str, *, force: bool) -> Path:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    """Return a packaged recipe with what the paper publishes for it."""
+    """Return the JSON object of a packaged recipe.
+
+    Its description is the first sentence of the header up to a colon or semicolon, which the paper's numbers follow.
+    """
     from txlcli import corpora
 
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)
-    published = settings.published
+    store, published = settings.corpus.store, settings.published
+    paragraph, _, _ = text.removeprefix(f"{SCHEMA_LINE}\n").partition("\n#\n")
+    header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
     return {
         "name": name,
-        "store": settings.corpus.store,
+        "store": store,
         "parameters": published.parameters,
         "vocab_size": published.vocab_size,
-        "metric": metrics.metric_of(corpora.CORPORA[settings.corpus.store].unit),
+        "metric": metrics.metric_of(corpora.CORPORA[store].unit),
         "paper_valid": published.valid,
         "paper_test": published.test,
-        "description": _description(text),
+        "description": re.split(r"[:;]|\.(?:\s|$)", header)[0],
     }
 
 
-def _description(text: str) -> str:
-    """Return the first sentence of the header up to a colon or semicolon, which the paper's numbers follow."""
-    paragraph, _, _ = text.removeprefix(f"{SCHEMA_LINE}\n").partition("\n#\n")
-    header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
-    return re.split(r"[:;]|\.(?:\s|$)", header)[0]
-
-
-def _row(entry: dict[str, Any]) -> list[str]:
-    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
+def _cells(entry: dict[str, Any]) -> list[str]:
+    """Return the row of a recipe in the list."""
     table = re.match(r"Table (\d+)", entry["description"])
+    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
     numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
     return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]

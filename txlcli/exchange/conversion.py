@@ -93,21 +93,17 @@ class Layout:
         shapes = {name: link.shape for link in self.links for name in link.theirs}
         if missing := sorted(shapes.keys() - theirs.keys()):
             raise RunError(f"{where}: has no {_some(missing)}; these weights do not fit the settings, {NEXT_STEP}")
-        extra = sorted(
-            name for name in theirs.keys() - shapes.keys() - self.aliases.keys() if not name.endswith(IGNORED)
-        )
-        if extra:
+        known = shapes.keys() | self.aliases.keys()
+        if extra := sorted(name for name in theirs.keys() - known if not name.endswith(IGNORED)):
             raise RunError(f"{where}: has {_some(extra)}, unknown to the settings; {NEXT_STEP}")
-        for name in theirs.keys() & (shapes.keys() | self.aliases.keys()):
-            tensor = theirs[name]
-            if tensor.is_meta or tensor.layout is not torch.strided or not tensor.is_floating_point():
-                kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
-                raise RunError(f"{where}: {name} is {kind}; save the weights as dense floating-point numbers")
         for name, shape in shapes.items():
-            found = tuple(theirs[name].shape)
-            if found != shape:
+            tensor = theirs[name]
+            if not tensor.is_floating_point():
+                raise RunError(f"{where}: {name} is {tensor.dtype}; save the weights as floating-point numbers")
+            if tuple(tensor.shape) != shape:
+                found = tuple(tensor.shape)
                 raise RunError(f"{where}: {name} has the shape {found}, the settings need {shape}; {NEXT_STEP}")
-            if not theirs[name].float().isfinite().all():  # of 8 bits, too
+            if not tensor.float().isfinite().all():  # of 8 bits, too
                 raise RunError(f"{where}: {name} holds numbers that are not finite; download the weights again")
         for name, first in self.aliases.items():
             if name in theirs and not torch.equal(theirs[name].float(), theirs[first].float()):

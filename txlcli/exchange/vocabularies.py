@@ -15,7 +15,6 @@ UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """Names of vocabulary files; the last three are Hugging Face's."""
 PICKLES = (".pkl", ".pickle", ".bin", ".pt", ".pth")
-META_OF_NANOGPT = "meta.pkl"
 AS_TEXT = "give the words as a text file, one per line"
 
 
@@ -28,22 +27,21 @@ def read(path: Path) -> Vocab:
     """Read a vocabulary: txl's JSON, a torch or plain pickle with idx2sym, or a list of words."""
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
-    if path.name == META_OF_NANOGPT:
-        raise VocabularyError(
-            f"{path}: nanoGPT's {META_OF_NANOGPT} is a pickle, which could run code, and is not read; write its "
-            "symbols as vocab.json, as the manual's page on token files shows"
-        )
     if path.suffix == ".json":
         try:
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))
         except (VocabularyError, OSError, UnicodeDecodeError) as error:
             raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
-    if path.suffix in PICKLES:
-        return _from_fields(path, _unpickled(path))
-    return _from_words(path, read_lines(path), lower_case=False)
+    if path.suffix not in PICKLES:
+        return _from_words(path, read_lines(path))
+    fields = _unpickled(path)
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
+        raise VocabularyError(f"{path}: has no list idx2sym; {AS_TEXT}")
+    return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case")))
 
 
 def _unpickled(path: Path) -> Any:
+    """Return the attributes of the released code's vocabulary object, or anything else that the file holds."""
     try:
         return pickles.load(path)
     except UnsafePickleError as error:
@@ -58,13 +56,6 @@ def _unpickled(path: Path) -> Any:
         raise VocabularyError(f"{path}: not readable as a pickle ({reason}); {AS_TEXT}") from error
 
 
-def _from_fields(path: Path, fields: Any) -> Vocab:
-    """Build a vocabulary from the attributes of the released code's vocabulary object."""
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
-        raise VocabularyError(f"{path}: has no list idx2sym; {AS_TEXT}")
-    return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case", False)))
-
-
 def read_lines(path: Path) -> list[str]:
     """Return the first field of every line without duplicates, as the released code does.
 
@@ -77,7 +68,7 @@ def read_lines(path: Path) -> list[str]:
         raise VocabularyError(f"{path}: cannot be read as a list of words ({error}); save it as UTF-8 text") from error
 
 
-def _from_words(path: Path, words: list[Any], *, lower_case: bool) -> Vocab:
+def _from_words(path: Path, words: list[Any], *, lower_case: bool = False) -> Vocab:
     if not words or not all(isinstance(word, str) for word in words):
         raise VocabularyError(f"{path}: does not hold a list of words; {AS_TEXT}")
     boundary, unknown = (

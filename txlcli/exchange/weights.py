@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from txlcli.errors import RunError, shortened
+from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.conversion import System
 from txlcli.exchange.pickles import UnsafePickleError
@@ -40,7 +40,12 @@ def read(path: Path) -> dict[str, Tensor]:
 
     An index of shards gives the tensors of all shards. The names are those of the bare model, without wrappers.
     """
-    return unwrapped(_load(path))
+    bare = {WRAPPERS.sub("", name).removesuffix(":0"): tensor for name, tensor in _load(path).items()}
+    outer = next((match[1] for name in bare if (match := EMBEDDING.match(name))), "")
+    # Hugging Face's model has the softmax next to `transformer`, any other has it inside.
+    if outer.endswith("transformer.") and not any(name.startswith(f"{outer}crit.") for name in bare):
+        outer = outer.removesuffix("transformer.")
+    return {name.removeprefix(outer): tensor for name, tensor in bare.items()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -48,7 +53,8 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise RunError(f"no file at {path}; give a .safetensors, .npz or torch file")
     try:
         if path.name.endswith(INDEX):
-            return {name: tensor for shard in _shards(path) for name, tensor in _load(shard).items()}
+            shards = set(parse_json(read_text(path, MAX_VOCABULARY))["weight_map"].values())
+            return {name: tensor for shard in sorted(shards) for name, tensor in _load(path.parent / shard).items()}
         if path.suffix == ".safetensors":
             return load_file(path)
         if path.suffix == ".npz":
@@ -65,27 +71,6 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise RunError(f"{path}: damaged, or not a file of weights ({reason}); download it again") from error
 
 
-def _shards(index: Path) -> list[Path]:
-    """Return the files that an index refers to; they are next to it."""
-    names = sorted(set(parse_json(read_text(index, MAX_VOCABULARY))["weight_map"].values()))
-    for name in names:
-        if Path(name).name != name or name.endswith(INDEX):
-            raise ValueError(f"{shortened(name)} is not the name of a shard")
-        if not (index.parent / name).is_file():
-            raise RunError(f"{index.parent} lacks {name}, a shard that {index.name} lists; download it as well")
-    return [index.parent / name for name in names]
-
-
-def unwrapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under the names of the bare model, without the names of wrappers and of models around it."""
-    bare = {WRAPPERS.sub("", name).removesuffix(":0"): tensor for name, tensor in tensors.items()}
-    outer = next((match[1] for name in bare if (match := EMBEDDING.match(name))), "")
-    # Hugging Face's model has the softmax next to `transformer`, any other has it inside.
-    if outer.endswith("transformer.") and not any(name.startswith(f"{outer}crit.") for name in bare):
-        outer = outer.removesuffix("transformer.")
-    return {name.removeprefix(outer): tensor for name, tensor in bare.items()}
-
-
 def _read_npz(path: Path) -> dict[str, Tensor]:
     check_zip(path)
     with np.load(path, allow_pickle=False) as archive, np.errstate(over="ignore"):
@@ -96,8 +81,8 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     """Check that a file has tensors by name and nothing else. A few bytes can be the storage of a huge tensor."""
-    is_mapping = isinstance(loaded, Mapping)
-    if not (is_mapping and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items())):
+    pairs = loaded.items() if isinstance(loaded, Mapping) else [(None, None)]
+    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in pairs):
         raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
     check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in loaded.values()), path)
     return dict(loaded)

@@ -7,7 +7,7 @@ from pathlib import Path
 from txlcli.errors import ExportError, VocabularyError
 from txlcli.exchange import vocabularies
 from txlcli.exchange.token_files import VOCABULARY
-from txlcli.system.atomic_files import sync_file
+from txlcli.system.atomic_files import errors_of_writing, sync_file
 from txlcli.system.locks import exclusive
 
 DRAFT = ".new"
@@ -21,7 +21,7 @@ def fill(directory: Path, files: Collection[str], write: Callable[[Path], None],
     """
     real = directory.resolve()
     lock = real.with_name(f".{real.name}.lock")
-    try:
+    with errors_of_writing(directory):
         real.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
             try:
@@ -29,10 +29,6 @@ def fill(directory: Path, files: Collection[str], write: Callable[[Path], None],
                 return _fill(directory, files, write)
             finally:
                 lock.unlink(missing_ok=True)
-    except OSError as error:
-        raise ExportError(
-            f"{directory}: cannot be written ({error.strerror or error}); check the folder and the free space"
-        ) from error
 
 
 def _check_free(directory: Path, files: set[str], *, force: bool) -> None:

@@ -1,6 +1,5 @@
 """Writes a run as a directory that Hugging Face's TransfoXL reads."""
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +35,6 @@ class ExportedRun:
     parameters: int
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl export --json` prints."""
-        return dataclasses.asdict(self)
-
 
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a Hugging Face directory."""
@@ -59,13 +54,13 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
 
 
 def _write(opened: OpenRun, config: dict[str, Any], draft: Path) -> None:
+    frequencies = torch.arange(0.0, config["d_model"], 2.0) / config["d_model"]
+    constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**frequencies}  # otherwise Hugging Face warns
     with replacing(draft / WEIGHTS) as file:
-        frequencies = torch.arange(0.0, config["d_model"], 2.0) / config["d_model"]
-        constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**frequencies}  # otherwise Hugging Face warns
         try:
             save_file(to_hugging_face(opened.transformer) | constant, file, {"format": "pt"})
         except SafetensorError as error:
-            raise OSError(str(error)) from error
+            raise OSError(0, str(error)) from error
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
     if opened.vocab.tokenizer == "word":

@@ -1,6 +1,5 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,8 @@ from txlcli.workflows.preparation.preparing import run_plan
 from txlcli.workflows.reporter import Reporter
 
 PARQUET = ".parquet"
-NAMES = {
-    "nanogpt": {"valid": "val"},
-    "llm.c": {"valid": "val"},
-    "megatron": {},
-    "parquet": {"valid": "validation"},
-}
+NAMES = {"nanogpt": {"valid": "val"}, "llm.c": {"valid": "val"}, "megatron": {}, "parquet": {"valid": "validation"}}
 """Names of splits that a system calls otherwise, by format."""
-WIDE_NOTES = {
-    "nanogpt": "nanoGPT reads uint16 until its train.py is changed; txl reads the files with `dtype` uint32",
-    "llm.c": "the files have the header of llm.c for Llama 3",
-}
-"""Notes on vocabularies with more ids than uint16, by format."""
 ENDINGS = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
@@ -53,10 +42,6 @@ class ExportedStore:
     """Digest of the ids by split."""
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl export --json` prints."""
-        return dataclasses.asdict(self)
-
 
 def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
     """Write the splits and the vocabulary of a store."""
@@ -73,7 +58,6 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
 
     written = export_directory.fill(directory, files, write, force=force)
     dtype = None if format == "parquet" else token_files.dtype_of(format, store.vocab.size)
-    is_wide = dtype == "uint32" and format in WIDE_NOTES
     return ExportedStore(
         store=str(store.path),
         folder=str(directory),
@@ -82,7 +66,9 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
         dtype=dtype,
         tokens=tokens,
         sha256={split: info.sha256 for split, info in store.splits.items()},
-        notes=(f"V = {store.vocab.size:,} needs uint32: {WIDE_NOTES[format]}",) if is_wide else (),
+        notes=(f"V = {store.vocab.size:,} needs uint32: change the dtype in nanoGPT's train.py",)
+        if format == "nanogpt" and dtype == "uint32"
+        else (),
     )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -53,10 +52,6 @@ class ImportedRun:
     settings_from: str
     next: str
     """The next command."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl import --json` prints."""
-        return dataclasses.asdict(self)
 
 
 def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedRun:
@@ -202,7 +197,7 @@ def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *,
         run_directory.create(made, vocab.to_json(), force=force)
         try:
             checkpoint.save(made.directory / run_directory.BEST, weights_only)
+            run_directory.delete_replaced(made)
         except BaseException:
             run_directory.restore_replaced(made)
             raise
-        run_directory.delete_replaced(made)

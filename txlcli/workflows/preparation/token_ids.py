@@ -15,7 +15,6 @@ from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.exchange.token_files import VOCABULARY, TokenPart, Tokens, format_of, other_type
-from txlcli.exchange.vocabularies import META_OF_NANOGPT
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter, Step
 
@@ -121,7 +120,7 @@ def _notes(plan: Plan, vocab: Vocab, splits: Tokens) -> tuple[str, ...]:
         notes.append(
             "the text of the ids is not known: a model can be trained and evaluated, but reads and writes no text"
         )
-        if paths[0].with_name(META_OF_NANOGPT).exists():
+        if paths[0].with_name("meta.pkl").exists():
             notes.append(
                 "meta.pkl is not read: it is a pickle, which could run code; `vocab` FILE gives the ids a text"
             )
