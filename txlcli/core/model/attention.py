@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.core.backend import Attend, AttendContext, ScoreTerms, aligned, nearest_rows
-from txlcli.core.kernels.device import row_multiple
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -106,10 +105,9 @@ def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
-def wide_heads(weight: Tensor, d_head: int, width: int) -> Tensor:
-    """Append zeros to a weight (heads * D, d): D up to the multiple of the device, and d up to `width`."""
-    d_head_wide = d_head + -d_head % row_multiple(weight.device)
-    return aligned(weight.unflatten(0, (-1, d_head)), width, d_head_wide).flatten(0, 1)
+def wide_heads(weight: Tensor, d_head: int, width: int, multiple: int) -> Tensor:
+    """Append zeros to a weight (heads * D, d): D up to a multiple, and d up to `width`."""
+    return aligned(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % multiple).flatten(0, 1)
 
 
 class HeadNorm(nn.RMSNorm):
@@ -210,18 +208,18 @@ class Attention(nn.Module):
         return self.attend_context is not None and isinstance(self.k_norm, nn.Identity)
 
     def to_context(
-        self, segment: Tensor, context: Tensor, terms: ScoreTerms, drop: Callable[[Tensor], Tensor]
+        self, segment: Tensor, context: Tensor, terms: ScoreTerms, drop: Callable[[Tensor], Tensor], *, multiple: int
     ) -> Tensor:
         """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes.
 
         `drop` is the dropout of queries, keys and values (B, x, all heads). All rows may end in zeros; then the result
-        does, too.
+        does, too. Heads are as wide as a `multiple`.
         """
         assert self.attend_context is not None
         heads, d_head, width = self.n_heads, self.w_q.out_features // self.n_heads, context.shape[-1]
-        weight = wide_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]), d_head, width)
+        weight = wide_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]), d_head, width, multiple)
         key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(drop(F.linear(segment, wide_heads(self.w_q.weight, d_head, width))), heads)
+        query = split_heads(drop(F.linear(segment, wide_heads(self.w_q.weight, d_head, width, multiple))), heads)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=self._active_dropout)
         output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))

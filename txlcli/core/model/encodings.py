@@ -159,7 +159,8 @@ class RelativeEncoding(TiedRelativeEncoding):
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
         n_layers, multiple = len(self.w_k_position), row_multiple(encoding.device)
         count, width = (size + -size % multiple for size in encoding.shape)
-        weight = wide_heads(torch.cat([matrix.weight for matrix in self.w_k_position]), self.settings.d_head, width)
+        weight = torch.cat([matrix.weight for matrix in self.w_k_position])
+        weight = wide_heads(weight, self.settings.d_head, width, multiple)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
         return zip(keys, *biases, strict=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.core.backend import Attend, Rotation, ScoreTerms, aligned
-from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.model.attention import Attention
 from txlcli.core.model.base import Memory
 from txlcli.core.model.dropout import Dropout
@@ -160,7 +160,8 @@ class Layer(nn.Module):
         segment = self.attention_input(layer_input)
         remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
         context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
-        return self.attention.to_context(segment[:, first:], context, terms, self.projection_dropout)
+        multiple = row_multiple(segment.device)
+        return self.attention.to_context(segment[:, first:], context, terms, self.projection_dropout, multiple=multiple)
 
     def _attend(
         self, query: Tensor, keys: Tensor, values: Tensor, past: HiddenMemory | Past, terms: ScoreTerms
