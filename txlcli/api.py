@@ -34,7 +34,7 @@ from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.arguments import checked
 from txlcli.workflows.evaluation import evaluate as evaluation
-from txlcli.workflows.evaluation import sweep, texts
+from txlcli.workflows.evaluation import rows, texts
 from txlcli.workflows.generate import encode_prompt, sampling_settings
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
@@ -438,7 +438,7 @@ def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] |
         raise UsageError(f"`{name}`: give whole numbers ({error})") from error
 
 
-def _row(row: sweep.EvalRow) -> EvalRow:
+def _row(row: rows.EvalRow) -> EvalRow:
     fewest, most = (row.attn_len, row.attn_len) if row.attn_len else (row.attn_len_min, row.attn_len_max)
     attn_len = None if fewest is None or most is None else (fewest, most)
     known: dict[str, Any] = vars(row) | row.measures | {"attn_len": attn_len, "bpc": metrics.bits(row.loss_nats)}

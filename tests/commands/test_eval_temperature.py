@@ -8,7 +8,7 @@ import torch
 
 from tests.commands.novel import done, json_of, refusal, train
 from tests.core.builders import V, draw_tokens, small_model
-from txlcli.workflows.evaluation.temperature import find_temperature
+from txlcli.workflows.evaluation.search import find_temperature
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])

@@ -7,7 +7,8 @@ from txlcli import console
 from txlcli.paper import metrics
 from txlcli.paper.effective_length import THRESHOLD
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
-from txlcli.workflows.evaluation.sweep import SHORT_LANE, SLOWDOWN_WINDOWS, EvalRow, LengthSearch
+from txlcli.workflows.evaluation.rows import SHORT_LANE, SLOWDOWN_WINDOWS, EvalRow
+from txlcli.workflows.evaluation.search import LengthSearch
 
 
 def show(result: EvalResult, *, verbose: bool = False) -> None:

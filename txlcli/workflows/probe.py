@@ -17,7 +17,7 @@ from txlcli.errors import UsageError
 from txlcli.runs import history
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
-from txlcli.workflows.evaluation.sweep import with_memory
+from txlcli.workflows.evaluation.rows import with_memory
 from txlcli.workflows.evaluation.texts import Scoring, one_lane
 from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
@@ -75,7 +75,7 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
         history.check_finished(opened.run)
     settings = one_lane(opened.run, mem_len=options.mem_len)
     text = texts.split_text(opened, options.split, options.positions, workspace)
-    scoring = Scoring(opened, text, settings, workspace.reporter)
+    scoring = Scoring(opened, text, settings, workspace)
     marks = [number for number in (opened.vocab.boundary, opened.vocab.unknown) if number is not None]
     symbols, rng = np.setdiff1d(text.targets, marks), np.random.default_rng(options.seed)
     if len(symbols) < MIN_SYMBOLS:

@@ -26,7 +26,7 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.sweep import non_finite_advice
+from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step

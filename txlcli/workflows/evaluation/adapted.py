@@ -11,7 +11,6 @@ from functools import partial
 
 from torch import Tensor
 
-from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
     DECAYS,
     DynamicSettings,
@@ -25,41 +24,36 @@ from txlcli.core.measures.adaptation import (
 )
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import UsageError
-from txlcli.runs.loading import OpenRun
-from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.sweep import EvalRow, make_row, with_memory
-from txlcli.workflows.evaluation.temperature import find_temperature, with_temperature
+from txlcli.workflows.evaluation.rows import EvalRow, make_row, with_memory
+from txlcli.workflows.evaluation.search import choose_temperature, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AUTO, AdaptationSearch, EvalOptions
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.workspace import Workspace
 
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
 TITLE = "dynamic evaluation"
 FIRST_DECAY = 1e-3  # while the learning rate is searched
 
 
-def adapted_rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
+def adapted_rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield the rows of the model alone, with the cache, and with dynamic evaluation."""
-    opened, settings, search, cache = scoring.opened, scoring.settings, options.search, options.cache
+    settings, search, cache = scoring.settings, options.search, options.cache or 0
     lane_len = Lanes.of(len(scoring.text.targets), settings).length
-    if (cache or 0) > lane_len:
+    if cache > lane_len:
         raise UsageError(
             f"`cache` {cache} exceeds the {lane_len:,} tokens of a lane; give at most that, or a smaller `batch_size`"
         )
 
     # Missing splits must be reported before anything is scored.
-    cache_positions = max(search.cache_tokens, search.cache_fills * (cache or 0) * settings.batch_size)
-    for_cache = scoring.on_valid(cache_positions, workspace)
-    for_dynamic = scoring.on_valid(dynamic_positions(settings, search), workspace)
-    rms = rms_of_train(opened, settings, workspace) if options.dynamic else []
-    if scoring.text.split is None:
-        texts.warn_if_trained_on(opened, "valid", workspace)
-    if scoring.text.split == "valid":
-        scoring.reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
-    tempered = with_temperature(scoring, partial(with_memory, mem_len=settings.mem_len), options, workspace)
-    yield dataclasses.replace(with_memory(tempered, settings.mem_len), method="model")
-    if cache is not None:
+    for_cache = scoring.on_valid(max(search.cache_tokens, search.cache_fills * cache * settings.batch_size))
+    for_dynamic = scoring.on_valid(
+        max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
+    )
+    rms = _rms_of_train(scoring) if options.dynamic else []
+    score = partial(with_memory, mem_len=settings.mem_len)
+    tempered = with_temperature(scoring, score)
+    yield dataclasses.replace(score(tempered), method="model")
+    if cache:
         yield _with_cache(tempered, for_cache.changed(temperature=tempered.settings.temperature), cache)
     if options.dynamic:
         yield from _dynamic(scoring, for_dynamic, rms, search)
@@ -86,12 +80,12 @@ def _with_cache(scoring: Scoring, valid: Scoring, size: int) -> EvalRow:
 def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> Iterator[EvalRow]:
     """Yield the row of dynamic evaluation, and one with a temperature in addition, if one is asked for."""
     temperature, plain = scoring.settings.temperature, valid.changed(temperature=1.0)
-    best = search_dynamic(plain, rms, search)
+    best = _search_dynamic(plain, rms, search)
     score = partial(score_dynamic, dynamic=best, rms=rms)
     parameters = {"lr": best.lr, "decay": best.decay, "searched_on": len(valid.text.targets)}
     methods = {"dynamic": 1.0}
     if temperature == AUTO:
-        temperature = find_temperature(lambda number: plain.changed(temperature=number).score(score, TITLE).total_nats)
+        temperature = choose_temperature(plain, lambda on_valid: on_valid.score(score, TITLE).total_nats)
     if temperature != 1:
         methods["dynamic, temperature"] = temperature
     for method, number in methods.items():
@@ -101,19 +95,14 @@ def _dynamic(scoring: Scoring, valid: Scoring, rms: Sequence[Tensor], search: Ad
         yield dataclasses.replace(row, method=method, adaptation=parameters | own)
 
 
-def dynamic_positions(settings: EvalSettings, search: AdaptationSearch) -> int:
-    """Return how many positions of the validation split `search_dynamic` needs."""
-    return max(search.dynamic_tokens, search.dynamic_steps * settings.seg_len * settings.batch_size)
-
-
-def rms_of_train(opened: OpenRun, settings: EvalSettings, workspace: Workspace) -> list[Tensor]:
+def _rms_of_train(scoring: Scoring) -> list[Tensor]:
     """Return the root mean square of each gradient on the first segments of the training split."""
-    train = opened.store(workspace.data_dir).ids("train")
-    segments = head_segments(train, settings, RMS_SEGMENTS, opened.model.device)
-    return gradient_rms(opened.model, segments, settings)
+    model, settings = scoring.opened.model, scoring.settings
+    train = scoring.opened.store(scoring.workspace.data_dir).ids("train")
+    return gradient_rms(model, head_segments(train, settings, RMS_SEGMENTS, model.device), settings)
 
 
-def search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> DynamicSettings:
+def _search_dynamic(valid: Scoring, rms: Sequence[Tensor], search: AdaptationSearch) -> DynamicSettings:
     """Search for the parameters of dynamic evaluation on `valid`; `rms` is the result of `gradient_rms`."""
 
     @functools.cache

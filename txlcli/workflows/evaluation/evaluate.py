@@ -9,32 +9,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.settings import Settings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.training import distributed
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
+from txlcli.core.training.validation import check_lanes
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
 from txlcli.errors import UsageError
+from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.adapted import adapted_rows
-from txlcli.workflows.evaluation.sweep import (
+from txlcli.workflows.evaluation.rows import (
     SHORT_LANE,
     SLOWDOWN_WINDOWS,
     EvalRow,
-    LengthSearch,
-    at_window,
-    check_protocols,
-    lacking_protocols,
+    Score,
+    in_windows,
     over_documents,
-    over_protocols,
-    search_length,
     with_memory,
+    with_times,
 )
-from txlcli.workflows.evaluation.temperature import with_temperature
+from txlcli.workflows.evaluation.search import LengthSearch, search_length, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AUTO, EvalOptions
+from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
@@ -118,13 +119,13 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         world.agree(_common_facts(scoring, options))
     search = None
     if options.searched:
-        search = search_length(scoring, options.searched, options, workspace)
+        search = search_length(scoring, options, partial(_score_at, options))
         found: dict[str, Any] = {search.option: (search.length,)}
         options = dataclasses.replace(options, **found)
     rows: list[EvalRow] = []
     ended_by = None
     try:
-        for row in _rows(scoring, options, workspace):
+        for row in _rows(scoring, options):
             rows.append(row)
     except BaseException as error:  # a sweep can take hours: finished rows are shown and recorded first
         if not rows:
@@ -135,30 +136,86 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         scoring=scoring,
         rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
         search=search,
-        lacking=lacking_protocols(opened, options) if options.protocols else None,
+        lacking=_lacking_protocols(opened, options) if options.protocols else None,
         ended_by=ended_by,
     )
 
 
-def _rows(scoring: Scoring, options: EvalOptions, workspace: Workspace) -> Iterator[EvalRow]:
+def _rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield a row for each setting: here the memory length M, or the window length N, is swept."""
     default = scoring.settings.mem_len
     mem_lens = options.mem_lens or ((0, default) if options.html and default else (default,))
     if options.protocols:
-        yield from over_protocols(scoring, options, workspace)
+        yield from _over_protocols(scoring, options)
     elif options.adapts:
-        yield from adapted_rows(scoring.changed(mem_len=mem_lens[0]), options, workspace)
-    elif options.windows:
-        for length in options.windows:
-            yield at_window(scoring, length, options.stride or 1, options, workspace)
-    elif options.reset_at_documents:
-        for mem_len in mem_lens:
-            score = partial(over_documents, mem_len=mem_len, workspace=workspace)
-            yield score(with_temperature(scoring, score, options, workspace))
+        yield from adapted_rows(scoring.changed(mem_len=mem_lens[0]), options)
     else:
-        for mem_len in mem_lens:
-            tempered = with_temperature(scoring, partial(with_memory, mem_len=mem_len), options, workspace)
-            yield with_memory(tempered, mem_len, timed=options.timed)
+        for length in options.windows or mem_lens:
+            score = _score_at(options, length)
+            tempered = with_temperature(scoring, score)
+            row = score(tempered)
+            yield with_times(tempered, row) if options.timed and not (row.stride or row.documents) else row
+
+
+def _score_at(options: EvalOptions, length: int) -> Score:
+    """Return the function that scores with a memory length, or with a window length."""
+    if options.attn_len is not None:
+        return partial(in_windows, length=length, stride=options.stride or 1, batch_size=options.batch_size)
+    return partial(over_documents if options.reset_at_documents else with_memory, mem_len=length)
+
+
+def _over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
+    """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
+    settings, metric, first = scoring.opened.run.settings, metrics.metric_of(scoring.text.unit), None
+    scores = [
+        (protocol, score) for protocol in options.protocols for score in _of_protocol(protocol, settings, options)
+    ]
+    if "recurrence" in dict(scores):
+        check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before other rows take hours
+    for protocol, score in scores:
+        row = score(with_temperature(scoring, score))
+        value = row.measures[metric]  # a perplexity that overflows is None
+        first = first or value
+        change = value / first - 1 if first and value is not None else None
+        yield dataclasses.replace(row, protocol=protocol, change=change)
+
+
+def _of_protocol(protocol: str, settings: Settings, options: EvalOptions) -> list[Score]:
+    """Return the functions that score by a protocol, one for each length; empty if the model lacks the protocol."""
+    if protocol == "recurrence":
+        mem_lens = (0,) if settings.model.recurrent_state else _mem_lens(settings, options)
+        return [partial(with_memory, mem_len=mem_len) for mem_len in mem_lens]
+    return [
+        partial(
+            in_windows,
+            length=length,
+            stride={"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol],
+            batch_size=options.batch_size,
+        )
+        for length in _window_lens(settings, options)
+    ]
+
+
+def _window_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
+    """Return the window lengths of protocols: those given, or the memory lengths, or the trained segment length."""
+    lengths = _mem_lens(settings, options) or (settings.train.seg_len,)
+    longest = settings.model.longest_window or MAX_COUNT
+    return options.windows or tuple(dict.fromkeys(min(length, longest) for length in lengths))
+
+
+def _mem_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
+    """Return the memory lengths of protocols: those given, or that of the recipe; empty without memory."""
+    return options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
+
+
+def _lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
+    """Return the requested protocols that the model lacks, each with the reason."""
+    settings = opened.run.settings
+    if "recurrence" not in options.protocols or _of_protocol("recurrence", settings, options):
+        return {}
+    next_step = "; give a memory length to evaluate it with one"
+    ending = next_step if settings.supports_memory else " and with absolute positions"
+    return {"recurrence": f"{opened.run.directory} was trained without memory{ending}"}
 
 
 def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:
@@ -182,7 +239,12 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
             f"`html` {options.html}: {text.title} has {len(text.targets):,} tokens, too many for a page; give "
             f"`positions` {MAX_PAGE_TOKENS} or fewer"
         )
-    return Scoring(opened, text, settings, reporter, world)
+    if options.searched or options.adapts or settings.temperature == AUTO:
+        if text.split is None:
+            texts.warn_if_trained_on(opened, "valid", workspace)
+        elif text.split == "valid":
+            reporter.say("valid is used both for the search and for the result, which is therefore too optimistic")
+    return Scoring(opened, text, settings, workspace, options.positions, world)
 
 
 def _check_options(opened: OpenRun, options: EvalOptions) -> None:
@@ -203,9 +265,19 @@ def _check_options(opened: OpenRun, options: EvalOptions) -> None:
     settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
     settings.check_attn_lens(options.windows, subject=directory)
     if options.protocols:
-        check_protocols(opened, options)
+        _check_protocols(opened, options)
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
+
+
+def _check_protocols(opened: OpenRun, options: EvalOptions) -> None:
+    """Reject protocols and lengths that do not fit the model; it may lack a protocol if all were requested."""
+    if options.protocols != PROTOCOLS:
+        for name, reason in _lacking_protocols(opened, options).items():
+            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
+    shortest = min(_window_lens(opened.run.settings, options))
+    if (options.stride or 0) > shortest:
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
 
 
 def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:

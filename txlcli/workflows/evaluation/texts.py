@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,9 +57,16 @@ class Scoring:
     opened: OpenRun
     text: ScoredText
     settings: EvalSettings
-    reporter: Reporter
+    workspace: Workspace
+    positions: int | None = None
+    """Positions of the validation split that a search scores; None is all."""
     world: World = SINGLE_PROCESS
     """Processes that divide the lanes or the windows."""
+
+    @property
+    def reporter(self) -> Reporter:
+        """Receives messages and progress."""
+        return self.workspace.reporter
 
     def score(self, function: Callable[[Stream], Result], title: str) -> Result:
         """Score the text with a function of the core; `title` names its progress."""
@@ -72,9 +78,10 @@ class Scoring:
         ):
             return function(Stream(opened.model, text.inputs, text.targets, self.settings, opened.precision, bar.reach))
 
-    def on_valid(self, positions: int | None, workspace: Workspace) -> "Scoring":
+    def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
-        return dataclasses.replace(self, text=first_positions(self.opened, "valid", positions, workspace.data_dir))
+        text = _first_positions(self.opened, "valid", positions or self.positions, self.workspace)
+        return dataclasses.replace(self, text=text)
 
     def changed(self, **settings: Any) -> "Scoring":
         """Return the same text scored with other settings."""
@@ -99,7 +106,7 @@ def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Wo
             f'{list(store.splits)[-1]}, or run "{prepare_command(store.name)} --force" with a source that has it'
         )
     warn_if_trained_on(opened, split, workspace)
-    return first_positions(opened, split, positions, workspace.data_dir)
+    return _first_positions(opened, split, positions, workspace)
 
 
 def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> None:
@@ -112,9 +119,8 @@ def warn_if_trained_on(opened: OpenRun, split: str, workspace: Workspace) -> Non
         )
 
 
-def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir: Path) -> ScoredText:
-    """Return a split of the run's store, or its first positions; see `split_text`."""
-    store = opened.store(data_dir)
+def _first_positions(opened: OpenRun, split: str, positions: int | None, workspace: Workspace) -> ScoredText:
+    store = opened.store(workspace.data_dir)
     ids = store.ids(split)
     inputs, targets = scored_stream(ids, store.vocab.boundary, positions)
     if not len(targets):
@@ -143,9 +149,9 @@ def first_positions(opened: OpenRun, split: str, positions: int | None, data_dir
     )
 
 
-def first_targets(scoring: "Scoring", workspace: Workspace) -> list[int]:
+def first_targets(scoring: Scoring) -> list[int]:
     """Return the place of the first target of each document of a split."""
-    store, split = scoring.opened.store(workspace.data_dir), scoring.text.split or ""
+    store, split = scoring.opened.store(scoring.workspace.data_dir), scoring.text.split or ""
     starts = store.sentence_starts(split)
     if starts is None:
         raise StoreError(f"{store.path} does not record where documents begin; prepare it again with `documents`")

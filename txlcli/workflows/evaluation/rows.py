@@ -1,0 +1,205 @@
+"""Scores a text with one setting: with a memory, in windows without memory, or document by document.
+
+Axes: N window length, S stride, M memory length, T tokens.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txlcli.core.measures.timing import time_evaluation, time_vanilla
+from txlcli.core.reading.documents import Document, score_documents
+from txlcli.core.reading.scoring import Scores, Stream, attention_span, attention_span_in
+from txlcli.core.reading.windows import score_windows, windows_at_once
+from txlcli.core.training.distributed import even_parts
+from txlcli.core.training.validation import add_shares, score_in_processes
+from txlcli.errors import TrainingError
+from txlcli.paper import metrics
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.texts import Scoring
+
+DOCUMENTS_AT_ONCE = 1024
+"""Documents that are ordered by length together."""
+SHORT_LANE = 10
+"""A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
+SLOWDOWN_WINDOWS = 3
+"""Repetitions of the timing."""
+KEYS_OF_KINDS = {
+    "stride": ("attn_len", "stride"),
+    "protocol": ("protocol", "change"),
+    "documents": ("documents",),
+    "method": ("method", "adaptation"),
+}
+"""Keys that the JSON of a row lacks if a field is None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """Result for one setting."""
+
+    mem_len: int
+    """Memory length M in tokens; 0 in windows."""
+    attn_len_min: int | None
+    """Smallest number of keys that a query sees; None for a recurrent state."""
+    attn_len_max: int | None
+    tokens: int
+    """Number of scored tokens."""
+    lanes: int
+    loss_nats: float
+    """Mean loss in nats per token."""
+    measures: dict[str, float | None]
+    """Results by name: those of `metrics.measures` for which there are counts; None if they overflow."""
+    ms_per_token: float
+    """Wall time per token, all lanes together."""
+    one_lane_ms_per_token: float | None = None
+    """Time per token of one lane with memory; None if not measured."""
+    vanilla_ms_per_token: float | None = None
+    """Time per token of the vanilla model, which recomputes a window of as many keys; None if not measured."""
+    slowdown: float | None = None
+    """Time of the vanilla model divided by the time with memory (section 4.5)."""
+    attn_len: int | None = None
+    """Window length N; None with memory."""
+    stride: int | None = None
+    """Tokens predicted per window; None with memory."""
+    temperature: float = 1.0
+    """Number that the logits were divided by."""
+    protocol: str | None = None
+    """Name in a comparison of protocols."""
+    change: float | None = None
+    """Relative change of the metric from the first protocol; None if a perplexity overflows."""
+    documents: int | None = None
+    """Number of documents that were read from an empty memory each; None in other evaluations."""
+    method: str | None = None
+    """Way of adaptation: model, cache or dynamic; None in other evaluations."""
+    adaptation: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Parameters of the method."""
+    best: bool = False
+    """True for the lowest loss of the result."""
+    losses_nats: NDArray[np.float32] = dataclasses.field(repr=False)
+    """Loss of each token, (T,)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of `--json`, which has the keys of its kind of evaluation only."""
+        row = vars(self) | self.measures
+        if self.protocol and self.stride:
+            row |= {"seg_len": None, "same_length": None}  # which are settings of recurrence
+        absent = {key for field, keys in KEYS_OF_KINDS.items() if getattr(self, field) is None for key in keys}
+        absent |= {"losses_nats", "measures", *(["temperature"] if self.temperature == 1 else [])}
+        return {key: value for key, value in row.items() if key not in absent}
+
+
+Score = Callable[[Scoring], EvalRow]
+"""Scores a text with one setting."""
+
+
+def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
+    """Score the text with a memory length."""
+    scoring = scoring.changed(mem_len=mem_len)
+    title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {mem_len}"
+    return make_row(scoring, scoring.score(partial(score_in_processes, world=scoring.world), title))
+
+
+def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
+    """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
+    one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
+    ratio = vanilla / one_lane if one_lane and vanilla else None
+    return dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+
+
+def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
+    """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
+    scoring = scoring.changed(mem_len=mem_len)
+    firsts, world = texts.first_targets(scoring), scoring.world
+    edges = [*firsts, len(scoring.text.targets)]
+    own = even_parts(len(firsts), world.size)[world.rank]
+
+    def scored(stream: Stream) -> Scores:
+        started, losses = time.perf_counter(), np.zeros(len(stream.targets), dtype=np.float32)
+        for first in range(own.start, own.stop, DOCUMENTS_AT_ONCE):
+            bounds = edges[first : min(first + DOCUMENTS_AT_ONCE, own.stop) + 1]
+            documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in pairwise(bounds)]
+            scores = score_documents(stream.model, documents, stream.settings, precision=stream.precision)
+            losses[bounds[0] : bounds[-1]] = np.concatenate([score.losses_nats for score in scores])
+            stream.on_tokens(bounds[-1] - edges[own.start])
+        return Scores(losses, time.perf_counter() - started, min(stream.settings.batch_size, len(firsts)))
+
+    row = make_row(scoring, add_shares(scoring.score(scored, f"M = {mem_len}"), world))
+    if row.attn_len_max is not None:
+        longest, alone = max(b - a for a, b in pairwise(edges)), scoring.changed(batch_size=1).settings
+        fewest, most = attention_span_in(scoring.opened.model, alone, longest)
+        row = dataclasses.replace(row, attn_len_min=fewest, attn_len_max=most)
+    return dataclasses.replace(row, documents=len(firsts))
+
+
+def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:
+    """Score the text with a window length, without memory.
+
+    `batch_size` windows are computed at once; None lets the device decide.
+    """
+    model, tokens, world = scoring.opened.model, len(scoring.text.targets), scoring.world
+    windows = batch_size or windows_at_once(model.device, min(length, tokens))
+    scoring = scoring.changed(mem_len=0, seg_len=length, batch_size=windows)
+    scored = partial(score_windows, stride=stride, share=(world.rank, world.size))
+    row = make_row(scoring, add_shares(scoring.score(scored, f"N = {length}"), world))
+    # A window longer than the text predicts all of it at once.
+    fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
+    window = model.settings.attention_window or most
+    return dataclasses.replace(
+        row, attn_len_min=min(fewest, window), attn_len_max=min(most, window), attn_len=length, stride=stride
+    )
+
+
+def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
+    """Time one lane with memory, and the vanilla model with as many keys; return ms per token.
+
+    No times if the text is shorter than the memory, or if the model has fewer learned positions.
+    """
+    opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
+    one_lane = dataclasses.replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
+    _, attn_len = attention_span(opened.model.settings, one_lane)
+    longest = opened.run.settings.model.longest_window
+    if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
+        return None, None
+    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    windows = dataclasses.replace(one_lane, seg_len=attn_len, mem_len=0)
+    vanilla = time_vanilla(opened.model, windows, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    return xl.median, vanilla.median
+
+
+def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it again") -> EvalRow:
+    """Return the result for one setting, without times of one lane; a recurrent state has no attention length.
+
+    `next_step` is the advice of the error if the loss is not finite, not even in fp32.
+    """
+    opened, text, settings = scoring.opened, scoring.text, scoring.settings
+    if not math.isfinite(scores.total_nats):
+        advice = non_finite_advice(opened.precision, next_step)
+        raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
+    is_state = opened.run.settings.model.recurrent_state
+    fewest, most = (None, None) if is_state else attention_span_in(opened.model, settings, len(text.targets))
+    measures = metrics.measures(scores.total_nats, text.scored)
+    return EvalRow(
+        mem_len=settings.mem_len,
+        attn_len_min=fewest,
+        attn_len_max=most,
+        tokens=len(scores.losses_nats),
+        lanes=scores.lanes,
+        loss_nats=scores.total_nats / len(scores.losses_nats),
+        measures={name: metrics.finite(value) for name, value in measures.items()},
+        ms_per_token=scores.ms_per_token,
+        temperature=float(settings.temperature),
+        losses_nats=scores.losses_nats,
+    )
+
+
+def non_finite_advice(precision: str, next_step: str) -> str:
+    """Return the next step after a non-finite loss; fp32 can help only if 16 bits were used."""
+    return next_step if precision in ("fp32", "tf32") else f"evaluate with `precision` fp32, or {next_step}"

@@ -1,0 +1,105 @@
+"""Searches on the validation split: for the temperature, for the memory length, and for the window length."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from txlcli.errors import UsageError
+from txlcli.paper import effective_length, metrics
+from txlcli.workflows.evaluation.rows import Score
+from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import AUTO, EvalOptions
+
+STEP = 0.05
+COLDEST, HOTTEST = -10, 20
+"""Limits of the temperature, in steps from 1."""
+SEARCH_STEPS = 16
+"""The resolution of the search for a length is the trained length divided by this."""
+
+
+def find_temperature(loss_at: Callable[[float], float]) -> float:
+    """Return the temperature with the lowest loss: steps from 1 as long as it falls, then a parabola through three.
+
+    The loss is convex in the inverse of the temperature, so it has one minimum.
+    """
+    losses = {step: loss_at(1 + step * STEP) for step in (-1, 0, 1)}
+    while (best := min(losses, key=lambda step: losses[step])) in (min(losses), max(losses)):
+        step = best + (1 if best == max(losses) else -1)
+        if not COLDEST <= step <= HOTTEST:
+            return 1 + best * STEP
+        losses[step] = loss_at(1 + step * STEP)
+    left, middle, right = (losses[best + offset] for offset in (-1, 0, 1))
+    curvature = left - 2 * middle + right
+    vertex = (left - right) / (2 * curvature) if curvature > 0 else 0.0
+    return round(1 + (best + vertex) * STEP, 4)
+
+
+def choose_temperature(on_valid: Scoring, loss_at: Callable[[Scoring], float]) -> float:
+    """Return the temperature with the lowest loss on the validation split, and report it."""
+    temperature = find_temperature(lambda number: loss_at(on_valid.changed(temperature=number)))
+    is_limit = temperature in (1 + COLDEST * STEP, 1 + HOTTEST * STEP)
+    remark = ", the limit of the search: the best one may lie beyond" if is_limit else ""
+    tokens = len(on_valid.text.targets)
+    on_valid.reporter.say(f"temperature {temperature:g}, chosen on {tokens:,} tokens of valid{remark}")
+    return temperature
+
+
+def with_temperature(scoring: Scoring, score: Score) -> Scoring:
+    """Return the scoring with a number as its temperature; `auto` is chosen on valid, which `score` scores."""
+    if scoring.settings.temperature != AUTO:
+        return scoring
+    temperature = choose_temperature(scoring.on_valid(), lambda on_valid: score(on_valid).loss_nats)
+    return scoring.changed(temperature=temperature)
+
+
+@dataclass(frozen=True)
+class LengthSearch(effective_length.Search):
+    """Search for the shortest length beyond which longer ones hardly lower the perplexity."""
+
+    option: Literal["mem_len", "attn_len"]
+    """Option whose length is searched for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `--json`."""
+        return {
+            "option": "--" + self.option.replace("_", "-"),
+            "split": "valid",
+            "threshold": effective_length.THRESHOLD,
+            "found": self.length,
+            "gains_ended": self.ended,
+            "tried": [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()],
+        }
+
+
+def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[int], Score]) -> LengthSearch:
+    """Search for the memory length, or the window length, on the validation split."""
+    run, reporter, stride = scoring.opened.run, scoring.reporter, options.stride or 1
+    train, option, on_valid = run.settings.train, options.searched or "mem_len", scoring.on_valid()
+    longest = tokens = len(on_valid.text.targets)
+    if option == "mem_len" and train.mem_len == 0:
+        raise UsageError(f"{run.directory} was trained without memory; give `attn_len` auto instead of `mem_len`")
+    if option == "attn_len":
+        longest = min(tokens, run.settings.model.longest_window or tokens)
+    if stride > longest:
+        raise UsageError(
+            f"`stride` {stride} exceeds the longest window that can be tried, {longest}; give at most that"
+        )
+    if on_valid.settings.temperature == AUTO:
+        on_valid = on_valid.changed(temperature=1.0)
+    # Windows are tried in steps of at least a stride, since the shortest one is a step long and predicts a stride.
+    step = max(stride, (train.mem_len if option == "mem_len" else train.seg_len) // SEARCH_STEPS)
+    reporter.say(
+        f"searching for the shortest length beyond which perplexity falls by less than "
+        f"{effective_length.THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
+    )
+
+    def loss_at(length: int) -> float:
+        row = score_at(length)(on_valid)
+        ppl, bits = metrics.format_measure(row.measures["ppl"]), metrics.bits(row.loss_nats)
+        reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")
+        return row.loss_nats
+
+    # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
+    least = 0 if option == "mem_len" and on_valid.settings.same_length == "off" else step
+    outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
+    return LengthSearch(**vars(outcome), option=option)
