@@ -11,11 +11,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from txlcli.config import encodings as traits_by_name
-from txlcli.config import optimizers as traits_by_optimizer
-from txlcli.config.encodings import EncodingTraits
+from txlcli.config import traits
 from txlcli.config.model_settings import MODELS, ModelSettings
-from txlcli.config.optimizers import OptimizerTraits
+from txlcli.config.traits import EncodingTraits
 from txlcli.core.architectures import register_architecture
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.measures import cost
@@ -152,7 +150,7 @@ def _restored(*tables):
 @contextlib.contextmanager
 def registered_encoding(name, cls):
     """Register an encoding with a bias by distance inside this block."""
-    with _restored(traits_by_name.ENCODINGS, encodings.ENCODINGS):
+    with _restored(traits.ENCODINGS, encodings.ENCODINGS):
         register_encoding(name, cls, EncodingTraits(limits_distance=True, score_terms=("a", "d")))
         yield
 
@@ -201,6 +199,6 @@ def registered_pairs():
 @contextlib.contextmanager
 def registered_optimizer(name, entry):
     """Register an optimizer to which no further settings apply inside this block."""
-    with _restored(traits_by_optimizer.OPTIMIZERS, optimizer.OPTIMIZERS):
-        optimizer.register_optimizer(name, entry, OptimizerTraits())
+    with _restored(traits.OPTIMIZERS, optimizer.OPTIMIZERS):
+        optimizer.register_optimizer(name, entry)
         yield

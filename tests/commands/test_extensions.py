@@ -121,7 +121,7 @@ def test_the_script_of_the_manual_runs_commands_with_what_a_package_registers(un
     Path("my_txl.py").write_text(script)
     Path("my_package.py").write_text(
         "from tests.extensions import SlopesEncoding\n"
-        "from txlcli.config.encodings import EncodingTraits\n"
+        "from txlcli.config.traits import EncodingTraits\n"
         "from txlcli.core.model.encodings import register_encoding\n"
         'register_encoding("slopes", SlopesEncoding, EncodingTraits(limits_distance=True, score_terms=("a", "d")))\n'
     )

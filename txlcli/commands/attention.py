@@ -7,7 +7,7 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.options import Force, Json, Run, Verbose, Where, with_options
-from txlcli.config.encodings import ENCODINGS, limits_distance
+from txlcli.config.traits import ENCODINGS
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import AttentionOptions
@@ -84,8 +84,8 @@ def rows(result: "AttentionResult") -> list[list[str]]:
 
 def notes(result: "AttentionResult") -> list[str]:
     """Return the settings, and what the columns and the figures show."""
-    settings, terms = result.settings, ENCODINGS[result.position].score_terms
-    limit = f"max_distance = {settings.max_distance}, " if limits_distance(result.position) else ""
+    settings, encoding = result.settings, ENCODINGS[result.position]
+    limit = f"max_distance = {settings.max_distance}, " if encoding.limits_distance else ""
     lines = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
@@ -94,9 +94,9 @@ def notes(result: "AttentionResult") -> list[str]:
     if 6 in result.figures:
         heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
         lines.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
-    if 7 in result.figures and terms == ("a", "b"):
+    if 7 in result.figures and encoding.score_terms == ("a", "b"):
         lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if not terms:
+    if not encoding.score_terms:
         lines.append(f'Figure 7: none; the score of position = "{result.position}" is term (a) alone.')
     lines.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
     return lines

@@ -5,8 +5,6 @@ import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from txlcli.config.blocks import BLOCKS, OF_BLOCK, Biases, Block, FeedForwardType, NormType, QkNorm
-from txlcli.config.encodings import ENCODINGS, EncodingTraits
 from txlcli.config.ranges import (
     MAX_COUNT,
     MAX_PARTS,
@@ -18,6 +16,17 @@ from txlcli.config.ranges import (
     Rate,
     Section,
     require,
+)
+from txlcli.config.traits import (
+    BLOCKS,
+    ENCODINGS,
+    OF_BLOCK,
+    Biases,
+    Block,
+    EncodingTraits,
+    FeedForwardType,
+    NormType,
+    QkNorm,
 )
 
 MemoryStart = Literal["empty", "zeros"]

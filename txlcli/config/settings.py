@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
-from txlcli.config.optimizers import OPTIMIZERS
 from txlcli.config.ranges import (
     NaturalInt,
     NotNegativeFloat,
@@ -23,6 +22,7 @@ from txlcli.config.ranges import (
     Share,
 )
 from txlcli.config.sections import CorpusSettings, LogSettings, PublishedSettings
+from txlcli.config.traits import OPTIMIZERS
 from txlcli.errors import RecipeError, UsageError
 
 MAX_SEED = 2**63 - 1
@@ -236,8 +236,8 @@ class TrainSettings(Section):
             "average_from": ("average", ["mean"]),
             "average_lr_factor": ("average", ["mean"]),
         }
-        for key in sorted(set().union(*(traits.settings for traits in OPTIMIZERS.values()))):
-            users[key] = ("optimizer", [name for name, traits in OPTIMIZERS.items() if key in traits.settings])
+        for key in sorted(set().union(*OPTIMIZERS.values())):
+            users[key] = ("optimizer", [name for name, keys in OPTIMIZERS.items() if key in keys])
         for key, (choice, words) in users.items():
             if getattr(self, choice) not in words:
                 self.require_default(key, f"unless {choice} = " + " or ".join(f'"{word}"' for word in words))

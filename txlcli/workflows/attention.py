@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from txlcli.config.encodings import ENCODINGS
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
+from txlcli.config.traits import ENCODINGS
 from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
 from txlcli.runs import history

@@ -12,8 +12,8 @@ from tests import reference
 from tests.core import oracle
 from tests.core.builders import draw_tokens, small_model
 from tests.core.model.test_encodings import CHANGES
-from txlcli.config.encodings import ENCODINGS
 from txlcli.config.settings import EvalSettings
+from txlcli.config.traits import ENCODINGS
 from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, observe, strongest, term_scores
 from txlcli.core.model.attention import distance_encoding
 

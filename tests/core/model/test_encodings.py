@@ -10,7 +10,7 @@ from tests import reference
 from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.extensions import registered_slopes
-from txlcli.config.encodings import ENCODINGS
+from txlcli.config.traits import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.encodings import T5Encoding, alibi_slopes

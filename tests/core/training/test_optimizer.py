@@ -9,7 +9,7 @@ from torch import nn
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, weights
 from tests.extensions import registered_optimizer
-from txlcli.config import optimizers as config_optimizers
+from txlcli.config import traits
 from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.forecast import state_bytes
 from txlcli.core.training import checkpoint
@@ -392,4 +392,4 @@ def test_state_that_a_checkpoint_cannot_hold_is_rejected():
 
 
 def test_both_tables_of_optimizers_have_the_same_names():
-    assert OPTIMIZERS.keys() == config_optimizers.OPTIMIZERS.keys()
+    assert OPTIMIZERS.keys() == traits.OPTIMIZERS.keys()

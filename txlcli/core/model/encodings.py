@@ -8,7 +8,7 @@ beginning of the segment, and the memory was computed with the positions of *its
 memory and position 3 of the segment look alike. That is the naive recurrence with which section 3.3 begins; the memory
 is never changed.
 
-A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.encodings`. `register_encoding` adds one
+A new encoding is a class here, its row in `ENCODINGS`, and its row of `config.traits`. `register_encoding` adds one
 from outside the package.
 
 Axes: B batch, L segment, H heads, D head width, d model width, N layers, n distances.
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.config import encodings as traits_by_name
-from txlcli.config.encodings import EncodingTraits
+from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
+from txlcli.config.traits import EncodingTraits
 from txlcli.core.backend import Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads, wide_heads
@@ -312,5 +312,5 @@ def register_encoding(name: str, cls: type[Encoding], traits: EncodingTraits) ->
     Raises:
         ValueError: the name is taken.
     """
-    traits_by_name.register_encoding(name, traits)
+    config.register(config.ENCODINGS, name, traits)
     ENCODINGS[name] = cls

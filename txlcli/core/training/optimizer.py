@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from txlcli.config import optimizers
+from txlcli.config import traits
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.optimizers import OptimizerTraits
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.private import foreach, tensors_without_data, without_capture_warning
 from txlcli.core.model.registry import make_model
@@ -356,7 +355,7 @@ OPTIMIZERS = {
 """Optimizers by the name that train.optimizer gives them."""
 
 
-def register_optimizer(name: str, entry: OptimizerEntry, traits: OptimizerTraits) -> None:
-    """Add an optimizer, so that train.optimizer accepts its name."""
-    optimizers.register_optimizer(name, traits)
+def register_optimizer(name: str, entry: OptimizerEntry, settings: frozenset[str] = frozenset()) -> None:
+    """Add an optimizer, so that train.optimizer accepts its name; `settings` are the keys of `config.traits`."""
+    traits.register(traits.OPTIMIZERS, name, settings)
     OPTIMIZERS[name] = entry

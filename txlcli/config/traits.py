@@ -1,8 +1,17 @@
-"""Traits of the position encodings, without torch: what settings, forecasts and views need to know of each."""
+"""Traits of the encodings, optimizers and blocks that settings name, without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
+
+Traits = TypeVar("Traits")
+
+
+def register(table: dict[str, Traits], name: str, traits: Traits) -> None:
+    """Add a row to one of the tables below, so that its setting accepts the name."""
+    if name in table:
+        raise ValueError(f'"{name}" is registered already')
+    table[name] = traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +62,37 @@ ENCODINGS: dict[str, EncodingTraits] = {
 }
 """Traits for each value of `model.position`."""
 
+OF_GROUPS = frozenset({"weight_decay", "embedding_lr", "decay_norms"})
+"""Settings of optimizers that divide the parameters into groups by `core.training.optimizer.parameter_groups`."""
+OPTIMIZERS: dict[str, frozenset[str]] = {
+    "adam": OF_GROUPS | {"betas"},
+    "adamw": OF_GROUPS | {"betas"},
+    "lamb": OF_GROUPS | {"betas"},
+    "muon": OF_GROUPS | {"betas", "momentum"},
+    "sgd": OF_GROUPS | {"momentum"},
+}
+"""Keys of [train] that apply to each value of `train.optimizer`, of those that do not apply to every optimizer."""
 
-def register_encoding(name: str, traits: EncodingTraits) -> None:
-    """Add an encoding, so that `model.position` accepts its name."""
-    if name in ENCODINGS:
-        raise ValueError(f'the encoding "{name}" is registered already')
-    ENCODINGS[name] = traits
+OF_BLOCK = "block"
+"""Value of the settings below that leaves the choice to `model.block`."""
+NormType = Literal["block", "layer", "rms"]
+FeedForwardType = Literal["block", "relu", "swiglu"]
+QkNorm = Literal["block", "rms", "none"]
+Biases = Literal["block", "all", "none"]
 
 
-def limits_distance(position: object) -> bool:
-    """Return True if `position`, read from a file, names an encoding to which `max_distance` applies."""
-    return isinstance(position, str) and position in ENCODINGS and ENCODINGS[position].limits_distance
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Parts of a layer; the settings of the same names replace single ones."""
+
+    norm_type: NormType
+    feed_forward: FeedForwardType
+    qk_norm: QkNorm
+    biases: Biases
+
+
+BLOCKS: dict[str, Block] = {
+    "paper": Block(norm_type="layer", feed_forward="relu", qk_norm="none", biases="all"),
+    "modern": Block(norm_type="rms", feed_forward="swiglu", qk_norm="rms", biases="none"),
+}
+"""Parts for each value of `model.block`."""

@@ -1,10 +1,10 @@
-"""The table of encodings, and an encoding that is registered from outside the package."""
+"""Encodings and optimizers that are registered from outside the package."""
 
 import pytest
 
-from txlcli.config.encodings import ENCODINGS, EncodingTraits, register_encoding
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.recipe import section
+from txlcli.config.traits import ENCODINGS, OPTIMIZERS, EncodingTraits, register
 from txlcli.errors import RecipeError
 
 SHAPE = {"n_layers": 2, "d_model": 6, "n_heads": 3, "d_head": 5, "d_inner": 7}
@@ -15,21 +15,22 @@ def reject_one_layer(settings):
         raise RecipeError("[model] n_layers must be 2 or more with rings, not 1")
 
 
-@pytest.fixture
-def register():
-    before = dict(ENCODINGS)
-    yield register_encoding
-    ENCODINGS.clear()
-    ENCODINGS.update(before)
+@pytest.fixture(autouse=True)
+def _restored_tables():
+    before = [(table, dict(table)) for table in (ENCODINGS, OPTIMIZERS)]
+    yield
+    for table, rows in before:
+        table.clear()
+        table.update(rows)
 
 
-def test_a_registered_encoding_is_accepted_as_position(register):
+def test_a_registered_encoding_is_accepted_as_position():
     with pytest.raises(
         RecipeError,
         match="position must be one of relative, relative_tied, shaw, sinusoid, learned, rotary, alibi, t5, none, not ",
     ):
         section("model", {**SHAPE, "position": "rings"})
-    register("rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer))
+    register(ENCODINGS, "rings", EncodingTraits(absolute_positions=True, learned_vectors=True, check=reject_one_layer))
     settings = section("model", {**SHAPE, "position": "rings", "n_positions": 11})
     assert settings.longest_window == 11
     assert settings.absolute_positions
@@ -39,8 +40,8 @@ def test_a_registered_encoding_is_accepted_as_position(register):
         section("model", {**SHAPE, "position": "ring"})
 
 
-def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked(register):
-    register("rings", EncodingTraits(learned_vectors=True, has_biases=True, check=reject_one_layer))
+def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
+    register(ENCODINGS, "rings", EncodingTraits(learned_vectors=True, has_biases=True, check=reject_one_layer))
     with pytest.raises(RecipeError, match="n_layers must be 2 or more with rings"):
         TransformerSettings(**SHAPE | {"n_layers": 1}, position="rings", n_positions=3)
     with pytest.raises(RecipeError, match="n_positions must be"):
@@ -50,12 +51,24 @@ def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked(register)
         TransformerSettings(**SHAPE, position="sinusoid", tie_biases=False)
 
 
-def test_a_name_is_registered_once(register):
+def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match='"shaw" is registered already'):
-        register("shaw", EncodingTraits())
+        register(ENCODINGS, "shaw", EncodingTraits())
 
 
 def test_rotary_rejects_an_odd_head_width():
     with pytest.raises(RecipeError, match='\\[model\\] d_head must be even with position = "rotary", not 5'):
         TransformerSettings(**SHAPE, position="rotary")
     assert TransformerSettings(**SHAPE | {"d_head": 4}, position="rotary").encoding.score_terms == ()
+
+
+def test_a_registered_optimizer_is_accepted():
+    sizes = {"seg_len": 5, "mem_len": 7, "batch_size": 3, "max_steps": 11}
+    with pytest.raises(RecipeError, match="optimizer must be one of adam, adamw, lamb, muon, sgd, not 'lion'"):
+        section("train", {**sizes, "optimizer": "lion"})
+    register(OPTIMIZERS, "lion", frozenset({"momentum"}))
+    assert section("train", {**sizes, "optimizer": "lion", "momentum": 0.5}).momentum == 0.5
+    with pytest.raises(RecipeError, match='momentum must be left out unless optimizer = "muon" or "sgd" or "lion"'):
+        section("train", {**sizes, "momentum": 0.5})
+    with pytest.raises(RecipeError, match=r'weight_decay must be left out unless optimizer = "adam" or "adamw" or "la'):
+        section("train", {**sizes, "optimizer": "lion", "weight_decay": 0.1})
