@@ -32,8 +32,8 @@ def test_the_page_contains_all_text_links_verdicts_and_the_figure(tmp_path):
     (tmp_path / "curve.png").write_bytes(b"\x89PNG picture")
     page = to_html("The report", [SECTION], markdown, tmp_path)
     for text in (
-        '<a href="#table6">Table 6</a>',
-        '<h2 id="table6">Table 6: what &lt;recurrence&gt; is worth</h2>',
+        '<a href="#table-6">Table 6</a>',
+        '<h2 id="table-6">Table 6: what &lt;recurrence&gt; is worth</h2>',
         "<p>A note &amp; more.</p>",
         "<td>a | b</td>",
         "<td>&lt;c&gt;</td>",

@@ -37,7 +37,7 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     assert row[-2:] == [f"2.{widest['head']}", f"{widest['width_tokens']:,.1f}"]
     assert "not a corpus of the paper" in markdown
     assert len(re.findall('<img src="data:image/png;base64,', page)) == 4  # curves and Figures 5 to 7
-    assert re.findall('<a href="#([a-z]+)">', page) == re.findall('<h2 id="([a-z]+)">', page)
+    assert re.findall('<a href="#([a-z-]+)">', page) == re.findall('<h2 id="([a-z-]+)">', page)
     for name in ("curves", "figure5", "figure6", "figure7"):
         assert Path(f"runs/byte/report/{name}.png").is_file()
 

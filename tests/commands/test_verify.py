@@ -39,6 +39,16 @@ def test_a_damaged_file_is_named_and_the_others_are_verified(name):
     assert result.stderr.splitlines()[-1].startswith("error: 1 of ")
 
 
+def test_a_missing_file_is_named():
+    Path("runs/byte/vocab.json").unlink()
+    result = txl("runs", "verify", "byte")
+    assert "runs/byte/vocab.json: missing" in result.stdout.splitlines()
+    assert result.stderr.splitlines() == [
+        "error: runs/byte/vocab.json: missing; restore it from a copy",
+        "error: 1 of 5 files are damaged or missing; restore them from copies",
+    ]
+
+
 def test_a_store_is_verified(here):
     assert states("prepare", "--verify", "novel") == {"novel.h5": "intact"}
     flip(here / "data/novel.h5", (here / "data/novel.h5").stat().st_size // 2)

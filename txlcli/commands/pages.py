@@ -59,13 +59,15 @@ def to_markdown(title: str, sections: Sequence[Section], footer: str) -> str:
 def to_html(title: str, sections: Sequence[Section], markdown: str, directory: Path) -> str:
     """Return a report in Markdown as one page that contains the figures, which are in `directory`."""
     body: str = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table").render(markdown)
-    names = (section.name for section in sections)
-    body = re.sub("<h2>", lambda _: f'<h2 id="{next(names)}">', body)
+    titles = [section.title.partition(":")[0] for section in sections]
+    anchors = [re.sub(r"\W+", "-", title).lower() for title in titles]
+    heads = iter(anchors)
+    body = re.sub("<h2>", lambda _: f'<h2 id="{next(heads)}">', body)
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     body = re.sub('src="([^"]+)"', lambda image: f'src="{_embedded(directory / image[1])}"', body)
     for words, css_class in (("as in", "held"), ("NOT", "failed")):
         body = body.replace(f"<strong>{words}", f'<strong class="{css_class}">{words}')
-    links = " ".join(f'<a href="#{section.name}">{section.title.partition(":")[0]}</a>' for section in sections)
+    links = " ".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in zip(anchors, titles, strict=True))
     return page(title, f"<nav>{links}</nav>\n{body}")
 
 

@@ -1,6 +1,5 @@
 """`txl runs report`: everything about a run on one page."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from txlcli.commands.runs import app, describe, plot_curves, rank_notes, rank_ro
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs.log_file import Report
+from txlcli.workflows import overview
 from txlcli.workflows.options import ReportOptions
 from txlcli.workflows.reproduction.section import Grid, Section
 
@@ -31,9 +31,8 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
     from txlcli.workflows import run_report
 
     result = run_report.run(run_name, options, where.workspace(json=json))
-    named = [dataclasses.replace(section, name=section.title.partition(" ")[0].lower()) for section in sections(result)]
-    title, footer = f"Run {result.entry.name}", f"Made by txl {__version__}."
-    paths = pages.write_report(title, named, footer, result.directory)
+    title, footer = f"Run {result.history.run.name}", f"Made by txl {__version__}."
+    paths = pages.write_report(title, sections(result), footer, result.directory)
     if json:
         console.show_json({**result.to_json(), "report": paths})
     else:
@@ -48,7 +47,7 @@ def sections(result: "RunReport") -> list[Section]:
     settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
     samples = _notes(result, "samples", "Contexts are random passages of the test split.")
     return [
-        Section(title="Run", notes=[], grids=[Grid(["", ""], describe(result.entry))]),
+        Section(title="Run", notes=[], grids=[Grid(["", ""], describe(overview.summarize(result.history)))]),
         Section(title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings)]),
         _training(result),
         _evaluations(result.history.evals, run.metric),
@@ -64,13 +63,11 @@ def _notes(result: "RunReport", part: str, *notes: str) -> list[str]:
 
 
 def _training(result: "RunReport") -> Section:
-    run, figures = result.history.run, []
-    if result.curves:
-        title = run.settings.corpus.store
-        plot_curves(result.directory / "curves.png", result.curves, metric=run.metric, title=title)
-        figures.append(["curves.png", "Losses of training and validation by step."])
-    notes = [] if figures else ["The run has no training reports."]
-    return Section(title="Training", notes=notes, figures=figures)
+    if not result.history.reports:
+        return Section(title="Training", notes=["The run has no training reports."])
+    plot_curves(result.directory / "curves.png", [result.history])
+    figures = [["curves.png", "Losses of training and validation by step."]]
+    return Section(title="Training", notes=[], figures=figures)
 
 
 def _evaluations(evals: Sequence[Report], metric: str) -> Section:

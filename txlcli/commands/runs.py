@@ -1,7 +1,7 @@
 """`txl runs`: list, show, verify and compare runs, and a run among the systems of the paper."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,11 +17,12 @@ from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 from txlcli.runs import history, run_directory
+from txlcli.runs.history import History
 from txlcli.runs.run_directory import Change
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
-from txlcli.workflows.options import CompareOptions, CurveOptions
-from txlcli.workflows.overview import ComparedRun, Comparison, Curve, RunEntry, SeedGroup
+from txlcli.workflows.options import Axis, CompareOptions, CurveOptions
+from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
 from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
-ONCE_OTHER_SETTINGS = "The settings are the same now; a run had other settings before."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
 OTHER_SYMBOLS = "~"
 CURVES = "curves.png"
@@ -72,7 +72,7 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
     console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
 
 
-def _list_row(entry: RunEntry) -> list[str]:
+def _list_row(entry: RunSummary) -> list[str]:
     saved = entry.saved[5:16].replace("T", " ")  # month, day, hour, minute
     state = entry.state
     if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
@@ -80,7 +80,7 @@ def _list_row(entry: RunEntry) -> list[str]:
     return [entry.name, state, _result(entry, entry.best_valid), _result(entry, entry.test), saved]
 
 
-def _result(entry: RunEntry, result: float | None) -> str:
+def _result(entry: RunSummary, result: float | None) -> str:
     return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
 
 
@@ -102,7 +102,7 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
     console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings])
 
 
-def describe(entry: RunEntry) -> list[list[str]]:
+def describe(entry: RunSummary) -> list[list[str]]:
     """Return the state and the results of a run in words, each with its name."""
     rows = [["folder", entry.folder], ["saved", entry.saved]]
     if entry.state == "damaged":
@@ -171,11 +171,12 @@ def compare(
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    result = overview.compare(run_names or [], options, runs_dir)
-    console.show_result(result, _show_comparison, json=json)
+    result = overview.compare(run_names or [], runs_dir)
     if options.plot is not None:
-        metric, title = str(result.runs[0].metric), ", ".join(result.stores)
-        plot_curves(options.plot, result.curves, metric=metric, title=title, x_label=options.x)
+        plot_curves(
+            options.plot, [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)], options.x
+        )
+    console.show_result(result, _show_comparison, json=json)
 
 
 @app.command("plot")
@@ -197,54 +198,46 @@ def plot(
     Example: txl runs plot stdlib
     """
     runs = run_directory.find_each(run_names, runs_dir) if run_names else [run_directory.find(None, runs_dir)]
-    curves = overview.curves([history.read(run) for run in runs], options.x)
-    title = ", ".join(dict.fromkeys(run.settings.corpus.store for run in runs))
     path = options.plot or runs[0].directory / CURVES
-    plot_curves(path, curves, metric=runs[0].metric, title=title, x_label=options.x)
+    plot_curves(path, [history.read(run) for run in runs], options.x)
 
 
 def _show_comparison(result: Comparison) -> None:
     runs = result.runs
     metric = runs[0].metric if len({run.metric for run in runs}) == 1 else None
-    unit = f" {metric}" if metric else ""
-    cells: dict[str, Callable[[ComparedRun], str | list[str]]] = {
+    cells: dict[str, Callable[[RunSummary], str | list[str]]] = {
         "recipe": lambda run: str(run.recipe),
         "parameters": lambda run: _count(run.parameters),
         "state": lambda run: run.state,
         "step": lambda run: _count(run.step),
-        f"best valid{unit}": lambda run: _loss(run, run.best_valid, metric),
+        "best valid": lambda run: _result(run, run.best_valid),
         "  at step": lambda run: _count(run.best_valid_step),
-        f"last valid{unit}": lambda run: _loss(run, run.last_valid, metric),
-        f"last train{unit}": lambda run: _loss(run, run.last_train, metric),
-        f"test{unit}": lambda run: _loss(run, run.test, metric),
+        "last valid": lambda run: _result(run, run.last_valid),
+        "last train": lambda run: _result(run, run.last_train),
+        "test": lambda run: _result(run, run.test),
         "test bits/byte": lambda run: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
         "tokens/s": lambda run: _count(run.tokens_per_s),
+        "changed settings": lambda run: _describe_changes(run.changes) or "-",
     }
     if metric and result.same_text:
         del cells["test bits/byte"]
+    if not any(run.changes for run in runs):
+        del cells["changed settings"]
     rows = [[label, *map(cell, runs)] for label, cell in cells.items()]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
-    changed = any(run.changes for run in runs)
-    if changed:
-        rows.append(["changed settings", *(_describe_changes(run.changes) or "-" for run in runs)])
-    notes = [] if result.settings else [ONCE_OTHER_SETTINGS if changed else SAME_SETTINGS]
+    notes = [] if result.settings else [SAME_SETTINGS]
     notes += [] if result.same_text else [OTHER_TEXTS]
-    notes += [_describe_seeds(group, metric or str(runs[0].metric)) for group in result.seeds]
+    notes += map(_describe_seeds, result.seeds)
     console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
 
 
-def _describe_seeds(group: SeedGroup, metric: str) -> str:
+def _describe_seeds(group: SeedGroup) -> str:
     """Return mean and standard deviation of the losses of runs that differ in their seed."""
     spread = [
         f"{split} {metrics.format_measure(mean)} +- {metrics.format_measure(deviation)}"
         for split, (mean, deviation) in group.losses.items()
     ]
-    return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation, {metric}: {'; '.join(spread)}."
-
-
-def _loss(run: ComparedRun, loss: float | None, metric: str | None) -> str:
-    """Format a loss, with its metric unless all runs have the same `metric`."""
-    return "-" if loss is None else f"{metrics.format_measure(loss)}{'' if metric else f' {run.metric}'}"
+    return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
 
 
 def _count(number: float | None) -> str:
@@ -263,25 +256,25 @@ def _describe_changes(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def plot_curves(
-    path: Path, curves: Mapping[tuple[str, str], Curve], *, metric: str, title: str, x_label: str = "steps"
-) -> None:
-    """Plot curves by run and split: training as thin lines, validation with markers."""
+def plot_curves(path: Path, histories: Sequence[History], x: Axis = "steps") -> None:
+    """Plot the losses of runs: training as thin lines, validation with markers."""
+    curves = overview.curves(histories, x)
     from txlcli.commands import plots
 
     colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in curves))}
     thin, marked = {"marker": "", "linewidth": 1.0, "alpha": 0.45}, {"markersize": 4.0}
-    styles = {
-        f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)} for run, split in curves
-    }
+    runs = [past.run for past in histories]
     plots.plot_curves(
         path,
         {f"{run}, {split}": curve for (run, split), curve in curves.items()},
-        x_label=x_label,
-        y_label=metrics.METRIC_TITLES[metric],
-        title=title,
-        log_y=metric == "ppl",
-        styles=styles,
+        x_label=x,
+        y_label=metrics.METRIC_TITLES[runs[0].metric],
+        title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
+        log_y=runs[0].metric == "ppl",
+        styles={
+            f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)}
+            for run, split in curves
+        },
     )
 
 

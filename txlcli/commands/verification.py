@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def show_checks(checks: "list[FileCheck]", *, json: bool) -> None:
-    """Write one line per file to stdout, or one JSON object; raise an error if a file is damaged."""
+    """Write one line per file to stdout, or one JSON object; raise an error unless all are intact."""
     if json:
         console.show_json({"files": [vars(check) for check in checks]})
     else:
         for check in checks:
             console.show_line(f"{check.file}: {check.state}")
-    damaged = [check.error for check in checks if check.error]
-    for error in damaged:
+    errors = [check.error for check in checks if check.error]
+    for error in errors:
         console.complain(error)
-    if damaged:
-        raise TxlError(f"{len(damaged)} of {len(checks)} files are damaged; restore them from copies")
+    if errors:
+        raise TxlError(f"{len(errors)} of {len(checks)} files are damaged or missing; restore them from copies")

@@ -75,6 +75,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    except FileNotFoundError as error:
+        raise RunError(f"{path}: missing; restore it from a copy") from error
     except (RecipeError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"missing {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: damaged ({reason}); restore it from a copy") from error

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.settings import Settings
 from txlcli.errors import RunError, TxlError, UsageError, listed
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Change, Origin, Run
-from txlcli.workflows.options import Axis, CompareOptions
+from txlcli.workflows.options import Axis
 from txlcli.workflows.reporter import Reporter
 
 Curve = tuple[list[float], list[float]]
@@ -28,54 +27,38 @@ class RunSummary:
 
     name: str
     folder: str
+    saved: str
+    """Local time of the last checkpoint, ISO 8601."""
     recipe: str | None = None
+    store: str | None = None
     parameters: int | None = None
     metric: str | None = None
     """bpc or ppl."""
     state: str = "damaged"
     """One of `history.STATES`, or damaged."""
     step: int | None = None
+    max_steps: int | None = None
     best_valid: float | None = None
     best_valid_step: int | None = None
+    valid_tokens: int | None = None
+    """Tokens of the valid split that were scored, if they are not all."""
+    last_valid: float | None = None
+    last_train: float | None = None
+    tokens_per_s: float | None = None
     test: float | None = None
+    test_mem_len: int | None = None
+    test_readings: int | None = None
+    """Number of test results that `test` is the best of."""
+    bits_per_byte: float | None = None
+    """Of the test result."""
+    origin: Origin | None = None
+    """Weights of another run that it began with."""
+    changes: tuple[Change, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the run that `--json` prints."""
         entry: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
         return entry
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunEntry(RunSummary):
-    """A run in a list."""
-
-    saved: str
-    """Local time of the last checkpoint, ISO 8601."""
-    store: str | None = None
-    max_steps: int | None = None
-    valid_tokens: int | None = None
-    """Tokens of the valid split that were scored, if they are not all."""
-    test_mem_len: int | None = None
-    test_readings: int | None = None
-    """Number of test results that `test` is the best of."""
-    origin: Origin | None = None
-    """Weights of another run that it began with."""
-
-    def to_json(self) -> dict[str, Any]:
-        entry = super().to_json()
-        return {key: value for key, value in entry.items() if value is not None or key != "origin"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun(RunSummary):
-    """A run next to others."""
-
-    last_valid: float | None
-    last_train: float | None
-    tokens_per_s: float | None
-    bits_per_byte: float | None
-    """Of the test result."""
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,108 +74,92 @@ class SeedGroup:
 class Comparison:
     """Several runs side by side."""
 
-    runs: tuple[ComparedRun, ...]
+    runs: tuple[RunSummary, ...]
     settings: dict[str, list[Any]]
     """Values of the settings that differ, by full name."""
     same_text: bool
     """True if all runs have the same text and vocabulary, so that losses can be compared."""
-    stores: tuple[str, ...]
-    """Names of the texts."""
     seeds: tuple[SeedGroup, ...]
-    curves: dict[tuple[str, str], Curve]
-    """Curves of every run, by run and split; empty without a plot."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs compare --json` prints."""
-        settings = metrics.without_infinities(self.settings)
-        seeds = [dataclasses.asdict(group) for group in self.seeds]
-        runs = [run.to_json() for run in self.runs]
-        return {"runs": runs, "settings": settings, "same_text": self.same_text, "seeds": seeds}
+        result: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
+        return result
 
 
-def describe(directory: Path, reporter: Reporter) -> RunEntry:
+def describe(directory: Path, reporter: Reporter) -> RunSummary:
     """Describe a run; a damaged one is reported, and does not hide others."""
-    written = datetime.fromtimestamp(run_directory.last_written(directory))
-    saved = written.astimezone().isoformat(timespec="seconds")
     try:
-        past = history.read(run_directory.open_run(directory))
-        summary = _summary(past)
+        return summarize(history.read(run_directory.open_run(directory)))
     except TxlError as error:
         reporter.say(str(error))
-        return RunEntry(name=directory.name, folder=str(directory), saved=saved)
-    settings, (test, trials) = past.run.settings, past.test_result
-    valid_tokens, scored = settings.train.valid_tokens, (past.best_valid or {}).get("tokens")
-    return RunEntry(
-        **vars(summary),
-        saved=saved,
-        store=settings.corpus.store,
-        max_steps=settings.train.max_steps if past.state != "imported" else None,
-        valid_tokens=valid_tokens if scored == valid_tokens else None,
-        test_mem_len=test.get("mem_len") if test else None,
-        test_readings=trials if test else None,
-        origin=past.run.origin,
-    )
+        return RunSummary(name=directory.name, folder=str(directory), saved=_saved(directory))
 
 
-def _summary(past: History) -> RunSummary:
+def summarize(past: History) -> RunSummary:
+    """Return the state and the results of a run."""
+    run, train, best = past.run, past.run.settings.train, past.best_valid or {}
+    test, trials = past.test_result
     return RunSummary(
-        name=past.run.name,
-        folder=str(past.run.directory),
-        recipe=past.run.recipe_name,
-        parameters=past.run.parameters,
-        metric=past.run.metric,
+        name=run.name,
+        folder=str(run.directory),
+        saved=_saved(run.directory),
+        recipe=run.recipe_name,
+        store=run.settings.corpus.store,
+        parameters=run.parameters,
+        metric=run.metric,
         state=past.state,
         step=past.step,
+        max_steps=train.max_steps if past.state != "imported" else None,
         best_valid=past.in_metric(past.best_valid),
-        best_valid_step=past.best_valid["step"] if past.best_valid else None,
-        test=past.in_metric(past.test_result[0]),
+        best_valid_step=best.get("step"),
+        valid_tokens=train.valid_tokens if best.get("tokens") == train.valid_tokens else None,
+        last_valid=past.in_metric(past.last_valid),
+        last_train=past.in_metric(past.last_train),
+        tokens_per_s=past.tokens_per_s,
+        test=past.in_metric(test),
+        test_mem_len=test.get("mem_len") if test else None,
+        test_readings=trials or None,
+        bits_per_byte=test.get("bits_per_byte") if test else None,
+        origin=run.origin,
+        changes=run.changes,
     )
 
 
-def compare(run_names: Sequence[str], options: CompareOptions, runs_dir: Path) -> Comparison:
+def _saved(directory: Path) -> str:
+    return datetime.fromtimestamp(run_directory.last_written(directory)).astimezone().isoformat(timespec="seconds")
+
+
+def compare(run_names: Sequence[str], runs_dir: Path) -> Comparison:
     """Compare two or more runs."""
     runs = run_directory.find_each(run_names, runs_dir)
     if len(runs) < 2:
         known = listed(run_directory.names(runs_dir))
         raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
-    histories = [history.read(run) for run in runs]
-    compared = tuple(
-        ComparedRun(
-            **vars(_summary(past)),
-            last_valid=past.in_metric(past.last_valid),
-            last_train=past.in_metric(past.last_train),
-            tokens_per_s=past.tokens_per_s,
-            bits_per_byte=(past.test_result[0] or {}).get("bits_per_byte"),
-            changes=past.run.changes,
-        )
-        for past in histories
-    )
+    summaries = tuple(summarize(history.read(run)) for run in runs)
     return Comparison(
-        runs=compared,
+        runs=summaries,
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
         same_text=len({(run.settings.corpus.store, run.vocab_fingerprint) for run in runs}) == 1,
-        stores=tuple(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        seeds=tuple(_seed_groups(runs, compared)),
-        curves=curves(histories, options.x) if options.plot is not None else {},
+        seeds=tuple(_seed_groups(runs, summaries)),
     )
 
 
-def _seed_groups(runs: Sequence[Run], compared: Sequence[ComparedRun]) -> Iterator[SeedGroup]:
-    groups: dict[tuple[Settings, str, Origin | None], dict[int, ComparedRun]] = {}
-    for run, summary in zip(runs, compared, strict=True):
+def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterator[SeedGroup]:
+    groups: dict[object, dict[int, RunSummary]] = {}
+    for run, summary in zip(runs, summaries, strict=True):
         train = dataclasses.replace(run.settings.train, seed=0)
         settings = dataclasses.replace(run.settings, train=train, log=runs[0].settings.log)
         by_seed = groups.setdefault((settings, run.vocab_fingerprint, run.origin), {})
         by_seed.setdefault(run.settings.train.seed, summary)  # repetitions of a seed are not counted
-    for by_seed in groups.values():
-        group = [*by_seed.values()]
-        losses = {
-            "valid": [run.best_valid for run in group if run.best_valid is not None],
-            "test": [run.test for run in group if run.test is not None],
+    for group in map(dict.values, groups.values()):
+        columns = {"valid": [run.best_valid for run in group], "test": [run.test for run in group]}
+        spread = {
+            split: (statistics.mean(losses), statistics.stdev(losses))
+            for split, column in columns.items()
+            if len(losses := [loss for loss in column if loss is not None]) == len(group) > 1
         }
-        complete = {split: values for split, values in losses.items() if len(values) == len(group) > 1}
-        if complete:
-            spread = {split: (statistics.mean(values), statistics.stdev(values)) for split, values in complete.items()}
+        if spread:
             yield SeedGroup(runs=tuple(run.name for run in group), losses=spread)
 
 
@@ -203,28 +170,26 @@ def curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve
         runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
         raise UsageError(f"`plot` needs one metric, but these runs have two ({runs}); compare runs of one metric")
     names = run_directory.short_names([past.run.directory for past in histories])
-    by_split = {}
+    by_split: dict[tuple[str, str], Curve] = {}
     for name, past in zip(names, histories, strict=True):
         if not past.reports:
             raise RunError(
                 f"{past.run.directory} has no training reports in {run_directory.METRICS}; leave it out of `plot`"
             )
-        points = list(zip(x_coordinates(past, x), past.reports, strict=True))
-        for split in ("train", "valid"):
-            of_split = [(at, report) for at, report in points if report["kind"] == split]
-            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for _, report in of_split]
-            by_split[name, split] = ([at for at, _ in of_split], losses)
+        by_split |= {(name, split): ([], []) for split in ("train", "valid")}
+        for at, report in zip(x_coordinates(past, x), past.reports, strict=True):
+            along, losses = by_split[name, report["kind"]]
+            along.append(at)
+            losses.append(metrics.in_metric(report["loss_nats"], past.run.metric))
     return by_split
 
 
 def x_coordinates(past: History, x: Axis) -> list[float]:
     """Return the x coordinate of each report."""
     if x == "hours":
-        hours = past.hours()
-        if hours is None:
-            raise RunError(
-                f"{past.run.directory / run_directory.METRICS} has no durations; use `x` steps or `x` tokens"
-            )
+        if (hours := past.hours()) is None:
+            path = past.run.directory / run_directory.METRICS
+            raise RunError(f"{path} has no durations; use `x` steps or `x` tokens")
         return hours
     scale = past.tokens_per_step if x == "tokens" else 1
     return [float(report["step"] * scale) for report in past.reports]

@@ -9,11 +9,10 @@ from txlcli.errors import RunError, TxlError
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system.atomic_files import errors_of_writing
-from txlcli.workflows import attention, generate, overview, ranking
+from txlcli.workflows import attention, generate, ranking
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.generate import GenerateResult
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
-from txlcli.workflows.overview import Curve, RunEntry
 from txlcli.workflows.ranking import PublishedTable
 from txlcli.workflows.workspace import Workspace
 
@@ -27,10 +26,7 @@ class RunReport:
 
     directory: Path
     """Directory of the report."""
-    entry: RunEntry
     history: History
-    curves: dict[tuple[str, str], Curve]
-    """Losses by step, by run and split; empty for an imported run."""
     samples: list[GenerateResult] | None
     attention: AttentionResult | None
     published: PublishedTable | None
@@ -61,9 +57,7 @@ def run(run_name: str | None, options: ReportOptions, workspace: Workspace) -> R
 
     return RunReport(
         directory=directory,
-        entry=overview.describe(found.directory, workspace.reporter),
         history=past,
-        curves=overview.curves([past], "steps") if past.reports else {},
         samples=attempt("samples", lambda: _samples(name, options, workspace)),
         attention=attempt("attention", lambda: attention.run(name, AttentionOptions(unfinished=True), workspace)),
         published=attempt("published", lambda: ranking.run(name, workspace.runs_dir)),

@@ -1,6 +1,5 @@
 """Compares files of runs and token stores with their checksums."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +18,10 @@ class FileCheck:
     """Result of the check of one file."""
 
     file: str
-    state: Literal["intact", "readable", "damaged"]
+    state: Literal["intact", "readable", "damaged", "missing"]
     """intact: equal to its checksums; readable: it has none."""
     error: str | None = None
-    """Message for a damaged file."""
+    """Message for a damaged or missing file."""
 
 
 def verify_store(path: Path) -> list[FileCheck]:
@@ -40,12 +39,13 @@ def verify_runs(run_name: str | None, runs_dir: Path) -> list[FileCheck]:
 
 
 def _verify_run(directory: Path) -> Iterator[FileCheck]:
-    card = _checked(directory / run_directory.CARD, partial(run_directory.open_run, directory))
-    if card.state == "damaged":
-        yield card
+    card = directory / run_directory.CARD
+    try:
+        run = run_directory.open_run(directory)
+    except TxlError as error:
+        yield FileCheck(file=str(card), state="damaged", error=str(error))
         return
-    run = run_directory.open_run(directory)
-    yield card if run.has_checksum else dataclasses.replace(card, state="readable")
+    yield FileCheck(file=str(card), state="intact" if run.has_checksum else "readable")
     yield _checked(directory / run_directory.VOCAB, partial(loading.read_vocabulary, run))
     for name, read in ((run_directory.METRICS, history.read_reports), (run_directory.EVALS, history.read_evals)):
         if (directory / name).exists():  # each line of a log has a checksum, the file has none
@@ -60,9 +60,9 @@ def _verify_checkpoint(path: Path, run: Run) -> None:
 
 
 def _checked(path: Path, check: Callable[[], object], *, intact: Literal["intact", "readable"] = "intact") -> FileCheck:
-    """Return the result of a check, which raises an error if the file is damaged."""
+    """Return the result of a check, which raises an error if the file is damaged or missing."""
     try:
         check()
     except (TxlError, OSError, ValueError) as error:
-        return FileCheck(file=str(path), state="damaged", error=str(error))
+        return FileCheck(file=str(path), state="damaged" if path.exists() else "missing", error=str(error))
     return FileCheck(file=str(path), state=intact)
