@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run, Where, with_options
-from txlcli.commands.runs import app, describe, plot_curves, rank_notes, rank_row
+from txlcli.commands.runs import RANK_COLUMNS, app, describe, plot_curves, rank_notes, rank_row
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs.log_file import Report
@@ -112,6 +112,6 @@ def _published(result: "RunReport") -> Section:
     table, title = result.published, "Published results"
     if table is None:
         return Section(title=title, notes=_notes(result, "published"))
-    grid = Grid(["system", "#param", "valid", "test"], [rank_row(row) for row in table.rows])
+    grid = Grid(RANK_COLUMNS, [rank_row(row) for row in table.rows])
     notes = [f"Table {table.table.number} of the paper, {table.table.metric}, the best first.", *rank_notes(table)]
     return Section(title=title, notes=notes, grids=[grid])

@@ -23,7 +23,7 @@ from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
 from txlcli.workflows.options import Axis, CompareOptions, CurveOptions
 from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
-from txlcli.workflows.ranking import PublishedRank, PublishedTable, RankedRow
+from txlcli.workflows.ranking import PublishedTable, RankedRow
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
@@ -32,7 +32,7 @@ LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
-OTHER_SYMBOLS = "~"
+RANK_COLUMNS, OTHER_SYMBOLS = ["system", "#param", "valid", "test"], "~"
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
 MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step finetuning"}
@@ -332,8 +332,8 @@ def published_(
     Example: txl runs published ptb
     """
     result = ranking.run(subject, runs_dir)
-    if result.ours is not None and subject is None:
-        console.say(f"the most recent run: {result.ours.history.run.directory}")
+    if result.history is not None and subject is None:
+        console.say(f"the most recent run: {result.history.run.directory}")
     console.show_result(result, lambda result: _show_rank(result, verbose=verbose), json=json)
 
 
@@ -341,7 +341,7 @@ def _show_rank(result: PublishedTable, *, verbose: bool) -> None:
     table = result.table
     title = f"Table {table.number} of the paper: {table.title}, {table.metric}, the best first"
     rows = [rank_row(row) for row in result.rows]
-    console.show_table(title, ("system", "#param", "valid", "test"), rows, rank_notes(result), verbose=verbose)
+    console.show_table(title, RANK_COLUMNS, rows, rank_notes(result), verbose=verbose)
 
 
 def rank_row(row: RankedRow) -> list[str]:
@@ -354,24 +354,14 @@ def rank_row(row: RankedRow) -> list[str]:
 
 
 def rank_notes(result: PublishedTable) -> list[str]:
-    """Return the notes on the marks of a table, and on the results of the run."""
-    rows = result.rows
-    notes = [] if result.ours is None else _notes_about_run(result.ours)
+    """Return the notes on the results of the run, and on the marks of the table."""
+    notes, rows = [f"> {split}: {number.source}" for split, number in result.numbers.items()], result.rows
+    if result.history and not result.reasons:
+        command = shlex.join(["txl", "eval", str(result.history.run.directory), "--split"])
+        notes += [
+            f"> {split}: none yet; {command} {split}" for split in ("valid", "test") if split not in result.numbers
+        ]
+    notes += [f"not comparable: {reason}" for reason in result.reasons]
     if not all(row.same_symbols for row in rows):
         notes.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
     return notes + [f"{mark} {text}" for mark, text in MARKS.items() if any(row.mark == mark for row in rows)]
-
-
-def _notes_about_run(ours: PublishedRank) -> list[str]:
-    if ours.result is None:
-        next_step = "" if ours.reasons else f" yet; {_eval_command('test', ours)}"
-        notes = [f"{ours.history.run.directory} is not in the table{next_step}"]
-    else:
-        sources = ours.sources.items()
-        notes = [f"> {split}: {source or f'none yet; {_eval_command(split, ours)}'}" for split, source in sources]
-        notes += ["> ranked by its validation result."] if ours.test is None else []
-    return notes + [f"not comparable: {reason}" for reason in ours.reasons]
-
-
-def _eval_command(split: str, ours: PublishedRank) -> str:
-    return shlex.join(["txl", "eval", str(ours.history.run.directory), "--split", split])

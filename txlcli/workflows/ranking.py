@@ -1,7 +1,7 @@
 """Ranks a run among the systems of the paper's Tables 1 to 5, if its numbers are comparable."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,6 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedRank:
-    """A run compared with a table of the paper; results that are not comparable are None, with `reasons`."""
-
-    table: Table[Result]
-    history: History
-    valid: Number | None
-    test: Number | None
-    released: bool
-    """True if symbols were dropped as in the released code, on which the paper's own rows are based."""
-    reasons: tuple[str, ...]
-
-    @property
-    def result(self) -> float | None:
-        """Result that decides the rank: on the test split, or else on the validation split."""
-        number = self.test or self.valid
-        return number.value if number else None
-
-    @property
-    def sources(self) -> dict[str, str | None]:
-        """Commands that measured the results, in words, by split."""
-        numbers = {"valid": self.valid, "test": self.test}
-        return {split: number.source if number else None for split, number in numbers.items()}
-
-    def same_text(self, row: Result) -> bool:
-        """Return True if a row of the table was measured on the same symbols as the run."""
-        return not dropped_symbols(self.table.corpus or "") or row.ours == self.released
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankedRow:
     """A row of the table: a system of the paper, or the run."""
 
@@ -76,67 +47,71 @@ class PublishedTable:
     """A table of the paper, with a row for a run if its results are comparable."""
 
     table: Table[Result]
-    ours: PublishedRank | None = None
+    history: History | None = None
+    """Course of the run; None for the table alone."""
+    numbers: dict[str, Number] = field(default_factory=dict)
+    """Comparable results of the run by split, "valid" and "test"."""
+    released: bool = False
+    """True if symbols were dropped as in the released code, on which the paper's own rows are based."""
+    reasons: tuple[str, ...] = ()
+    """Why other results are not comparable."""
 
     @property
     def rows(self) -> list[RankedRow]:
         """Rows, the best first; a run without a test result is ranked by its validation result."""
-        ours = self.ours if self.ours is not None and self.ours.result is not None else None
         rows = [
-            RankedRow(**vars(row), label=row.label, same_symbols=ours is None or ours.same_text(row))
+            RankedRow(**vars(row), label=row.label, same_symbols=not self.numbers or self.same_text(row))
             for row in self.table.rows
         ]
-        if ours is not None:
-            run, test, valid = ours.history.run, ours.test, ours.valid
+        if self.numbers and self.history:
+            run, values = self.history.run, {split: number.value for split, number in self.numbers.items()}
             rows.append(
                 RankedRow(
                     name=run.name,
                     parameters=_short(run.parameters),
-                    test=test.value if test else None,
-                    valid=valid.value if valid else None,
+                    test=values.get("test"),
+                    valid=values.get("valid"),
                     label=str(run.directory),
                     run=True,
                 )
             )
         return sorted(rows, key=lambda row: (row.test if row.test is not None else row.valid) or 0.0)
 
+    def same_text(self, row: Result) -> bool:
+        """Return True if a row of the table was measured on the same symbols as the run."""
+        return not dropped_symbols(self.table.corpus or "") or row.ours == self.released
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl runs published --json` prints."""
-        ours, table = self.ours, self.table
+        table, past = self.table, self.history
+        ours = past and {
+            "run": str(past.run.directory),
+            "state": past.state,
+            "step": past.step,
+            "comparable": bool(self.numbers),
+            "reasons": self.reasons,
+            "sources": dict.fromkeys(("valid", "test")) | {split: n.source for split, n in self.numbers.items()},
+        }
+        facts = {"table": table.number, "corpus": table.corpus, "title": table.title, "metric": table.metric}
         result: dict[str, Any] = metrics.without_infinities(
-            {
-                "table": table.number,
-                "corpus": table.corpus,
-                "title": table.title,
-                "metric": table.metric,
-                "rows": [vars(row) for row in self.rows],
-                "ours": ours
-                and {
-                    "run": str(ours.history.run.directory),
-                    "state": ours.history.state,
-                    "step": ours.history.step,
-                    "comparable": ours.result is not None,
-                    "reasons": ours.reasons,
-                    "sources": ours.sources,
-                },
-            }
+            {**facts, "rows": [vars(row) for row in self.rows], "ours": ours}
         )
         return result
 
 
 def run(subject: str | None, runs_dir: Path) -> PublishedTable:
     """Rank a run, by default the most recent one, in the paper's table of its corpus, or return the table alone."""
-    names = [str(table.corpus) for table in published.BENCHMARKS]
-    if subject in names and not run_directory.is_run(subject, runs_dir):
-        return PublishedTable(table=published.BENCHMARKS[names.index(subject)])
+    tables = {str(table.corpus): table for table in published.BENCHMARKS}
+    if subject in tables and not run_directory.is_run(subject, runs_dir):
+        return PublishedTable(table=tables[subject])
     history = histories.read(run_directory.find(subject, runs_dir))
-    rank = published_rank(history)
-    if rank is None:
+    ranked = rank(history)
+    if ranked is None:
         raise UsageError(
             f"{history.run.directory} was trained on {history.run.settings.corpus.store}, not a corpus of the paper; "
-            f'give a run on one of these ({", ".join(names)}), or "txl runs published ptb" for a table alone'
+            f'give a run on one of these ({", ".join(tables)}), or "txl runs published ptb" for a table alone'
         )
-    return PublishedTable(table=rank.table, ours=rank)
+    return ranked
 
 
 def _short(parameters: int) -> str:
@@ -161,23 +136,22 @@ def dropped_symbols(corpus: str) -> int:
     return len(rule.dropped) if rule else 0
 
 
-def published_rank(history: History) -> PublishedRank | None:
+def rank(history: History) -> PublishedTable | None:
     """Rank the run in the paper's table of its corpus; None if the paper does not use that corpus."""
     table = published.benchmark(corpus_of(history))
     if table is None:
         return None
-    assert table.corpus is not None
-    types, dropped = CORPORA[table.corpus].published["types"], dropped_symbols(table.corpus)
-    size = history.run.vocab_size
+    corpus = CORPORA[str(table.corpus)]
+    types, dropped, size = corpus.published["types"], dropped_symbols(str(table.corpus)), history.run.vocab_size
     released = bool(dropped) and size == types - dropped
     numbers: dict[str, Number] = {}
     reasons = []
     if size != types and not released:
-        symbols = f"{types:,} symbols" if not dropped else f"{types:,} symbols, or {types - dropped:,} as released"
-        reasons.append(f"its vocabulary has {size:,} symbols, the benchmark's {symbols}")
+        as_released = f", or {types - dropped:,} as released" if dropped else ""
+        reasons.append(f"its vocabulary has {size:,} symbols, the benchmark's {types:,} symbols{as_released}")
     for split, report, source in _candidates(history) if not reasons else ():
-        expected, tokens = CORPORA[table.corpus].published.get(split) or 0, report.get("tokens") or 0
-        if expected and CORPORA[table.corpus].rule.boundary is None:
+        expected, tokens = corpus.published.get(split) or 0, report.get("tokens") or 0
+        if expected and corpus.rule.boundary is None:
             expected -= 1  # the first token is not scored
         is_whole = LEAST_LEFT * expected < tokens < expected if released else tokens == expected > 0
         if is_whole:
@@ -185,14 +159,7 @@ def published_rank(history: History) -> PublishedRank | None:
         elif split not in numbers:
             benchmark = f"the benchmark has {expected:,}" if expected else "the size of the benchmark is unknown"
             reasons.append(f"{split} ({source}): {tokens:,} tokens scored, {benchmark}")
-    return PublishedRank(
-        table=table,
-        history=history,
-        valid=numbers.get("valid"),
-        test=numbers.get("test"),
-        released=released,
-        reasons=tuple(reasons),
-    )
+    return PublishedTable(table=table, history=history, numbers=numbers, released=released, reasons=tuple(reasons))
 
 
 def _candidates(history: History) -> Iterator[tuple[str, Report, str]]:
