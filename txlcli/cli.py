@@ -36,7 +36,7 @@ from txlcli.commands import (
 from txlcli.commands import eval as eval_
 from txlcli.config import recipe
 from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError, shortened
-from txlcli.runs import recovery
+from txlcli.runs import run_directory
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
@@ -56,7 +56,7 @@ def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
         if "runs_dir" in values and launcher.is_main():
-            recovery.recover(values["runs_dir"], console.say)
+            run_directory.recover(values["runs_dir"], console.say)
         command(**values)
 
     signature = inspect.signature(command)

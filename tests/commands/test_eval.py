@@ -369,7 +369,6 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
 USAGE = [
     (["byte", "--mem-len", "5,-1"], "--mem-len -1: must be at least 0"),
     (["byte", "--losses", "data/novel.h5"], "--losses data/novel.h5: exists and holds no losses; give another name"),
-    (["novel"], 'no run "novel", only a token store of this name; train a model on it with "txl train novel"'),
 ]
 
 

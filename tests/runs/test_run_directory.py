@@ -10,7 +10,7 @@ import pytest
 
 from tests.cards import read_card, read_log
 from txlcli.config import recipe
-from txlcli.errors import TxlError, UnknownNameError
+from txlcli.errors import BusyError, TxlError, UnknownNameError
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 
@@ -79,6 +79,17 @@ def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force):
     message = refusal(create, runs_dir, "mine", force=force)
     assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_one_process_writes_a_linked_run_whatever_its_name_and_force_keeps_it(runs_dir, tmp_path):
+    run, kept = create(runs_dir, "mine"), tmp_path / "elsewhere/kept"
+    kept.parent.mkdir()
+    run.directory.rename(kept)
+    run.directory.symlink_to(kept)
+    assert refusal(create, runs_dir, "mine", force=True) == "runs/mine is a link; remove it, or choose another `name`"
+    for first, second in ((run.directory, kept), (kept, run.directory)):
+        with run_directory.locked(first), pytest.raises(BusyError), run_directory.locked(second):
+            pass
 
 
 def test_changed_settings_replace_the_old_ones_and_the_best_checkpoint_is_evaluated(runs_dir):

@@ -38,7 +38,7 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    run = run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)
+    run = run_directory.find(run_name, where.runs_dir)
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
 

@@ -40,7 +40,7 @@ def compress(
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
     # A wrong name is reported before PyTorch is imported.
-    run_directory.find(run_name, directories.runs_dir, data_dir=directories.data_dir)
+    run_directory.find(run_name, directories.runs_dir)
     from txlcli.workflows import compress as workflow
 
     workspace = replace(directories.workspace(json=json), threads=threads)
@@ -64,7 +64,7 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, directories.runs_dir, data_dir=directories.data_dir)
+    run_directory.find(run_name, directories.runs_dir)
     from txlcli.workflows import compress as workflow
 
     workspace = directories.workspace(json=json)

@@ -45,7 +45,7 @@ def evaluate(
     processes = max(processes, launcher.world_size())
     options.check_processes(processes)
     # A wrong name is reported before PyTorch is imported.
-    run = run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)
+    run = run_directory.find(run_name, where.runs_dir)
     if processes > 1 and not launcher.is_started():
         sys.exit(_start_processes(processes, context.find_root().obj, run.settings.train.rank_timeout))
     with _signals_of_processes():

@@ -50,7 +50,7 @@ def generate(
         raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
         options = dataclasses.replace(options, prompt=_read_prompt(options.prompt))
-    run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
+    run_directory.find(run_name, where.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import generate as workflow
 
     workspace = where.workspace(json=json)

@@ -27,7 +27,7 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
-    run_directory.find(run_name, where.runs_dir, data_dir=where.data_dir)  # a wrong name, before PyTorch is imported
+    run_directory.find(run_name, where.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import probe as workflow
 
     result = workflow.run(run_name, options, where.workspace(json=json))

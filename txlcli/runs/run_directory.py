@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from txlcli.config.settings import Settings
 from txlcli.errors import RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
-from txlcli.system.atomic_files import errors_of_writing, replacing
+from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.checkpoint_header import digest, read_state
 from txlcli.system.input_files import MAX_VOCABULARY, MIB, read_text
 from txlcli.system.plain_json import parse_json
@@ -43,6 +43,8 @@ DIGEST = "checksum"
 SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
 """Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
+DRAFTS = ".*.new"
+"""Temporary files of `system.atomic_files`, and directories of new runs."""
 OWN_FILES = re.compile(
     r"(run|vocab|trackers|trace)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|(memory|curves)\.png|"
     r"figures/figure\d\.\w+|report/(report\.(md|html)|\w+\.png)|events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
@@ -124,7 +126,7 @@ class Run:
         path, last = self.directory / METRICS, {"train": step, "valid": min(step, validated)}
         kept = [report for report in log_file.read(path) if report["step"] <= last[report["kind"]]]
         if path.exists():
-            _write_text(path, "".join(map(log_file.to_line, kept)))
+            write_text(path, "".join(map(log_file.to_line, kept)))
 
 
 def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
@@ -146,8 +148,9 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
         if not force:
             instead = instead or f"resume it with `resume_run` {directory.name}"
             raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
-        # Of a link, only the link will be deleted.
-        for path in [] if directory.is_symlink() else sorted(directory.rglob("*")):
+        if directory.is_symlink():
+            raise RunError(f"{directory} is a link; remove it, or choose another `name`")
+        for path in sorted(directory.rglob("*")):
             is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())
             if not (is_own or (path.is_dir() and not path.is_symlink())):
                 raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
@@ -158,22 +161,41 @@ def create(run: Run, vocab_text: str, *, force: bool) -> None:
 
     Call `delete_replaced` or `restore_replaced` afterwards. `vocab_text` is the vocabulary as JSON.
     """
-    directory, draft = run.directory, draft_of(run.directory)
+    directory, draft = run.directory, _draft_of(run.directory)
     try:
         with errors_of_writing(directory):
             settle(directory)
             check_free(directory, force=force)
-            remove(draft, ignore_errors=True)
+            _remove(draft)
             draft.mkdir(parents=True)
-            _write_text(draft / VOCAB, vocab_text)
-            _write_text(draft / CARD, _card_of(run))
+            write_text(draft / VOCAB, vocab_text)
+            write_text(draft / CARD, _card_of(run))
             if directory.exists():
                 os.replace(directory, aside(directory))
             os.replace(draft, directory)
     except BaseException:
-        remove(draft, ignore_errors=True)
+        _remove(draft)
         _put_back(directory)
         raise
+
+
+def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
+    """Complete or roll back what killed commands left under `runs_dir`, and say so.
+
+    A new run sets the one that it replaces aside, and deletes it after its own first checkpoint. A kill can end this
+    anywhere. A state is changed only under the run's lock, so that no process that still works is disturbed.
+    """
+    for left in sorted([*runs_dir.glob(".*.replaced"), *runs_dir.glob(DRAFTS)]):
+        directory = runs_dir / left.name.removeprefix(".").rpartition(".")[0]
+        with locks.if_free(runs_dir / LOCKS / directory.name) as free:
+            if free:
+                _remove(_draft_of(directory))
+                try:
+                    done = settle(directory)
+                except OSError as error:
+                    done = f"{left} holds the earlier run {directory} and cannot be renamed ({error.strerror})"
+                if done:
+                    say(done)
 
 
 def settle(directory: Path) -> str | None:
@@ -182,10 +204,10 @@ def settle(directory: Path) -> str | None:
     if not replaced.exists():
         return None
     if has_weights(directory) and _has_progress(directory):
-        remove(replaced, ignore_errors=True)
+        _remove(replaced)
         return f"deleted the earlier run {directory}, whose replacement was interrupted after its first checkpoint"
     if directory.exists():
-        remove(directory)
+        shutil.rmtree(directory)
     _put_back(directory)
     return f"restored the run {directory}, whose replacement was interrupted before its first checkpoint"
 
@@ -207,18 +229,14 @@ def _put_back(directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a run for writing while the block runs; its directory need not exist yet.
-
-    Of a link to a directory, the directory is locked, too: another process may know it by its own name.
-    """
+    """Lock a run for writing while the block runs; its directory need not exist yet, and may be a link."""
+    directory = directory.resolve() if directory.is_symlink() else directory
+    lock = directory.parent / LOCKS / directory.name
+    # Writing to a run that exists reports its own error.
+    with contextlib.suppress(OSError) if directory.is_dir() else errors_of_writing(directory):
+        lock.parent.mkdir(parents=True, exist_ok=True)
     busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
-    with contextlib.ExitStack() as held:
-        for name in [directory, directory.resolve()] if directory.is_symlink() else [directory]:
-            lock = name.parent / LOCKS / name.name
-            # Writing to a run that exists reports its own error.
-            with contextlib.suppress(OSError) if name.is_dir() else errors_of_writing(name):
-                lock.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locks.exclusive(lock, busy))
+    with locks.exclusive(lock, busy):
         yield
 
 
@@ -229,22 +247,23 @@ def replaces(run: Run) -> bool:
 
 def delete_replaced(run: Run) -> None:
     """Delete the earlier run that was set aside: the new run has weights."""
-    remove(aside(run.directory), ignore_errors=True)
+    _remove(aside(run.directory))
 
 
 def restore_replaced(run: Run) -> None:
     """Remove a new run without weights, and restore the earlier run that was set aside."""
-    remove(run.directory, ignore_errors=True)
+    _remove(run.directory)
     _put_back(run.directory)
 
 
-def remove(directory: Path, *, ignore_errors: bool = False) -> None:
-    """Delete the directory of a run; if it is a link, only the link."""
-    if directory.is_symlink():
-        with contextlib.suppress(*([OSError] if ignore_errors else [])):
-            directory.unlink()
-    else:
-        shutil.rmtree(directory, ignore_errors=ignore_errors)
+def remove_drafts(run: Run) -> None:
+    """Remove temporary files that killed processes left in a run, whose lock the caller holds."""
+    for draft in run.directory.glob(DRAFTS):
+        draft.unlink(missing_ok=True)
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def aside(directory: Path) -> Path:
@@ -252,14 +271,14 @@ def aside(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.replaced")
 
 
-def draft_of(directory: Path) -> Path:
+def _draft_of(directory: Path) -> Path:
     """Return where the directory of a new run is created."""
     return directory.with_name(f".{directory.name}.new")
 
 
 def update(run: Run) -> None:
     """Write run.json, after the settings changed."""
-    _write_text(run.directory / CARD, _card_of(run))
+    write_text(run.directory / CARD, _card_of(run))
 
 
 def _card_of(run: Run) -> str:
@@ -280,26 +299,14 @@ def _digest_of(card: dict[str, Any]) -> str:
     return digest(json.dumps({key: value for key, value in card.items() if key != DIGEST}, sort_keys=True).encode())
 
 
-def _write_text(path: Path, text: str) -> None:
-    with errors_of_writing(path), replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-
-
-def find(run_name: str | None, runs_dir: Path, *, data_dir: Path | None = None) -> Run:
+def find(run_name: str | None, runs_dir: Path) -> Run:
     """Find a run by its directory or its name under `runs_dir`; None means the most recent one.
 
-    A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights. With the
-    directory of the token stores, `data_dir`, the error says if the name belongs to a store.
+    A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights.
     """
     for path in (Path(run_name or ""), runs_dir / (run_name or "")):
         if path.suffix == ".safetensors" and path.is_file():
             return dataclasses.replace(open_run(path.parent), weights=path)
-    is_known = run_name is None or is_run(run_name, runs_dir)
-    if not is_known and data_dir is not None and (data_dir / f"{run_name}.h5").is_file():
-        # Checked first, since a directory of texts often has the name of its store.
-        raise UsageError(
-            f'no run "{run_name}", only a token store of this name; train a model on it with "txl train {run_name}"'
-        )
     return open_run(find_directory(run_name, runs_dir))
 
 

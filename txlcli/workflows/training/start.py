@@ -27,7 +27,6 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
-from txlcli.runs.recovery import remove_drafts
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.options import PrepareOptions, TrainOptions
@@ -123,7 +122,7 @@ def resume(
                 run.drop_metrics_after(training.step, validated=training.validated)
                 run_directory.update(run)
                 run_directory.delete_replaced(run)  # left where locks do not work
-                remove_drafts(run.directory)
+                run_directory.remove_drafts(run)
             workspace.reporter.say(
                 f"resuming {run.directory} at step {training.step:,} of {run.settings.train.max_steps:,}, "
                 f"{plan.describe_devices(device, world.size)}"
