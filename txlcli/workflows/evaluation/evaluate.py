@@ -221,7 +221,7 @@ def _lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
 def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world: World) -> Scoring:
     """Check the options, and return the text to score and the settings."""
     run, reporter = opened.run, workspace.reporter
-    _check_options(opened, options)
+    check_options(opened, options)
     if options.attention is not None:
         opened.model.set_attention_backend(options.attention)
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
@@ -247,7 +247,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     return Scoring(opened, text, settings, workspace, options.positions, world)
 
 
-def _check_options(opened: OpenRun, options: EvalOptions) -> None:
+def check_options(opened: OpenRun, options: EvalOptions) -> None:
     """Reject options that do not fit the model or its precision."""
     settings, directory = opened.run.settings, opened.run.directory
     model = settings.model

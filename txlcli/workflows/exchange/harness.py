@@ -18,7 +18,6 @@ from lm_eval.api.model import LM
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from txlcli.config.ranges import MAX_COUNT
 from txlcli.core.reading import sampling
 from txlcli.core.reading.documents import Document, DocumentScore, score_documents, score_in_windows
 from txlcli.core.reading.sampling import Sampling
@@ -26,11 +25,10 @@ from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.runs.loading import open_run
+from txlcli.workflows.evaluation.evaluate import check_options
+from txlcli.workflows.options import EvalOptions
 
 LOGGER = logging.getLogger(__name__)
-LEAST = {"mem_len": 0, "seg_len": 1, "attn_len": 1, "batch_size": 1}
-"""Arguments of the model that are whole numbers, with the smallest value."""
-ARGUMENTS = ("run", "runs_dir", "precision", "device", *LEAST)
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the largest number of generated tokens, the first one given counts."""
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS)
@@ -47,9 +45,10 @@ class HarnessModel(LM):
         runs_dir: directory of the runs.
         precision: of matrix products; None is that of training.
         device: cpu, or cuda, which is the CPU on a machine without a GPU, as for other models of the harness.
-        counts: `mem_len` and `seg_len`, M and L, by default those of the recipe; `attn_len`, disjoint windows
-            of N tokens instead of a memory, by default the trained L if there is no memory; `batch_size`, the number of
-            documents that are read side by side, by default 1.
+        batch_size: number of documents that are read side by side.
+        mem_len: memory length M; None is that of the recipe.
+        seg_len: segment length L; None is that of the recipe.
+        attn_len: length N of disjoint windows instead of a memory; None is the trained L if there is no memory.
     """
 
     def __init__(
@@ -59,29 +58,30 @@ class HarnessModel(LM):
         runs_dir: object = "runs",
         precision: str | None = None,
         device: str | None = None,
-        **counts: object,
+        batch_size: int | str = 1,
+        mem_len: int | None = None,
+        seg_len: int | None = None,
+        attn_len: int | None = None,
     ) -> None:
         super().__init__()
-        if unknown := [key for key in counts if key not in LEAST]:
-            raise UnknownNameError("argument of the model", unknown[0], ARGUMENTS)
-        if device not in (None, "auto", "cpu", "cuda", "cuda:0"):
-            raise UsageError(f"device={device}: give cpu or cuda; select a GPU with CUDA_VISIBLE_DEVICES")
-        given = {key: _count(key, value, LEAST[key]) for key, value in counts.items() if value is not None}
-        self._attn_len = given.pop("attn_len", None)
+        if not str(batch_size).isdecimal():
+            raise UsageError(f"batch_size={batch_size}: give the number of documents that are read side by side")
+        options = EvalOptions(
+            mem_len=None if mem_len is None else (mem_len,),
+            attn_len=None if attn_len is None else (attn_len,),
+            seg_len=seg_len,
+            batch_size=int(batch_size),
+        )
+        place = "auto" if device is None or device.startswith("cuda") else device
         name = None if run is None else str(run)
-        used = "cpu" if device == "cpu" else "auto"
-        self._opened = open_run(name, Path(str(runs_dir)), device=used, precision=precision)
+        self._opened = open_run(name, Path(str(runs_dir)), device=place, precision=precision)
+        check_options(self._opened, options)
         self._vocab = self._opened.vocab
         self._vocab.check_has_text()
-        settings, directory = self._opened.run.settings, self._opened.run.directory
-        if self._attn_len is not None and given.keys() & {"mem_len", "seg_len"}:
-            raise UsageError("attn_len reads windows without memory; leave out mem_len and seg_len")
-        if "mem_len" in given and settings.model.recurrent_state:
-            raise UsageError(f"{directory} has a recurrent state, which is its memory; leave out mem_len")
-        settings.check_memory(given.get("mem_len", 0), run=directory, instead="give attn_len instead of mem_len")
-        settings.check_attn_lens([self._attn_len or 0], subject=directory)
-        self._settings = settings.evaluation_settings(**{"batch_size": 1, **given})
-        if self._attn_len is None and self._settings.mem_len == 0 and not settings.model.recurrent_state:
+        settings = self._opened.run.settings
+        evaluation = settings.evaluation_settings(**({} if mem_len is None else {"mem_len": mem_len}))
+        self._settings, self._attn_len = options.apply_to(evaluation), attn_len
+        if attn_len is None and evaluation.mem_len == 0 and not settings.model.recurrent_state:
             self._attn_len = settings.train.seg_len
 
     @property
@@ -183,14 +183,6 @@ class HarnessModel(LM):
         ]
 
 
-def _count(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number that the harness read from its command line."""
-    text = str(value)
-    if not text.isdecimal() or not least <= int(text) <= MAX_COUNT:
-        raise UsageError(f"{name}={text}: give a whole number from {least} to {MAX_COUNT}")
-    return int(text)
-
-
 def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
     """Return the stop sequences, the largest number of tokens, and the options of sampling."""
     for name in options:
@@ -198,7 +190,7 @@ def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
             raise UnknownNameError("option of generation", name, GENERATION)
     until = options.get("until") or []
     stops = [until] if isinstance(until, str) else list(until)
-    max_tokens = next((_count(name, options[name]) for name in LENGTHS if options.get(name)), MAX_GENERATED)
+    max_tokens = next((int(options[name]) for name in LENGTHS if options.get(name)), MAX_GENERATED)
     temperature = float(options.get("temperature") or 0.0)
     if not options.get("do_sample", temperature > 0):
         return stops, max_tokens, Sampling(greedy=True)
