@@ -10,7 +10,7 @@ import itertools
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from txlcli.config import recipe as recipes
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import EvalSettings, Settings
+from txlcli.config.settings import EvalSettings, Precision, Settings
 from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading import sampling, scoring
@@ -34,7 +34,8 @@ from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
 from txlcli.system.arguments import checked
 from txlcli.workflows.evaluation import evaluate as evaluation
-from txlcli.workflows.evaluation import rows, texts
+from txlcli.workflows.evaluation import texts
+from txlcli.workflows.evaluation.rows import EvalRow
 from txlcli.workflows.generate import encode_prompt, sampling_settings
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
@@ -45,6 +46,7 @@ from txlcli.workflows.training.request import resolve
 from txlcli.workflows.workspace import Workspace
 
 PathLike = str | os.PathLike[str]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 Lengths = int | Iterable[int] | Literal["auto"] | None
 """One length, several, "auto" for the one that a search on the validation split selects, or None for the recipe's."""
 
@@ -74,32 +76,6 @@ class TextScore:
     def ppl(self) -> float:
         """Perplexity per token."""
         return metrics.perplexity(self.total_nats / len(self.loss_nats))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalRow:
-    """Result for one memory length M, or one window length of an evaluation without memory."""
-
-    mem_len: int
-    """Memory length M in tokens; 0 in an evaluation by windows."""
-    attn_len: tuple[int, int] | None
-    """Smallest and largest number of keys that a query sees; None for a recurrent state."""
-    tokens: int
-    """Number of scored tokens."""
-    loss_nats: float
-    """Mean loss in nats per token."""
-    bpc: float
-    """Mean loss in bits per token (per character or byte for models of these)."""
-    ppl: float | None
-    """Perplexity per token; None if it overflows."""
-    bits_per_byte: float | None
-    """Bits per byte; None if not every byte is scored."""
-    ppl_per_word: float | None
-    """Perplexity per original word; None if the words are not known."""
-    ms_per_token: float
-    """Time per token in milliseconds, all batch lanes together."""
-    slowdown: float | None
-    """Time of a model without memory divided by that with memory (section 4.5); None if not timed."""
 
 
 class Sampling(TypedDict, total=False):
@@ -282,7 +258,7 @@ class LoadedRun:
         )
         result = evaluation.evaluate(self._opened, options, self._workspace)
         result.raise_pending()
-        return [_row(row) for row in result.rows]
+        return list(result.rows)
 
     def _settings(self, mem_len: int | None, **changes: Any) -> EvalSettings:
         if mem_len is not None:
@@ -323,7 +299,7 @@ def train(
     *,
     runs_dir: PathLike = "runs",
     data_dir: PathLike = "data",
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
+    device: Device = "auto",
     on_report: OnReport | None = None,
     on_progress: OnProgress | None = None,
 ) -> TrainingResult:
@@ -361,8 +337,8 @@ def load(
     *,
     runs_dir: PathLike = "runs",
     data_dir: PathLike = "data",
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
+    device: Device = "auto",
+    precision: Precision | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedRun:
     """Load a trained run with its best weights.
@@ -436,11 +412,3 @@ def _lengths(name: str, lengths: Lengths) -> tuple[int, ...] | Literal["auto"] |
         return tuple(map(operator.index, [lengths] if isinstance(lengths, int) else lengths))
     except TypeError as error:
         raise UsageError(f"`{name}`: give whole numbers ({error})") from error
-
-
-def _row(row: rows.EvalRow) -> EvalRow:
-    fewest, most = (row.attn_len, row.attn_len) if row.attn_len else (row.attn_len_min, row.attn_len_max)
-    attn_len = None if fewest is None or most is None else (fewest, most)
-    known: dict[str, Any] = vars(row) | row.measures | {"attn_len": attn_len, "bpc": metrics.bits(row.loss_nats)}
-    absent: dict[str, Any] = dict.fromkeys(("bits_per_byte", "ppl_per_word"))
-    return EvalRow(**{field.name: (absent | known)[field.name] for field in fields(EvalRow)})

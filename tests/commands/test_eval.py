@@ -368,7 +368,10 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
 
 USAGE = [
     (["byte", "--mem-len", "5,-1"], "--mem-len -1: must be at least 0"),
-    (["byte", "--losses", "data/novel.h5"], "--losses data/novel.h5: exists and holds no losses; give another name"),
+    (
+        ["byte", "--force", "--losses", "data/novel.h5"],
+        "--losses data/novel.h5: exists and holds no losses; give another name",
+    ),
 ]
 
 

@@ -105,7 +105,7 @@ def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
 
 
 def test_a_wrong_temperature_is_refused(here):
-    assert refusal("eval", "--temperature", "warm") == "--temperature warm: give a number such as 1.08, or auto"
+    assert refusal("eval", "--temperature", "warm") == "--temperature warm: write a number such as 1.08, or auto"
     assert refusal("eval", "--temperature", 0) == "--temperature 0.0: must be above 0"
     message = refusal("train", "tiny.toml", "--set", "eval.temperature=hot")
     assert message.endswith("[eval] temperature must be a number or auto, not 'hot'")

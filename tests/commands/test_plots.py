@@ -1,6 +1,7 @@
 """Figures are written in the format of the extension."""
 
 import resource
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from txlcli import console
 from txlcli.commands import plots
 from txlcli.errors import TxlError, UsageError
-from txlcli.workflows.options import FIGURE_FORMATS, parse_figure
+from txlcli.workflows.options import FIGURE_FORMATS, CurveOptions
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
@@ -24,7 +25,7 @@ def draw(path, **changed):
 @pytest.mark.parametrize("ending", [*FIGURE_FORMATS, ".PNG"])
 def test_the_extension_selects_the_format(tmp_path, ending):
     path = tmp_path / f"curve{ending}"
-    assert parse_figure(str(path), "") == path
+    assert CurveOptions(plot=path).plot == path
     draw(path)
     assert path.read_bytes().startswith(MAGIC[ending.lower()])
 
@@ -51,13 +52,13 @@ def test_every_point_of_every_curve_is_in_the_figure_and_a_missing_value_is_a_ga
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        *((name, "unknown figure format; use the extension .png, .svg or .pdf") for name in ("curve.txt", "curve")),
+        *((name, "use the extension .png or .svg or .pdf") for name in ("curve.txt", "curve")),
         ("nowhere/curve.png", "there is no folder nowhere; make it first"),
     ],
 )
 def test_a_path_that_no_figure_can_be_written_to_is_rejected(path, message):
     with pytest.raises(UsageError) as caught:
-        parse_figure(path, f"`plot` {path}")
+        CurveOptions(plot=Path(path))
     assert str(caught.value) == f"`plot` {path}: {message}"
 
 

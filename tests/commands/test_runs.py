@@ -375,7 +375,7 @@ def test_a_run_without_durations_or_reports_is_not_plotted(two):
         ),
         (
             ["byte", "char", "--plot", "c.gif"],
-            "--plot c.gif: unknown figure format; use the extension .png, .svg or .pdf",
+            "--plot c.gif: use the extension .png or .svg or .pdf",
         ),
         (["byte", "char", "--x", "hours"], "--x is the axis of a --plot; leave out --x"),
     ],

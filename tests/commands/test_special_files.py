@@ -15,7 +15,6 @@ INPUTS = {
     "source": ("input", ["prepare", "text8", "--source", "input"]),
     "vocabulary": ("vocab.json", ["prepare", "texts", "--vocab", "vocab.json"]),
     "text to score": ("input", ["eval", "byte", "--text", "input"]),
-    "file of losses": ("losses.h5", ["eval", "byte", "--losses", "losses.h5"]),
     "store": ("data/word.h5", ["eval", "word"]),
     "weights": ("input", ["import", "input", "--recipe", "tiny.toml"]),
 }

@@ -88,7 +88,7 @@ def test_a_state_has_one_row(here):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--html", "out.txt"], "--html out.txt: a page needs the extension .html"),
+        (["--html", "out.txt"], "--html out.txt: use the extension .html"),
         (["--html", "no/out.html"], "--html no/out.html: there is no folder no; make it first"),
         (["--html", "a.html", "--attn-len", 3], "--html shows the model and its memory; leave out --attn-len"),
         (["--html", "a.html", "--dynamic"], "--html shows the model and its memory; leave out --dynamic"),

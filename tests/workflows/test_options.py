@@ -4,33 +4,28 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from txlcli.errors import TxlError, UsageError
 from txlcli.system.input_files import read_stdin
 from txlcli.workflows.options import (
-    FLOP_RATES,
     PROTOCOLS,
-    RATES,
-    SIZES,
     AttentionOptions,
     EvalOptions,
     GenerateOptions,
+    PrepareOptions,
     ReclOptions,
     ReproduceOptions,
+    ScaleOptions,
     TrainOptions,
     UserText,
-    parse_distance,
-    parse_lengths_or_auto,
-    parse_list,
-    parse_losses_path,
-    parse_quantity,
     read_user_text,
 )
 
 TEXT = UserText("a.txt", b"the fox", label="`text` a.txt")
 STDIN = UserText("stdin", b"the fox", label="`text` -")
-FILE = Path("result.h5")
+FILE, FIGURE = Path("result.h5"), Path("result.png")
 HEADS = ((1, 1),)
 
 
@@ -53,7 +48,8 @@ def rejection(function, *arguments, **options):
         (GenerateOptions, "tokens", 10**30, "at most 2147483647"),
         (AttentionOptions, "figure", (5, 4), "at least 5"),
         (ReclOptions, "top_r", (0.1, 1.5), "at most 1"),
-        (ReclOptions, "top_r", (math.nan,), "at least 0"),
+        (ReclOptions, "top_r", (math.nan,), "above 0"),
+        *((EvalOptions, "temperature", value, "above 0") for value in (0.0, -1.0)),
         (ReclOptions, "threshold", 0.0, "above 0"),
         *((ReclOptions, name, 0, "at least 1") for name in ("start", "step", "positions", "batch_size")),
         *((one, name, 0, "at least 1") for one, name in ((TrainOptions, "max_steps"), (ReproduceOptions, "seeds"))),
@@ -94,12 +90,12 @@ FIGURE_6 = "only Figure 6 shows selected heads"
         (EvalOptions, WINDOWS, {"attn_len": (7,), "same_length": True}),
         (EvalOptions, WINDOWS, {"attn_len": "auto", "mem_len": "auto"}),
         (EvalOptions, ONE_LENGTH, {"dynamic": True, "attn_len": (5,)}),
-        (EvalOptions, ONE_LENGTH, {"cache": 9, "plot": FILE}),
+        (EvalOptions, ONE_LENGTH, {"cache": 9, "plot": FIGURE}),
         (EvalOptions, LOSSES, {"losses": FILE, "dynamic": True}),
         (EvalOptions, LOSSES, {"losses": FILE, "protocols": PROTOCOLS}),
         *(
             (EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS} | other)
-            for other in ({"cache": 3}, {"dynamic": True}, {"plot": FILE})
+            for other in ({"cache": 3}, {"dynamic": True}, {"plot": FIGURE})
         ),
         *((EvalOptions, MODEL_ALONE, {"protocols": PROTOCOLS, name: "auto"}) for name in ("mem_len", "attn_len")),
         (EvalOptions, "recurrence is not among the `protocols`", {"protocols": ("sliding",), "same_length": False}),
@@ -127,6 +123,13 @@ def test_options_that_exclude_each_other_are_rejected(options, because, given):
     ("options", "given", "message"),
     [
         (EvalOptions, {"attn_len": ()}, "`attn_len` is empty; give at least one number, or leave it out"),
+        (
+            EvalOptions,
+            {"reset_at_documents": True, "mem_len": "auto"},
+            "`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128",
+        ),
+        (EvalOptions, {"losses": Path("no/losses.h5")}, "`losses` no/losses.h5: there is no folder no; make it first"),
+        (EvalOptions, {"html": Path("page.txt")}, "`html` page.txt: use the extension .html"),
         (EvalOptions, {"attn_len": (9, 7), "stride": 8}, "`stride` 8 exceeds the window length 7; give at most that"),
         *(
             (EvalOptions, {"cache": 9, "mem_len": lengths}, "`cache` and `dynamic` take one `mem_len`, which is not")
@@ -161,59 +164,71 @@ def test_processes_that_cannot_share_the_work_are_rejected():
 
 def test_protocols_come_in_the_order_of_the_table_and_once():
     assert EvalOptions(protocols=("sliding", "disjoint", "sliding")).protocols == ("disjoint", "sliding")
-    assert EvalOptions(mem_len=[5, 7]).mem_len == (5, 7)
 
 
-def test_texts_of_the_command_line_are_parsed(tmp_path):
-    assert parse_list("640,0,160,640", "") == (640, 0, 160)
-    assert parse_list("90.5,5,5", "", item=float, unique=False) == (90.5, 5.0, 5.0)
-    assert parse_lengths_or_auto("5,0,5", "") == (5, 0)
-    assert parse_lengths_or_auto("auto", "") == "auto"
-    assert [parse_distance(text, "") for text in ("7", "none", "off")] == [7, "none", "none"]
-    assert parse_losses_path(str(tmp_path / "new.h5"), "") == tmp_path / "new.h5"
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe \xff")  # begins with a byte order mark
-    text = read_user_text(str(tmp_path / "a.txt"), "`text` a.txt")
-    assert (text.name, text.data, text.label) == (str(tmp_path / "a.txt"), b"the \xff", "`text` a.txt")
+def test_lists_and_whole_numbers_of_numpy_are_accepted():
+    options = EvalOptions(mem_len=[np.int64(5), np.uint8(7)], positions=np.int32(11))
+    assert (options.mem_len, options.positions) == ((5, 7), 11)
+    assert {type(number) for number in (*options.mem_len, options.positions)} == {int}
+
+
+def parse(options, name, text):
+    return options.__dataclass_fields__[name].metadata["option"].parse(name, text)
+
+
+GPU = ("device_memory", "bandwidth", "device_flops")
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "message"),
+    ("options", "name", "text", "value"),
     [
-        (parse_list, "7;9", "O: write whole numbers like 160,640"),
+        (ReclOptions, "top_r", "0.5,0.1,0.50", (0.5, 0.1)),
+        (PrepareOptions, "split", "90,5,5", (90.0, 5.0, 5.0)),
+        (EvalOptions, "mem_len", "640,0,160,640", (640, 0, 160)),
+        (EvalOptions, "mem_len", "auto", "auto"),
+        *((EvalOptions, "max_distance", *pair) for pair in (("7", 7), ("none", "none"), ("off", "none"))),
         *(
-            (parse_lengths_or_auto, text, "O: write whole numbers like 160,640, or auto")
-            for text in ("long", "1.5", "", "0,auto")
+            (ScaleOptions, name, *pair)
+            for name, pair in zip(GPU, (("80GiB", 80 * 2**30), ("300GB/s", 3e11)), strict=False)
         ),
-        *((parse_distance, text, 'O: give a whole number, or "none"') for text in ("far", "²")),
-        (read_user_text, "nowhere.txt", "O: cannot be read (No such file or directory); check the path"),
-        (read_user_text, ".", "O: cannot be read (Is a directory); check the path"),
-        (parse_losses_path, "no/losses.h5", "O: there is no folder no; make it first"),
+        (ScaleOptions, "device_memory", "1.5 TB", 1.5e12),
+        (ScaleOptions, "device_memory", "512MiB", 2**29),
+        (ScaleOptions, "bandwidth", "200Gbit/s", 2.5e10),
+        (ScaleOptions, "bandwidth", "64GiB/s", 2**36),
+        *((ScaleOptions, "device_flops", *pair) for pair in (("989TFLOP/s", 9.89e14), ("2PFLOPS", 2e15))),
     ],
 )
-def test_texts_that_cannot_be_parsed_are_rejected(parse, text, message):
-    assert rejection(parse, text, "O") == message
+def test_texts_of_the_command_line_are_parsed(options, name, text, value):
+    assert parse(options, name, text) == value
+
+
+LENGTHS = "whole numbers like 160,640, or auto"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "name", "text", "example"),
     [
-        (("80GiB", "300GB/s", "989TFLOP/s"), (80 * 2**30, 3e11, 9.89e14)),
-        (("1.5 TB", "200Gbit/s", "2PFLOPS"), (1.5e12, 2.5e10, 2e15)),
-        (("512MiB", "64GiB/s", "9.89e14FLOP/s"), (2**29, 2**36, 9.89e14)),
+        (ReclOptions, "top_r", "7;9", "numbers like 0.1,0.5,1.0"),
+        *((EvalOptions, "mem_len", text, LENGTHS) for text in ("long", "1.5", "", "0,auto")),
+        *((EvalOptions, "max_distance", text, 'a whole number, or "none"') for text in ("far", "²")),
+        *(
+            (ScaleOptions, name, text, f"a number above 0, a prefix such as G or Gi, and {units}")
+            for name, units in zip(GPU, ("B", "B/s or bit/s", "FLOP/s or FLOPS"), strict=True)
+            for text in ("80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", "")
+        ),
     ],
 )
-def test_sizes_and_rates_of_a_gpu_are_parsed_with_their_units(given, expected):
-    units = (SIZES, RATES, FLOP_RATES)
-    assert tuple(parse_quantity(text, "", units=known) for text, known in zip(given, units, strict=True)) == expected
+def test_texts_that_cannot_be_parsed_are_rejected_with_an_example(options, name, text, example):
+    assert rejection(parse, options, name, text) == f"`{name}` {text}: write {example}"
 
 
-@pytest.mark.parametrize("units", [SIZES, RATES, FLOP_RATES])
-@pytest.mark.parametrize("text", ["80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", ""])
-def test_a_quantity_that_cannot_be_read_is_rejected_with_the_units(units, text):
-    with pytest.raises(UsageError) as caught:
-        parse_quantity(text, f"`x` {text}", units=units)
-    expected = f"`x` {text}: write a number above 0, a prefix such as G or Gi, and {' or '.join(units)}"
-    assert str(caught.value) == expected
+def test_a_text_is_read_from_its_file_without_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfthe \xff")
+    name = str(tmp_path / "a.txt")
+    assert read_user_text(name) == UserText(name, b"the \xff", label=f"`text` {name}")
+    for wrong, reason in (("nowhere.txt", "No such file or directory"), (".", "Is a directory")):
+        message = f"`text` {wrong}: cannot be read ({reason}); check the path"
+        assert rejection(parse, EvalOptions, "text", wrong) == message
 
 
 def test_a_closed_stdin_is_rejected(monkeypatch):

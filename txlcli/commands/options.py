@@ -122,14 +122,14 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default: Any = field.default
     traits: OptionTraits | None = field.metadata.get("option")
     if traits is not None:
-        if traits.parse:
+        if traits.read:
             hint, default = str | None, None
         elif get_origin(hint) is tuple:
             hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
         names = traits.flags or (("--" + field.name.replace("_", "-"),) if hint is bool else ())
         option = Option(
             *names,
-            min=traits.minimum if hint in NUMBERS else None,
+            min=traits.minimum if hint in NUMBERS and traits.above is None else None,
             max=traits.maximum if hint in NUMBERS else None,
             metavar=traits.metavar,
             autocompletion=COMPLETIONS.get(field.name),
@@ -142,6 +142,6 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
 def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value of a field from what the command line has."""
     traits: OptionTraits | None = field.metadata.get("option")
-    if traits is not None and traits.parse is not None and isinstance(value, str):
-        return traits.parse(value, f"`{field.name}` {value}")
+    if traits is not None and traits.read is not None and isinstance(value, str):
+        return traits.parse(field.name, value)
     return tuple(value) if isinstance(value, list) else value

@@ -6,6 +6,7 @@ import inspect
 import os
 import types
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -21,13 +22,22 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        for name, value in signature.bind(*arguments, **named).arguments.items():
+        bound = signature.bind(*arguments, **named)
+        for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             if parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-                check_type(name, value, parameter.annotation)
-        return function(*arguments, **named)
+                bound.arguments[name] = as_plain(value)
+                check_type(name, bound.arguments[name], parameter.annotation)
+        return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def as_plain(value: Any) -> Any:
+    """Return an int for a whole number of another type, such as numpy's, and a tuple for a list."""
+    if isinstance(value, list | tuple):
+        return tuple(map(as_plain, value))
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def check_type(name: str, value: object, annotation: Any) -> None:

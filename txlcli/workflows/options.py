@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from txlcli.config.sections import PLAIN_NAME
 from txlcli.config.settings import MAX_SEED, AttentionBackend, Compile, EvalSettings, Precision
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.system.arguments import check_type
+from txlcli.system.arguments import as_plain, check_type
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
@@ -29,6 +29,7 @@ IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "ui
 Axis = Literal["steps", "tokens", "hours"]
 """Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
+LOSS_FORMATS = (".h5", ".hdf5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +39,46 @@ class OptionTraits:
     help: str
     minimum: float = 1
     """Least value, of each number if the field has several."""
-    above: float = -math.inf
-    """Bound that is itself too small."""
+    above: float | None = None
+    """Bound that is itself too small, in place of `minimum`."""
     maximum: float | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     """Names on the command line, if they are not the name of the field."""
-    parse: Callable[[str, str], Any] | None = None
-    """Converts the text of the command line, its first argument; an error begins with its second, `name` and text."""
-    writes: bool = False
-    """True for a file that the job writes, and replaces with `force` only."""
+    read: Callable[[str], Any] | None = None
+    """Converts the text of the command line, or raises a ValueError."""
+    example: str = "whole numbers like 160,640"
+    """Texts that `read` accepts."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """Values of texts that are not given to `read`."""
+    writes: tuple[str, ...] = ()
+    """Extensions of a file that the job writes, and replaces with `force` only."""
+
+    def parse(self, name: str, text: str) -> Any:
+        """Return the value of a text of the command line, which has `read`."""
+        if text in self.words:
+            return self.words[text]
+        try:
+            return self.read(text) if self.read else text
+        except ValueError:
+            raise UsageError(f"`{name}` {text}: write {self.example}") from None
+
+    def check(self, name: str, value: object) -> None:
+        """Reject a number out of range; other values pass."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if self.above is None and not value >= self.minimum:
+            raise UsageError(f"`{name}` {value}: must be at least {self.minimum:g}")
+        if self.above is not None and not value > self.above:
+            raise UsageError(f"`{name}` {value}: must be above {self.above:g}")
+        maximum = MAX_COUNT if self.maximum is None and isinstance(value, int) else self.maximum
+        if maximum is not None and not value <= maximum:
+            raise UsageError(f"`{name}` {value}: must be at most {maximum:.10g}")
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
     """Return the dataclass field of an option; `traits` are those of OptionTraits."""
-    return dataclasses.field(default=default, metadata={"option": OptionTraits(help=help_, **traits)})
+    return field(default=default, metadata={"option": OptionTraits(help=help_, **traits)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,28 +86,38 @@ class Options:
     """Base class of the options of a job: checks the types and ranges of all fields when it is made."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if traits := field.metadata.get("option"):
-                value = getattr(self, field.name)
-                if isinstance(value, list):
-                    value = tuple(value)
-                    object.__setattr__(self, field.name, value)
-                check_type(field.name, value, field.type)
-                if value == () != field.default:
-                    raise UsageError(f"`{field.name}` is empty; give at least one number, or leave it out")
-                for number in value if isinstance(value, tuple) else (value,):
-                    _check_range(field.name, number, traits)
-                if traits.writes and value and os.path.lexists(value) and "force" not in self.changed():
-                    raise UsageError(f"`{field.name}` {value} exists; name another file, or add `force` to replace it")
+        for name, traits, default, annotation in self._declared():
+            value = as_plain(getattr(self, name))
+            object.__setattr__(self, name, value)
+            check_type(name, value, annotation)
+            if value == () != default:
+                raise UsageError(f"`{name}` is empty; give at least one number, or leave it out")
+            for number in value if isinstance(value, tuple) else (value,):
+                traits.check(name, number)
+            if traits.writes and value:
+                self._check_output(name, value, traits.writes)
         self._check()
+
+    def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
+        """Reject a file that cannot be written, or that exists unless it is to be replaced."""
+        if path.suffix.lower() not in extensions:
+            raise UsageError(f"`{name}` {path}: use the extension {' or '.join(extensions)}")
+        check_output(path, f"`{name}` {path}")
+        if os.path.lexists(path) and "force" not in self.changed():
+            raise UsageError(f"`{name}` {path} exists; name another file, or add `force` to replace it")
 
     def _check(self) -> None:
         """Reject options that exclude each other; subclasses define it."""
 
+    @classmethod
+    def _declared(cls) -> list[tuple[str, OptionTraits, Any, Any]]:
+        """Return name, traits, default and type of each option; other fields belong to the Python interface alone."""
+        options = [item for item in fields(cls) if "option" in item.metadata]
+        return [(item.name, item.metadata["option"], item.default, item.type) for item in options]
+
     def changed(self) -> dict[str, Any]:
         """Return the values of the options that differ from their defaults, by field."""
-        fields = [field for field in dataclasses.fields(self) if "option" in field.metadata]
-        return {field.name: value for field in fields if (value := getattr(self, field.name)) != field.default}
+        return {name: value for name, _, default, _ in self._declared() if (value := getattr(self, name)) != default}
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
@@ -93,55 +129,9 @@ class Options:
             raise UsageError(f"{because}; leave out {given[0]}")
 
 
-def _check_range(name: str, number: object, traits: OptionTraits) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return
-    if not number >= traits.minimum:
-        raise UsageError(f"`{name}` {number}: must be at least {traits.minimum:g}")
-    if not number > traits.above:
-        raise UsageError(f"`{name}` {number}: must be above {traits.above:g}")
-    maximum = MAX_COUNT if traits.maximum is None and isinstance(number, int) else traits.maximum
-    if maximum is not None and not number <= maximum:
-        raise UsageError(f"`{name}` {number}: must be at most {maximum:.10g}")
-
-
-def parse_list(
-    text: str,
-    asked: str,
-    *,
-    item: Callable[[str], Any] = int,
-    example: str = "whole numbers like 160,640",
-    words: Mapping[str, Any] | None = None,
-    unique: bool = True,
-) -> Any:
-    """Parse items between commas, in the given order without duplicates: `0,160,640` -> (0, 160, 640).
-
-    A text in `words` has the value there instead.
-    """
-    if words and text in words:
-        return words[text]
-    try:
-        items = [item(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{asked}: write {example}") from None
-    return tuple(dict.fromkeys(items) if unique else items)
-
-
-def parse_figure(text: str, asked: str) -> Path:
-    """Return the path of a figure that can be written."""
-    path = Path(text)
-    if path.suffix.lower() not in FIGURE_FORMATS:
-        raise UsageError(f"{asked}: unknown figure format; use the extension .png, .svg or .pdf")
-    check_output(path, asked)
-    return path
-
-
-def parse_page(text: str, asked: str) -> Path:
-    """Return the path of an HTML page that can be written."""
-    if Path(text).suffix.lower() != ".html":
-        raise UsageError(f"{asked}: a page needs the extension .html")
-    check_output(Path(text), asked)
-    return Path(text)
+def several(item: Callable[[str], Any] = int) -> Callable[[str], tuple[Any, ...]]:
+    """Return a function that reads items between commas, in order and without duplicates: `0,160,160` -> (0, 160)."""
+    return lambda text: tuple(dict.fromkeys(item(part) for part in text.split(",")))
 
 
 PREFIXES = {
@@ -155,13 +145,19 @@ FLOP_RATES = {"FLOP/s": 1.0, "FLOPS": 1.0}
 QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?([KMGT]i|[kMGTP]|)(\D+)")
 
 
-def parse_quantity(text: str, asked: str, *, units: Mapping[str, float]) -> float:
-    """Parse a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
+def read_quantity(text: str, units: Mapping[str, float]) -> float:
+    """Read a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
     match = QUANTITY.fullmatch(text.strip())
     amount = float(match[1]) * PREFIXES[match[2]] * units.get(match[3], 0.0) if match else 0.0
     if not 0.0 < amount < math.inf:
-        raise UsageError(f"{asked}: write a number above 0, a prefix such as G or Gi, and {' or '.join(units)}")
+        raise ValueError(text)
     return amount
+
+
+def quantity_option(help_: str, units: Mapping[str, float], metavar: str) -> Any:
+    """Return the option of a number with a unit."""
+    example = f"a number above 0, a prefix such as G or Gi, and {' or '.join(units)}"
+    return option(help_, metavar=metavar, read=partial(read_quantity, units=units), example=example)
 
 
 def check_plain_name(name: str | None) -> None:
@@ -178,11 +174,11 @@ overrides_option = partial(
     option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
 )
 plot_option = partial(
-    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", parse=parse_figure, writes=True
+    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", writes=FIGURE_FORMATS
 )
 seeds_option = partial(option, "Training runs per model, each with the next seed.", default=1)
 seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
-share_option = partial(option, minimum=0, above=0, maximum=1)
+share_option = partial(option, above=0, maximum=1)
 unfinished_option = partial(flag_option, "Also accept a run whose training is not finished.")
 
 
@@ -195,7 +191,7 @@ class SpeedOptions(Options):
         "the model allows].",
         metavar="N,N,...",
         minimum=2,
-        parse=parse_list,
+        read=several(),
     )
     repeat: int = option("Repetitions; the table shows the median.", default=3)
     overrides: tuple[str, ...] = overrides_option()
@@ -241,9 +237,9 @@ class AdaptationSearch:
     """Candidates tried one by one for as long as each improves on the last."""
 
 
-def read_user_text(file: str, asked: str) -> UserText:
-    """Read a text file, or stdin for "-"."""
-    is_stdin = file == "-"
+def read_user_text(file: str, asked: str | None = None) -> UserText:
+    """Read a text file, or stdin for "-"; errors begin with `asked`, by default the option and the file."""
+    is_stdin, asked = file == "-", asked or f"`text` {file}"
     try:
         data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
     except OSError as error:
@@ -252,31 +248,9 @@ def read_user_text(file: str, asked: str) -> UserText:
     return UserText("stdin" if is_stdin else file, data.removeprefix(codecs.BOM_UTF8), label=asked)
 
 
-parse_lengths_or_auto = partial(parse_list, words={AUTO: AUTO}, example="whole numbers like 160,640, or auto")
-
-
-def parse_distance(text: str, asked: str) -> int | Literal["none"]:
-    """Parse a limit of distances, or "none"."""
-    try:
-        return "none" if text.lower() in ("none", "off") else int(text)
-    except ValueError:
-        raise UsageError(f'{asked}: give a whole number, or "none"') from None
-
-
-def parse_temperature(text: str, asked: str) -> float | Literal["auto"]:
-    """Parse a temperature, or "auto"."""
-    try:
-        return AUTO if text == AUTO else float(text)
-    except ValueError:
-        raise UsageError(f"{asked}: give a number such as 1.08, or auto") from None
-
-
-def parse_losses_path(text: str, asked: str) -> Path:
-    """Return the path of a loss file that can be written."""
-    from txlcli.data import loss_file
-
-    loss_file.check_path(Path(text), asked)
-    return Path(text)
+lengths_option = partial(
+    option, read=several(), words={AUTO: AUTO}, example="whole numbers like 160,640, or auto", metavar="N,N,...|auto"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,15 +258,12 @@ class EvalOptions(Options):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
     split: Split | None = option("Split to score [default: test].")
-    mem_len: Lengths = option(
+    mem_len: Lengths = lengths_option(
         "Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
         metavar="M,M,...|auto",
         minimum=0,
-        parse=parse_lengths_or_auto,
     )
-    attn_len: Lengths = option(
-        "Evaluate without memory, with windows of these lengths.", metavar="N,N,...|auto", parse=parse_lengths_or_auto
-    )
+    attn_len: Lengths = lengths_option("Evaluate without memory, with windows of these lengths.")
     stride: int | None = option(
         "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."
     )
@@ -300,11 +271,16 @@ class EvalOptions(Options):
         f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
         default=(),
         metavar="NAME,...|all",
-        parse=partial(parse_list, item=str, words={"all": PROTOCOLS}),
+        read=several(str),
+        words={"all": PROTOCOLS},
     )
     seg_len: int | None = option("Segment length L; changes speed, and without memory the context.")
     max_distance: int | Literal["none"] | None = option(
-        "Distances beyond it share one encoding.", metavar="N|none", parse=parse_distance
+        "Distances beyond it share one encoding.",
+        metavar="N|none",
+        read=int,
+        words={"none": "none", "off": "none"},
+        example='a whole number, or "none"',
     )
     same_length: bool | None = option(
         "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
@@ -312,10 +288,11 @@ class EvalOptions(Options):
     temperature: float | Literal["auto"] | None = option(
         "Divide the logits by this number; auto selects it on valid [default: the recipe's].",
         metavar="X|auto",
-        minimum=0,
         above=0,
         maximum=100,
-        parse=parse_temperature,
+        read=float,
+        words={AUTO: AUTO},
+        example="a number such as 1.08, or auto",
     )
     cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
     dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
@@ -323,16 +300,13 @@ class EvalOptions(Options):
     batch_size: int | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: int | None = option("Score the first N tokens only.")
     text: UserText | None = option(
-        "Score a text file instead of a split; - is stdin.", metavar="FILE", parse=read_user_text
+        "Score a text file instead of a split; - is stdin.", metavar="FILE", read=read_user_text
     )
-    losses: Path | None = option(
-        "Write the loss of every token to this file.", metavar="FILE.h5", parse=parse_losses_path, writes=True
-    )
+    losses: Path | None = option("Write the loss of every token to this file.", metavar="FILE.h5", writes=LOSS_FORMATS)
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
-        parse=parse_page,
-        writes=True,
+        writes=(".html",),
     )
     attention: AttentionBackend | None = attention_option()
     plot: Path | None = plot_option()
@@ -346,10 +320,13 @@ class EvalOptions(Options):
         if self.text is not None:
             self.exclude("split", because="`text` is scored instead of a split")
         if self.reset_at_documents:
-            names = ("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html", self.searched or "text")
+            names = ("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html")
             self.exclude(*names, because="`reset_at_documents` reads the documents of a split with a memory")
+            if self.searched:
+                raise UsageError("`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128")
         if self.losses is not None:
             self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
+            _check_losses(self.losses)
         if self.html is not None:
             self.exclude("attn_len", "cache", "dynamic", "protocols", because="`html` shows the model and its memory")
         if self.adapts:
@@ -428,6 +405,13 @@ class EvalOptions(Options):
         )
 
 
+def _check_losses(path: Path) -> None:
+    """Reject another file than one of losses, which `force` must not replace."""
+    from txlcli.data import loss_file
+
+    loss_file.check_path(path, f"`losses` {path}")
+
+
 DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 
 
@@ -467,8 +451,8 @@ Head = tuple[int, int]
 """(layer, head), both from 1."""
 
 
-def parse_head(text: str) -> Head:
-    """Parse one head: `2.10` -> (2, 10)."""
+def read_head(text: str) -> Head:
+    """Read one head: `2.10` -> (2, 10)."""
     layer, head = text.split(".")
     return int(layer), int(head)
 
@@ -483,12 +467,15 @@ class AttentionOptions(Options):
         metavar="5,6,7|all",
         minimum=FIGURES[0],
         maximum=FIGURES[-1],
-        parse=partial(parse_list, words={"all": ()}, example="figures like 5,6, or all"),
+        read=several(),
+        words={"all": ()},
+        example="figures like 5,6, or all",
     )
     heads: tuple[Head, ...] | None = option(
         "Heads of Figure 6, counted from 1.1.",
         metavar="LAYER.HEAD,...",
-        parse=partial(parse_list, item=parse_head, example="layer.head, both from 1, like 2.3,5.1"),
+        read=several(read_head),
+        example="layer.head, both from 1, like 2.3,5.1",
     )
     auto: int | None = option(
         f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].", metavar="N"
@@ -518,7 +505,7 @@ class ProbeOptions(Options):
         "Distances in tokens [default: powers of two, up to the first beyond L + M].",
         metavar="N,N,...",
         minimum=2,
-        parse=parse_list,
+        read=several(),
     )
     texts: int = option("Generated texts for each distance.", default=32)
     positions: int = option("Score the words of the first N tokens of the split.", default=50_000)
@@ -546,7 +533,8 @@ class ReclOptions(Options):
         "Compare on these shares of the hardest positions [default: 0.1,0.5,1.0].",
         default=(0.1, 0.5, 1.0),
         metavar="R,R,...",
-        parse=partial(parse_list, item=float, example="numbers like 0.1,0.5,1.0"),
+        read=several(float),
+        example="numbers like 0.1,0.5,1.0",
     )
     threshold: float = share_option("Smallest relative gain of perplexity that counts; 1 % in the paper.", default=0.01)
     positions: int | None = option(
@@ -557,8 +545,7 @@ class ReclOptions(Options):
     plot_ppl: Path | None = option(
         "Also plot perplexity by context length to this file (Figure 4).",
         metavar="PATH",
-        parse=parse_figure,
-        writes=True,
+        writes=FIGURE_FORMATS,
     )
     force: bool = force_option()
     unfinished: bool = unfinished_option()
@@ -602,7 +589,8 @@ class PrepareOptions(Options):
     split: tuple[float, ...] | None = option(
         "Shares of train, valid and test in percent [default: 90,5,5].",
         minimum=0,
-        parse=partial(parse_list, item=float, example="three shares like 90,5,5", unique=False),
+        read=lambda text: tuple(map(float, text.split(","))),
+        example="three shares like 90,5,5",
     )
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
@@ -775,23 +763,19 @@ class ScaleOptions(Options):
     """Options of `txl recipes scale`: one of several equal GPUs; None is unknown."""
 
     overrides: tuple[str, ...] = overrides_option()
-    device_memory: float | None = option(
-        "Memory of each GPU, such as 80GiB; says whether a step fits.",
-        metavar="SIZE",
-        parse=partial(parse_quantity, units=SIZES),
+    device_memory: float | None = quantity_option(
+        "Memory of each GPU, such as 80GiB; says whether a step fits.", SIZES, "SIZE"
     )
     """In bytes."""
-    bandwidth: float | None = option(
-        "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.",
-        metavar="RATE",
-        parse=partial(parse_quantity, units=RATES),
+    bandwidth: float | None = quantity_option(
+        "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.", RATES, "RATE"
     )
     """In bytes per second."""
-    device_flops: float | None = option(
+    device_flops: float | None = quantity_option(
         "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
         "time.",
-        metavar="RATE",
-        parse=partial(parse_quantity, units=FLOP_RATES),
+        FLOP_RATES,
+        "RATE",
     )
     """In operations per second."""
 

@@ -56,7 +56,7 @@ class EvalRow:
     loss_nats: float
     """Mean loss in nats per token."""
     measures: dict[str, float | None]
-    """Results by name: those of `metrics.measures` for which there are counts; None if they overflow."""
+    """bpc and ppl per token, and ppl_per_word and bits_per_byte if their counts are known; None if they overflow."""
     ms_per_token: float
     """Wall time per token, all lanes together."""
     one_lane_ms_per_token: float | None = None
@@ -85,6 +85,16 @@ class EvalRow:
     """True for the lowest loss of the result."""
     losses_nats: NDArray[np.float32] = dataclasses.field(repr=False)
     """Loss of each token, (T,)."""
+
+    @property
+    def bpc(self) -> float:
+        """Mean loss in bits per token (per character or byte for models of these)."""
+        return metrics.bits(self.loss_nats)
+
+    @property
+    def ppl(self) -> float | None:
+        """Perplexity per token; None if it overflows."""
+        return self.measures["ppl"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of `--json`, which has the keys of its kind of evaluation only."""

@@ -95,7 +95,7 @@ def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[in
 
     def loss_at(length: int) -> float:
         row = score_at(length)(on_valid)
-        ppl, bits = metrics.format_measure(row.measures["ppl"]), metrics.bits(row.loss_nats)
+        ppl, bits = metrics.format_measure(row.ppl), metrics.bits(row.loss_nats)
         reporter.say(f"`{option}` {length}: valid perplexity {ppl}, {bits:.4f} bits")
         return row.loss_nats
 
