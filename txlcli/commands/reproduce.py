@@ -30,7 +30,7 @@ def reproduce(
     """Reproduce the paper's tables and figures.
 
     Prepares the texts, trains and evaluates whatever is missing, and writes report.md and report.html with our numbers
-    next to the paper's. Finished runs and evaluations are reused, interrupted runs resumed. frontier compares
+    next to the paper's. Finished runs are reused, interrupted runs resumed. frontier compares
     recurrence with other memories, positions and blocks.
 
     Example: txl reproduce table6

@@ -12,7 +12,6 @@ from txlcli.workflows.options import EvalOptions, ReproduceOptions
 from txlcli.workflows.reproduction import figures, scales, tables
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
-from txlcli.workflows.reproduction.state import Evaluation, ReportState
 
 PAPER, TINY = (scales.get(name, has_ptb=False) for name in ("paper", "tiny"))
 
@@ -22,9 +21,8 @@ class FakeRunner(Runner):
 
     def __init__(self, numbers, *, scale=PAPER, loss_at_300=0.0):
         report = SimpleNamespace(plot_curves=lambda path, curves, **_: setattr(self, "plotted", (path, curves)))
-        options, workspace = ReproduceOptions(seeds=2), SimpleNamespace(device="cpu")
-        state = ReportState(Path("report"), scale.name)
-        super().__init__(options=options, scale=scale, workspace=workspace, state=state, report=report)
+        options, workspace = ReproduceOptions(seeds=2, out=Path("report")), SimpleNamespace(device="cpu")
+        super().__init__(options=options, scale=scale, workspace=workspace, report=report)
         self.numbers, self.loss_at_300 = numbers, loss_at_300
 
     def run(self, part, seed=FIRST_SEED):
@@ -35,11 +33,9 @@ class FakeRunner(Runner):
         lengths = options.mem_lens or (0,)
         nats = value * math.log(2) if run.name.startswith("bytes") else math.log(value)
         worse = {0: 1.0, 8: 0.0, 300: self.loss_at_300}  # nats above the best, by length
-        tried = [(length, math.log(value) + more) for length, more in worse.items()]
-        found = 8 * (run.seed - FIRST_SEED + 1)
-        return Evaluation(
-            losses=[(length, nats) for length in lengths], found=found, tried=tried, settings="", seconds=1.0
-        )
+        tried = {length: math.log(value) + more for length, more in worse.items()}
+        search = SimpleNamespace(length=8 * (run.seed - FIRST_SEED + 1), tried=tried)
+        return SimpleNamespace(rows=[SimpleNamespace(mem_len=n, loss_nats=nats) for n in lengths], search=search)
 
 
 def test_our_numbers_are_in_the_papers_rows():

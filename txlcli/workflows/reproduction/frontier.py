@@ -60,7 +60,7 @@ def _measure(runner: Runner, memory: str, position: str, block: str) -> Cell:
     lengths = (mem_len, LONGER * mem_len) if memory == "recurrence" else (mem_len,)
     options = EvalOptions(split="test", mem_len=None if settings.model.recurrent_state else lengths)
     results = runner.evaluate_all(part, options)
-    values = zip(*([bits(loss) for _, loss in result.losses] for result in results), strict=True)
+    values = zip(*([bits(row.loss_nats) for row in result.rows] for result in results), strict=True)
     return Cell(runner.run(part).parameters, *map(Measured, values))
 
 

@@ -1,20 +1,27 @@
 """Reproduces tables and figures one after the other, and keeps the report in its directory up to date."""
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from txlcli.errors import RunError, UsageError
 from txlcli.paper import published
+from txlcli.system import locks
+from txlcli.system.atomic_files import errors_of_writing, write_text
+from txlcli.system.input_files import MAX_REPORT, read_text
+from txlcli.system.plain_json import parse_json
 from txlcli.workflows.options import ReproduceOptions
-from txlcli.workflows.reproduction import figures, frontier, scales, state, tables
+from txlcli.workflows.reproduction import figures, frontier, scales, tables
 from txlcli.workflows.reproduction.runner import Report, Runner
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
-from txlcli.workflows.reproduction.state import ReportState
 from txlcli.workflows.workspace import Workspace
 
+SECTIONS, LOCK = "reproduction.json", ".lock"
 ITEMS: dict[str, tuple[tuple[str, ...], Callable[[Runner], Section]]] = {
     **{f"table{n}": (parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
     "table6": (parts("table6"), tables.table6),
@@ -51,15 +58,18 @@ def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
 
 def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
-    scale = scale_of(options, workspace)
-    with state.opened(options) as stored:
-        files = _write(stored, report)
+    directory, scale = options.directory, scale_of(options, workspace)
+    _make_directory(directory)
+    with locks.exclusive(
+        directory / LOCK, f"another process writes to {directory}; wait for it, or give another `out`"
+    ):
+        stored = _read(options)
+        files = _write(stored, options, report)
         for number, name in enumerate(names, 1):
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
-            runner = Runner(options=options, scale=scale, workspace=workspace, state=stored, report=report)
-            stored.sections[name] = _make(name, runner)
-            _write(stored, report)  # after each item: an interruption loses only one
-        return ReproduceResult(report=files, sections=[stored.sections[name] for name in names])
+            stored[name] = _make(name, Runner(options=options, scale=scale, workspace=workspace, report=report))
+            _write(stored, options, report)  # after each item: an interruption loses only one
+    return ReproduceResult(report=files, sections=[stored[name] for name in names])
 
 
 def _make(name: str, runner: Runner) -> Section:
@@ -73,14 +83,40 @@ def _make(name: str, runner: Runner) -> Section:
         title=TITLES[name],
         commands=runner.commands,
         readings=runner.readings,
-        seconds=runner.reused_seconds + time.monotonic() - started,
+        seconds=time.monotonic() - started,
         scale=runner.scale.name,
         hardware=runner.machine,
     )
 
 
-def _write(stored: ReportState, report: Report) -> list[str]:
-    """Write the state and the report; return the paths of the latter."""
-    stored.write()
-    sections = [stored.sections[name] for name in ITEMS if name in stored.sections]
-    return report.write(sections, stored.scale, stored.directory)
+def _make_directory(directory: Path) -> None:
+    """Make the directory of a report, which a killed process may have left with hidden files only."""
+    with errors_of_writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        is_report = (directory / SECTIONS).is_file()
+        if not is_report and any(not path.name.startswith(".") for path in directory.iterdir()):
+            raise UsageError(f"{directory} exists and is not a reproduction; give another `out`")
+
+
+def _read(options: ReproduceOptions) -> dict[str, Section]:
+    """Return the sections of a report by name; a new one has none."""
+    path = options.directory / SECTIONS
+    if not path.exists():
+        return {}
+    try:
+        stored = parse_json(read_text(path, MAX_REPORT))
+        scale, sections = stored["scale"], {key: Section.from_json(table) for key, table in stored["sections"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: damaged, or of another version of txl ({error}); remove the folder, or give another `out`"
+        ) from error
+    if scale != options.scale:
+        raise UsageError(f"{options.directory} is a reproduction at {scale} scale; give another `out`")
+    return sections
+
+
+def _write(stored: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
+    """Write the sections, and the files of the report, whose paths are returned."""
+    tables = {name: asdict(section) for name, section in stored.items()}
+    write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
+    return report.write([stored[name] for name in ITEMS if name in stored], options.scale, options.directory)

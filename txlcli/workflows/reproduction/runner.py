@@ -1,7 +1,6 @@
 """Provides the tables with results: prepares texts, trains models and evaluates runs, each only once."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import RUNS_DIR, command_line
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
+from txlcli.workflows.evaluation.evaluate import EvalResult
 from txlcli.workflows.options import EvalOptions, Options, PrepareOptions, ReproduceOptions, Split, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import Measured, Section
-from txlcli.workflows.reproduction.state import Evaluation, ReportState, key_of
 from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
@@ -57,17 +56,13 @@ class Runner:
     scale: Scale
     workspace: Workspace
     """Finished runs in its directory of runs are reused, others resumed."""
-    state: ReportState
-    """New evaluations are added, and stored in its directory."""
     report: Report
     commands: list[str] = dataclasses.field(default_factory=list)
     readings: list[str] = dataclasses.field(default_factory=list)
     """Settings of the evaluations, in sentences, each once."""
-    reused_seconds: float = 0.0
-    """Duration of the stored evaluations."""
 
     def __post_init__(self) -> None:
-        self.directory, self.seeds = self.state.directory, seeds_of(self.options)
+        self.directory, self.seeds = self.options.directory, seeds_of(self.options)
         self.machine = describe_machine(pick_device(self.workspace.device))
 
     @property
@@ -100,27 +95,16 @@ class Runner:
             start.train(model.recipe, options, self.workspace)
         return run_directory.open_run(directory)
 
-    def evaluate(self, run: Run, options: EvalOptions) -> Evaluation:
+    def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
         """Return the result of `txl eval` on as many positions as the scale has."""
         options = dataclasses.replace(options, positions=self.scale.positions, timed=False)
         self.record_command("eval", str(run.directory), options=options)
-        store = self.workspace.open_store(run.settings.corpus.store)
-        key, evaluations = key_of(run, store, options, machine=self.machine), self.state.evaluations
-        if key in evaluations:
-            self.workspace.reporter.say(f"{run.directory}, {options.split}: already evaluated")
-            self.reused_seconds += evaluations[key].seconds
-        else:
-            started = time.monotonic()
-            result = evaluate.run(str(run.directory), options, self.workspace)
-            result.raise_pending()
-            evaluations[key] = Evaluation.of(result, time.monotonic() - started)
-            self.state.write()
-        evaluation = evaluations[key]
-        if evaluation.settings not in self.readings:
-            self.readings.append(evaluation.settings)
-        return evaluation
+        result = evaluate.run(str(run.directory), options, self.workspace)
+        result.raise_pending()
+        self.readings = list(dict.fromkeys([*self.readings, evaluate.describe_settings(result, result.rows[0])]))
+        return result
 
-    def evaluate_all(self, part: str, options: EvalOptions) -> list[Evaluation]:
+    def evaluate_all(self, part: str, options: EvalOptions) -> list[EvalResult]:
         """Return the result of `evaluate` for each seed of a model."""
         return [self.evaluate(self.run(part, seed), options) for seed in self.seeds]
 
@@ -134,7 +118,9 @@ class Runner:
         settings, options = self.settings(part), EvalOptions(split=split)
         if settings.train.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
-        return Measured(tuple(in_metric(result.losses[0][1], metric) for result in self.evaluate_all(part, options)))
+        return Measured(
+            tuple(in_metric(result.rows[0].loss_nats, metric) for result in self.evaluate_all(part, options))
+        )
 
     def _prepare(self, store: str) -> None:
         source, workspace = self.scale.texts[store]["source"], self.workspace

@@ -148,14 +148,14 @@ def _measure(runner: Runner, part: str) -> Lengths:
     else:
         as_trained = runner.in_windows(part, "valid")
         search = dataclasses.replace(as_trained, attn_len=AUTO)
-    init = [perplexity(evaluation.losses[0][1]) for evaluation in runner.evaluate_all(part, as_trained)]
-    searches = runner.evaluate_all(part, search)
-    tried = tuple(dict(searched.tried) for searched in searches)
+    init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
+    searches = [result.search for result in runner.evaluate_all(part, search) if result.search]
+    tried = tuple(searched.tried for searched in searches)
     lowest = [perplexity(min(losses.values())) for losses in tried]
     return Lengths(
         init=Measured(tuple(init)),
         best=Measured(tuple(map(min, init, lowest))),
-        attn_lens=tuple(searched.found for searched in searches),
+        attn_lens=tuple(searched.length for searched in searches),
         tried=tried,
         trained=train.seg_len + train.mem_len,
     )
@@ -164,7 +164,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
 def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
     """Return the loss in nats by memory length, for each seed."""
     options = EvalOptions(split="valid", mem_len=tuple(mem_lens))
-    return [dict(result.losses) for result in runner.evaluate_all(part, options)]
+    return [{row.mem_len: row.loss_nats for row in result.rows} for result in runner.evaluate_all(part, options)]
 
 
 def _row(row: published.Ablation, lengths: Lengths) -> list[str]:
