@@ -1,6 +1,5 @@
 """`txl info`: versions, device, threads, stores and runs."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from txlcli import console
@@ -8,9 +7,6 @@ from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
 
 if TYPE_CHECKING:
     from txlcli.workflows.info import Installation
-
-SHOWN = 8
-"""Largest number of stores, or of runs, that are named."""
 
 
 def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
@@ -35,14 +31,9 @@ def _show(installed: "Installation") -> None:
         "BLAS": installed.blas,
         "processors": f"{installed.processors} ({installed.cpu_capability}), threads: {installed.threads}",
         "CUDA": f"{installed.cuda or 'not in this build of PyTorch'}; GPUs: {', '.join(installed.gpus) or 'none'}",
-        "stores": f"{_some(installed.stores)} (in {installed.data_dir})",
-        "runs": f"{_some(installed.runs)} (in {installed.runs_dir})",
+        "stores": f"{len(installed.stores)} in {installed.data_dir}",
+        "runs": f"{len(installed.runs)} in {installed.runs_dir}",
         **installed.environment,
     }
     for name, value in lines.items():
         console.show_line(f"{name + ':':<12} {value}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") or "none"

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,28 +50,22 @@ class CostsResult:
         return {**vars(self), "scale": self.scale.name, "items": [vars(item) for item in self.items]}
 
 
-def run(
-    names: Sequence[str],
-    options: ReproduceOptions,
-    workspace: Workspace,
-    clock: Callable[[], float] = time.monotonic,
-) -> CostsResult:
+def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, max_s: float = MAX_S) -> CostsResult:
     """Forecast the cost of items.
 
-    Small models are timed, once per shape, until `clock` has counted MAX_S seconds. The others have the median rate.
+    Small models are timed, once per shape, until `max_s` seconds have passed. The others have the median rate.
     """
     scale, device = scale_of(options, workspace), pick_device(workspace.device)
     peak = peak_flops_per_s(device, "fp32", seconds=time.thread_time)
     shares: dict[tuple[object, ...], float] = {}
-    timed_until = clock() + MAX_S
+    timed_until = time.monotonic() + max_s
 
     def flops_and_seconds(settings: Settings) -> tuple[float, float]:
         """Return the operations and the time of a training run."""
         model, train, vocab_size = settings.model, settings.train, _vocab_size(settings, scale, workspace)
-        tokens = train.max_steps * train.batch_size * train.seg_len
-        flops = tokens * step_flops_per_token(model, vocab_size, train)
+        flops = train.max_steps * train.batch_size * train.seg_len * step_flops_per_token(model, vocab_size, train)
         shape = (model, vocab_size, train.batch_size, train.seg_len, train.mem_len)
-        if shape not in shares and clock() < timed_until:
+        if shape not in shares and time.monotonic() < timed_until:
             shares[shape] = timed_share_of_peak(model, vocab_size, train, device=device, peak=peak) or CPU_SHARE
         share = shares.get(shape) or statistics.median(shares.values() or [CPU_SHARE])
         return flops, flops / (share * peak)
@@ -82,8 +76,7 @@ def run(
         missing = [part for part, seed in runs if not _is_finished(workspace.runs_dir / scale.run_name(part, seed))]
         costs = [flops_and_seconds(scale.models[part].settings()) for part in missing]
         flops, seconds = (sum(column) for column in zip((0.0, 0.0), *costs, strict=True))
-        cost = ItemCost(item=name, models=len(runs), missing=len(missing), training_flops=flops, seconds=seconds)
-        items.append(cost)
+        items.append(ItemCost(item=name, models=len(runs), missing=len(missing), training_flops=flops, seconds=seconds))
     return CostsResult(scale=scale, peak_flops_per_s=peak, items=tuple(items))
 
 
