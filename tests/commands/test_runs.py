@@ -16,8 +16,7 @@ from tests.commands.novel import Saved, card, cells, done, json_of, refusal, rep
 from tests.commands.test_plots import MAGIC
 from txlcli.data import loss_file
 from txlcli.data.loss_file import TokenLosses
-from txlcli.runs import history, log_file, run_directory
-from txlcli.workflows.overview import x_coordinates
+from txlcli.runs import log_file, run_directory
 
 LN2 = 0.6931471805599453
 RUNS = ["byte", "char", "sentencepiece", "word"]
@@ -271,7 +270,7 @@ def test_seeds_train_one_run_each_and_are_compared_by_mean_and_deviation(here):
 
 
 def test_the_curves_of_one_run_are_plotted_into_its_folder(here):
-    done("runs", "plot", "byte", "--x", "tokens")
+    done("runs", "plot", "byte")
     assert Path("runs/byte/curves.png").read_bytes().startswith(MAGIC[".png"])
     done("runs", "plot", "byte")
     assert run_directory.OWN_FILES.fullmatch("curves.png")  # deleted with the run
@@ -338,30 +337,12 @@ def test_the_figure_has_a_line_of_training_and_marks_of_validation_for_each_run(
     assert validations == [2, 1]
 
 
-def test_x_coordinates_are_steps_tokens_or_increasing_hours(here):
-    done("runs", "compare", "word", "sentencepiece", "--plot", "curves.png", "--x", "hours")
-    assert Path("curves.png").read_bytes().startswith(MAGIC[".png"])
-    past = history.read(run_directory.open_run(Path("runs/byte")))
-    steps = [line["step"] for line in reports("runs/byte")]
-    assert x_coordinates(past, "steps") == steps
-    assert x_coordinates(past, "tokens") == [step * 3 * 5 for step in steps]
-    hours = x_coordinates(past, "hours")
-    assert hours == sorted(hours)
-    assert 0 < hours[0] < hours[-1] < 1
-
-
-def test_a_run_without_durations_or_reports_is_not_plotted(two):
-    path = two / "runs/fast/metrics.jsonl"
-    lines = [{**line, "tokens_per_s": None} for line in reports("runs/fast")]
-    path.write_text("".join(map(log_file.to_line, lines)))
-    done("runs", "compare", "byte", "fast", "--plot", "steps.png")
-    message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", "--x", "hours", code=1)
-    assert message == "runs/fast/metrics.jsonl has no durations; use --x steps or --x tokens"
-    path.unlink()
+def test_a_run_without_reports_is_not_plotted(two):
+    (two / "runs/fast/metrics.jsonl").unlink()
     done("runs", "compare", "byte", "fast")
-    message = refusal("runs", "compare", "byte", "fast", "--plot", "hours.png", code=1)
+    message = refusal("runs", "compare", "byte", "fast", "--plot", "curves.png", code=1)
     assert message == "runs/fast has no training reports in metrics.jsonl; leave it out of --plot"
-    assert not Path("hours.png").exists()
+    assert not Path("curves.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -377,7 +358,6 @@ def test_a_run_without_durations_or_reports_is_not_plotted(two):
             ["byte", "char", "--plot", "c.gif"],
             "--plot c.gif: use the extension .png or .svg or .pdf",
         ),
-        (["byte", "char", "--x", "hours"], "--x is the axis of a --plot; leave out --x"),
     ],
 )
 def test_wrong_options_of_compare_are_rejected(here, arguments, message):
@@ -491,8 +471,7 @@ def test_changed_settings_of_a_resumed_run_are_reported_and_recorded(here):
     assert "changes" not in json.loads((here / "runs/straight/run.json").read_text())
     output = json_of("runs", "compare", "stretched", "straight")
     assert [one["changes"] for one in output["runs"]] == [[change], []]
-    table = done("runs", "compare", "stretched", "straight").stdout
-    assert all(text in table for text in ("after 2:", "train.max_steps 4 (was 2)", "train.clip none (was 0.25)"))
+    assert ["settings changed", "at 2", "-"] in cells(done("runs", "compare", "stretched", "straight"))
     done("train", "--resume", "stretched", "--set", "train.max_steps=5", "--set", "train.clip=0.25")
     changes = json.loads((here / "runs/stretched/run.json").read_text())["changes"]
     assert [one["step"] for one in changes] == [2, 4]

@@ -187,18 +187,7 @@ def test_results_of_earlier_weights_do_not_count(run):
 def test_tokens_per_second_are_all_tokens_divided_by_all_seconds(run):
     # 10 steps at 42 and 20 at 21 tokens/s: 30 x 21 tokens in 5 s and 20 s.
     past = read(run, report(10), report(30, tokens_per_s=21.0), report(35, tokens_per_s=None))
-    assert past.tokens_per_step == TOKENS
     assert past.tokens_per_s == pytest.approx(30 * TOKENS / 25)
-
-
-def test_hours_include_steps_and_validations(run):
-    past = read(run, report(10), valid(10, 1.5), report(30, tokens_per_s=21.0))
-    assert past.hours() == pytest.approx([5 / 3600, 10 / 3600, 30 / 3600])
-
-
-@pytest.mark.parametrize("line", [report(20, tokens_per_s=None), valid(20, 1.5, seconds=None)])
-def test_hours_are_unknown_if_a_report_has_no_duration(run, line):
-    assert read(run, report(10), line).hours() is None
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])

@@ -94,11 +94,10 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
 
     settings, digest = recipe.load(CORPUS, SETTINGS), workspace.open_store(CORPUS).digest("train")
     directory = workspace.runs_dir / RUN
-    same = [found for found in history.same_runs(settings, digest, workspace.runs_dir) if found[0].name == RUN]
-    for _, _, is_finished in same:
-        if is_finished:
-            console.say(f"using {directory}, which is finished; delete this folder to train it again")
-            return str(directory)
+    same = [past for past in history.same_runs(settings, digest, workspace.runs_dir) if past.run.name == RUN]
+    if same and same[0].state == "finished":
+        console.say(f"using {directory}, which is finished; delete this folder to train it again")
+        return str(directory)
     if directory.exists() and not same:
         next_step = "delete this folder, or give another --runs-dir"
         raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")

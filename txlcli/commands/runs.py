@@ -18,10 +18,9 @@ from txlcli.paper import metrics
 from txlcli.paper.published import CONTEMPORARY, FINETUNED
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.runs.run_directory import Change
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
-from txlcli.workflows.options import Axis, CompareOptions, CurveOptions
+from txlcli.workflows.options import CurveOptions
 from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
 from txlcli.workflows.ranking import PublishedTable, RankedRow
 
@@ -156,7 +155,7 @@ def verify(
 @app.command("compare")
 @with_options
 def compare(
-    options: CompareOptions,
+    options: CurveOptions,
     run_names: Annotated[
         list[str] | None,
         Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.", autocompletion=completion.runs),
@@ -173,9 +172,7 @@ def compare(
     """
     result = overview.compare(run_names or [], runs_dir)
     if options.plot is not None:
-        plot_curves(
-            options.plot, [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)], options.x
-        )
+        plot_curves(options.plot, [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)])
     console.show_result(result, _show_comparison, json=json)
 
 
@@ -199,13 +196,13 @@ def plot(
     """
     runs = run_directory.find_each(run_names, runs_dir) if run_names else [run_directory.find(None, runs_dir)]
     path = options.plot or runs[0].directory / CURVES
-    plot_curves(path, [history.read(run) for run in runs], options.x)
+    plot_curves(path, [history.read(run) for run in runs])
 
 
 def _show_comparison(result: Comparison) -> None:
     runs = result.runs
     metric = runs[0].metric if len({run.metric for run in runs}) == 1 else None
-    cells: dict[str, Callable[[RunSummary], str | list[str]]] = {
+    cells: dict[str, Callable[[RunSummary], str]] = {
         "recipe": lambda run: str(run.recipe),
         "parameters": lambda run: _count(run.parameters),
         "state": lambda run: run.state,
@@ -217,12 +214,12 @@ def _show_comparison(result: Comparison) -> None:
         "test": lambda run: _result(run, run.test),
         "test bits/byte": lambda run: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
         "tokens/s": lambda run: _count(run.tokens_per_s),
-        "changed settings": lambda run: _describe_changes(run.changes) or "-",
+        "settings changed": lambda run: ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
     }
     if metric and result.same_text:
         del cells["test bits/byte"]
     if not any(run.changes for run in runs):
-        del cells["changed settings"]
+        del cells["settings changed"]
     rows = [[label, *map(cell, runs)] for label, cell in cells.items()]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
     notes = [] if result.settings else [SAME_SETTINGS]
@@ -244,21 +241,9 @@ def _count(number: float | None) -> str:
     return "-" if number is None else f"{number:,.0f}"
 
 
-def _describe_changes(changes: Sequence[Change]) -> list[str]:
-    """Return the step and the settings of each change, one per line."""
-    lines = []
-    for change in changes:
-        lines.append(f"after {change.step:,}:")
-        lines += [
-            f"{name} {recipe.format_value(new)} (was {recipe.format_value(old)})"
-            for name, (old, new) in change.settings.items()
-        ]
-    return lines
-
-
-def plot_curves(path: Path, histories: Sequence[History], x: Axis = "steps") -> None:
+def plot_curves(path: Path, histories: Sequence[History]) -> None:
     """Plot the losses of runs: training as thin lines, validation with markers."""
-    curves = overview.curves(histories, x)
+    curves = overview.curves(histories)
     from txlcli.commands import plots
 
     colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in curves))}
@@ -267,7 +252,7 @@ def plot_curves(path: Path, histories: Sequence[History], x: Axis = "steps") -> 
     plots.plot_curves(
         path,
         {f"{run}, {split}": curve for (run, split), curve in curves.items()},
-        x_label=x,
+        x_label="steps",
         y_label=metrics.METRIC_TITLES[runs[0].metric],
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
         log_y=runs[0].metric == "ppl",

@@ -99,13 +99,10 @@ SHORTENED_FROM = 1e7
 
 
 def format_measure(value: float | None) -> str:
-    """Format a loss or perplexity: 4.703, or 2.7e10 from ten million on; None stands for infinity."""
+    """Format a loss or perplexity: 4.703, or 2.7e+10 from ten million on; None stands for infinity."""
     if value is None or value == math.inf:
         return "inf"
-    if abs(value) < SHORTENED_FROM:
-        return f"{value:.3f}"
-    digits, _, exponent = f"{value:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}"
+    return f"{value:.3f}" if abs(value) < SHORTENED_FROM else f"{value:.1e}"
 
 
 def format_ratio(ratio: float) -> str:

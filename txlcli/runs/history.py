@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 from txlcli.config.settings import Settings
@@ -55,7 +54,7 @@ class History:
             return "imported"
         if not self.saved or self.last_step > self.step:
             return "interrupted"
-        ended = has_ended(self.run, self.saved)
+        ended = self.run.settings.train.ends_after(self.step, int(self.saved.get("stale", 0)))
         # Training can be stopped between the last step and its validation, which resuming makes up for.
         return "finished" if ended and self.saved.get("validated") == self.step else "unfinished"
 
@@ -110,31 +109,15 @@ class History:
         return None if report is None else metrics.in_metric(report["loss_nats"], self.run.metric)
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens predicted per step."""
-        return self.run.settings.train.batch_size * self.run.settings.train.seg_len
-
-    @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second of training, without validations; None if no report has it."""
-        timed = [(tokens, seconds) for tokens, seconds in self._durations() if tokens and seconds]
-        return sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed) if timed else None
-
-    def _durations(self) -> Iterator[tuple[int, float | None]]:
-        """Yield the tokens that each report averages, none for a validation, and its seconds, if they are known."""
-        before = 0
-        for report in self.reports:
-            if report["kind"] == "valid":
-                yield 0, report.get("seconds")
-                continue
-            tokens = (report["step"] - before) * self.tokens_per_step
-            yield tokens, tokens / report["tokens_per_s"] if report.get("tokens_per_s") else None
+        train, tokens, seconds, before = self.run.settings.train, 0, 0.0, 0
+        for report in self.reports_of("train"):
+            if report.get("tokens_per_s"):
+                averaged = (report["step"] - before) * train.batch_size * train.seg_len
+                tokens, seconds = tokens + averaged, seconds + averaged / report["tokens_per_s"]
             before = report["step"]
-
-    def hours(self) -> list[float] | None:
-        """Return the hours of training and validation up to each report; None if a report has no duration."""
-        known = [seconds for _, seconds in self._durations() if seconds is not None]
-        return [passed / 3600 for passed in accumulate(known)] if len(known) == len(self.reports) else None
+        return tokens / seconds if seconds else None
 
 
 SETTINGS = (
@@ -186,28 +169,19 @@ def check_finished(run: Run) -> None:
         )
 
 
-def has_ended(run: Run, saved: Report) -> bool:
-    """Return True if the last checkpoint of a run, given its metadata, is of the last step of the training."""
-    return run.settings.train.ends_after(int(saved.get("step", 0)), int(saved.get("stale", 0)))
-
-
-def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[tuple[Run, int, bool]]:
+def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[History]:
     """Yield runs from new weights with the same settings, except [log], and training text, the most recent first.
 
-    Each comes with the step of its last checkpoint, and True if that is the last step. `train_sha256` is the digest of
-    the train split.
+    `train_sha256` is the digest of the train split.
     """
     for directory in run_directory.newest_first(runs_dir):
         with contextlib.suppress(RunError, OSError):
             run = run_directory.open_run(directory)
-            saved = _metadata(run, run_directory.LAST)
-            same_text = train_sha256 is not None and saved.get("train_sha256") == train_sha256
-            if (
-                same_text
-                and not (run.changes or run.origin)
-                and dataclasses.replace(run.settings, log=settings.log) == settings
-            ):
-                yield run, int(saved.get("step", 0)), has_ended(run, saved)
+            is_new = not (run.changes or run.origin)
+            if is_new and dataclasses.replace(run.settings, log=settings.log) == settings:
+                past = read(run)
+                if train_sha256 is not None and past.saved.get("train_sha256") == train_sha256:
+                    yield past
 
 
 def _metadata(run: Run, name: str) -> Report:

@@ -26,7 +26,6 @@ from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
 Split = Literal["train", "valid", "test"]
 IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
-Axis = Literal["steps", "tokens", "hours"]
 """Quantity on the x axis of training curves."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LOSS_FORMATS = (".h5", ".hdf5")
@@ -653,20 +652,10 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveOptions(Options):
-    """Options of `txl runs plot`."""
+    """Options of `txl runs plot` and `txl runs compare`."""
 
     plot: Path | None = plot_option()
-    x: Axis = option("Quantity on the x axis of --plot.", default="steps")
     force: bool = force_option()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(CurveOptions):
-    """Options of `txl runs compare`."""
-
-    def _check(self) -> None:
-        if self.plot is None:
-            self.exclude("x", because="`x` is the axis of a `plot`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,10 @@ from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Change, Origin, Run
-from txlcli.workflows.options import Axis
 from txlcli.workflows.reporter import Reporter
 
 Curve = tuple[list[float], list[float]]
-"""Coordinates x and y."""
+"""Steps, and the loss at each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +162,8 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
             yield SeedGroup(runs=tuple(run.name for run in group), losses=spread)
 
 
-def curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve]:
-    """Return the losses of runs of one metric, by run and split."""
+def curves(histories: Sequence[History]) -> dict[tuple[str, str], Curve]:
+    """Return the losses of runs of one metric by step, by run and split."""
     by_metric = {past.run.metric: past.run.name for past in histories}
     if len(by_metric) > 1:
         runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
@@ -176,20 +175,8 @@ def curves(histories: Sequence[History], x: Axis) -> dict[tuple[str, str], Curve
             raise RunError(
                 f"{past.run.directory} has no training reports in {run_directory.METRICS}; leave it out of `plot`"
             )
-        by_split |= {(name, split): ([], []) for split in ("train", "valid")}
-        for at, report in zip(x_coordinates(past, x), past.reports, strict=True):
-            along, losses = by_split[name, report["kind"]]
-            along.append(at)
-            losses.append(metrics.in_metric(report["loss_nats"], past.run.metric))
+        for split in ("train", "valid"):
+            reports = past.reports_of(split)
+            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
+            by_split[name, split] = ([float(report["step"]) for report in reports], losses)
     return by_split
-
-
-def x_coordinates(past: History, x: Axis) -> list[float]:
-    """Return the x coordinate of each report."""
-    if x == "hours":
-        if (hours := past.hours()) is None:
-            path = past.run.directory / run_directory.METRICS
-            raise RunError(f"{path} has no durations; use `x` steps or `x` tokens")
-        return hours
-    scale = past.tokens_per_step if x == "tokens" else 1
-    return [float(report["step"] * scale) for report in past.reports]

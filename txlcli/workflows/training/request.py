@@ -62,15 +62,15 @@ def resolve(
     path = data_dir / f"{settings.corpus.store}.h5"
     if not is_repeated and path.is_file() and options.begin_from is None:
         same = list(history.same_runs(settings, TokenStore.open(path).digest("train"), runs_dir))
-        for run, _, is_finished in same:
-            if is_finished:
+        for past in same:
+            if past.state == "finished":
                 raise RunError(
-                    f'{run.directory} is finished and has the same settings, text and seed; evaluate it with "txl eval '
-                    f'{run.name}", train it again under another `name`, or replace it with `force`'
+                    f"{past.run.directory} is finished and has the same settings, text and seed; evaluate it with "
+                    f'"txl eval {past.run.name}", train it again under another `name`, or replace it with `force`'
                 )
         if same:
-            run, step, _ = same[0]
-            say(f"{run.directory} has the same settings; `resume` {run.name} continues it at step {step:,}")
+            run = same[0].run
+            say(f"{run.directory} has the same settings; `resume` {run.name} continues it at step {same[0].step:,}")
     if store_name is not None and options.name is None:
         options = dataclasses.replace(options, name=next(run_directory.free_directories(runs_dir, store_name)).name)
     return source, options
