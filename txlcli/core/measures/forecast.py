@@ -1,7 +1,6 @@
 """Memory of a training step, counted on tensors without data: nothing is allocated.
 
-A step is run forward and backward with few layers, sequences and softmax columns. Further layers, sequences and columns
-are identical to those, so larger sizes follow exactly. Segment and memory have their real lengths.
+The forward pass of a micro-batch is run once. Hooks of autograd count the tensors that the backward pass will read.
 """
 
 import contextlib
@@ -12,9 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +23,7 @@ from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.normalizer import BlockSize
 from txlcli.core.kernels.private import observed_results, tensors_without_data
-from txlcli.core.kernels.score_buffer import Workspace, scores_at_once
+from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.registry import make_model
@@ -36,12 +33,10 @@ from txlcli.core.training.optimizer import OPTIMIZERS
 
 CPU = torch.device("cpu")
 FLOAT = 4  # bytes; weights, gradients and optimizer state stay fp32
-TRACED_TOKENS, TRACED_COLUMNS = 1 << 11, 512
-"""Tokens of a micro-batch above which sequences are extrapolated, and columns of the softmax from which more are."""
-TRACED_BLOCKS = 8
-"""Most blocks of queries, and of rows of the softmax, into which a segment is divided in a trace."""
 LSTM_NUMBERS = 6
 """Numbers that oneDNN's LSTM keeps for the backward pass for each token and unit: four gates, cell, output."""
+ONE_BLOCK = BlockSize(cpu_tokens=1 << 60, cpu_bytes=1 << 62)
+"""All logits at once: the same bytes are saved, by fewer operations."""
 PARTS = {
     "embedding.": "embedding",
     "softmax.": "softmax",
@@ -70,9 +65,7 @@ class StepBytes:
     average: int
     memory: int = 0
     activations: int = 0
-    """Tensors that the backward pass reads."""
-    workspace: int = 0
-    """On a CPU, temporary tensors beyond the gradients; those of single operations on CUDA are not counted."""
+    """Tensors that the backward pass reads; temporary tensors of single operations are not counted."""
 
     @property
     def total(self) -> int:
@@ -159,20 +152,20 @@ def step_bytes(
         state_bytes(model, vocab_size, train, device=device, processes=processes),
         memory=train.batch_size * _memory_bytes(step.model, train.mem_len, DTYPES[train.precision].itemsize),
         activations=step.saved_bytes() - _divided_casts(shapes, train, device),
-        workspace=_workspace_bytes(step, shapes, train, processes) if device.type == "cpu" else 0,
     )
 
 
 def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
     """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
+    if train.recompute:
+        return 0
     step = _Step.of(model, vocab_size, train, device)
-    of_fewer = [
-        dataclasses.replace(step, batch_size=batch_size, columns=columns).saved_bytes()
-        for batch_size in (2, 3)
-        for columns in (TRACED_COLUMNS, 2 * TRACED_COLUMNS)
-    ]
-    of_columns = of_fewer[3] - of_fewer[2] - (of_fewer[1] - of_fewer[0])
-    return of_columns * step.batch_size * step.columns // TRACED_COLUMNS
+    one, two = (  # bytes of the further columns; a batch of one may be read in place
+        dataclasses.replace(step, batch_size=size, columns=2 * step.columns).saved_bytes()
+        - dataclasses.replace(step, batch_size=size).saved_bytes()
+        for size in (2, 3)
+    )
+    return (two - one) * step.batch_size
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:
@@ -182,14 +175,13 @@ def with_plain_softmax(model: ModelSettings) -> ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Forward and backward pass of a micro-batch, whose bytes are linear in layers, sequences and columns."""
+    """Forward pass of a micro-batch."""
 
     model: ModelSettings
     """With a plain softmax."""
     train: TrainSettings
     """Only what changes the tensors of a step, so that steps that are counted alike are equal."""
     on_gpu: bool
-    n_layers: int
     batch_size: int
     """Sequences of a micro-batch."""
     columns: int
@@ -218,79 +210,44 @@ class _Step:
                 attention=train.attention,
             ),
             on_gpu=on_gpu,
-            n_layers=model.n_layers,
             batch_size=train.batch_size // train.accumulate,
-            columns=round(softmax_columns(bands(model, vocab_size))),
+            # Logits that are computed again are not kept, so that any number of them gives the same bytes.
+            columns=2 if train.recompute == "layers" else round(softmax_columns(bands(model, vocab_size))),
         )
 
     def saved_bytes(self) -> int:
         """Return the bytes of the tensors that the backward pass reads."""
-        saved, model, train = self.traced_bytes()[0], self.model, self.train
-        if self.on_gpu:
-            return saved + (self._layer_bytes() if train.recompute == "layers" else 0)
-        is_tiled = isinstance(model, TransformerSettings) and not model.recurrent_state
-        if not is_tiled or train.recompute or train.attention != "auto":
-            return saved
-        skipped = self._computed_scores(self.workspace) - self._computed_scores(Workspace())
-        return saved - self.batch_size * self.n_layers * skipped * DTYPES[train.precision].itemsize
-
-    def _computed_scores(self, workspace: Workspace) -> int:
-        """Return how many scores a layer computes for a sequence: blocks of queries leave out most of the future."""
-        assert isinstance(self.model, TransformerSettings)
-        seg_len, heads = self.train.read_len, self.model.n_heads
-        mem_len = self.model.visible_memory(self.model.memory_keys(self.train.mem_len))
-        row_bytes = heads * (mem_len + 2 * seg_len - 1) * DTYPES[self.train.precision].itemsize
-        block = workspace.block_of_queries(seg_len, row_bytes)
-        ends = np.arange(seg_len, 0, -block)  # of the blocks
-        return heads * int((np.minimum(ends, block) * (mem_len + ends)).sum())
-
-    def _layer_bytes(self) -> int:
-        """Return the bytes of the tensors that the backward pass of one layer reads."""
+        if self.train.recompute != "layers":
+            return _saved_bytes(self) + self._kernel_bytes()
         kept = dataclasses.replace(self.train, recompute=True)
-        three, two = (dataclasses.replace(self, train=kept, n_layers=n).traced_bytes()[0] for n in (3, 2))
-        return three - two
+        three, two = (  # while a layer is computed again, it keeps its tensors
+            _saved_bytes(dataclasses.replace(self, train=kept, model=dataclasses.replace(self.model, n_layers=n)))
+            for n in (3, 2)
+        )
+        return _saved_bytes(self) + three - two
 
-    @property
-    def workspace(self) -> Workspace:
-        """Divides a long segment into few blocks of queries."""
-        return Workspace(min_queries=max(Workspace().min_queries, -(-self.train.read_len // TRACED_BLOCKS)))
-
-    def traced_bytes(self) -> tuple[int, int]:
-        """Return the bytes of saved tensors, and of others at the peak: linear in each size beyond two smaller ones.
-
-        A batch of one may be read in place where a larger one is copied; the first and the last layer may differ from
-        those between.
-        """
-        most = max(3, TRACED_TOKENS // self.train.read_len)
-        traced = {
-            "n_layers": (1, 2) if isinstance(self.model, TransformerSettings) else (2, 3),
-            "batch_size": (max(2, most // 2), most),
-            "columns": (TRACED_COLUMNS, 2 * TRACED_COLUMNS),
-        }
-        for name, (low, high) in traced.items():
-            size = getattr(self, name)
-            if size > high:
-                changes: list[dict[str, Any]] = [{name: low}, {name: high}]
-                less, more = (dataclasses.replace(self, **change).traced_bytes() for change in changes)
-                saved, temporary = (
-                    smaller + (larger - smaller) * (size - low) // (high - low)
-                    for smaller, larger in zip(less, more, strict=True)
-                )
-                return saved, temporary
-        return _traced(self)
+    def _kernel_bytes(self) -> int:
+        """Return the bytes that an LSTM's kernel keeps without telling autograd."""
+        if self.on_gpu or not (isinstance(self.model, RnnSettings) and self.model.arch == "lstm"):
+            return 0
+        units = self.batch_size * self.train.seg_len * sum(self.model.widths)
+        return LSTM_NUMBERS * DTYPES[self.train.precision].itemsize * units
 
 
 @functools.lru_cache(maxsize=1024)
-def _traced(step: _Step) -> tuple[int, int]:
-    """Run a step on tensors without data; return the saved and the temporary bytes."""
+def _saved_bytes(step: _Step) -> int:
+    """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
     live, saved, train = LiveBytes(), LiveBytes(), step.train
+    in_layers = train.recompute == "layers"
 
     def keep(tensor: Tensor) -> Tensor:
         if id(tensor.untyped_storage()) not in weights:
             saved.observe(tensor)
         return tensor
 
-    contexts = [unlimited_memory(), tensors_without_data(), observed_results(live.observe), first_tiles_only()]
+    contexts = [unlimited_memory(), tensors_without_data(), first_tiles_only()]
+    if in_layers:
+        contexts.append(observed_results(live.observe))
     if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
         contexts += [cached_casts(), scores_at_once()]
     with contextlib.ExitStack() as stack:
@@ -300,40 +257,33 @@ def _traced(step: _Step) -> tuple[int, int]:
             stack.enter_context(context)
         network = _network(step)
         weights = {id(weight.untyped_storage()) for weight in network.parameters()}
-        for weight in network.parameters():
-            weight.grad = torch.zeros_like(weight)
         lengths = (train.read_len, train.seg_len)
         tokens, targets = (torch.zeros(step.batch_size, length, dtype=torch.int64) for length in lengths)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(step.batch_size, train.mem_len)
             gc.collect()  # tensors in reference cycles would count
-            held = live.peak = live.now
-            loss, _, memory[:] = network.objective(
+            held = live.now
+            graph, _, memory[:] = network.objective(
                 tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0
             )
-        # Inputs of layers that are computed again are not all tensors of the graph, but they live until then.
-        activations = live.now - held if train.recompute == "layers" else saved.now
-        if not step.on_gpu:
-            loss.backward()
-    return activations, live.peak - held - activations
+        # Inputs of layers that are computed again are not all tensors of the graph, but they live as long as it does.
+        kept = live.now - held if in_layers else saved.now
+        del graph
+    return kept
 
 
 def _network(step: _Step) -> LanguageModel:
-    """Return the model of a step in training, with few blocks in a long segment."""
-    network = make_model(dataclasses.replace(step.model, n_layers=step.n_layers), step.columns).train()
+    """Return the model of a step in training."""
+    network = make_model(step.model, step.columns).train()
     if step.on_gpu and step.train.recompute is True:  # position scores are kept
         network.softmax.recompute = True
     else:
         network.recompute(step.train.recompute)
     if isinstance(network, TransformerXL):
         network.set_attention_backend(step.train.attention)
-        if not step.model.recurrent_state:
-            network.workspace.min_queries = step.workspace.min_queries
-    rows = -(-step.batch_size * step.train.seg_len // TRACED_BLOCKS)
-    if rows > BlockSize.cpu_tokens:
-        for module in network.modules():
-            if isinstance(module, AdaptiveSoftmax):
-                module.block_size = BlockSize(cpu_tokens=rows, cpu_bytes=FLOAT * rows * TRACED_COLUMNS)
+    for module in network.modules():
+        if isinstance(module, AdaptiveSoftmax):
+            module.block_size = ONE_BLOCK
     return network
 
 
@@ -367,23 +317,6 @@ def _memory_bytes(model: ModelSettings, mem_len: int, itemsize: int) -> int:
     with tensors_without_data(), autocast(CPU, "fp32" if itemsize == FLOAT else "bf16"):
         memory = make_model(model, 2).full_memory(1, mem_len)
     return sum(tensor.untyped_storage().nbytes() for tensor in memory)
-
-
-def _workspace_bytes(step: _Step, shapes: Mapping[str, torch.Size], train: TrainSettings, processes: int) -> int:
-    """Return the bytes of temporary tensors at the peak of a step on a CPU, at the end of the forward pass.
-
-    The gradients of the layers, which are counted in full, do not exist yet, unless several micro-batches add to them
-    or they are parts of buckets. Then the softmax has a second gradient of its tables.
-    """
-    narrow = dataclasses.replace(step, columns=min(step.columns, 2 * TRACED_COLUMNS))  # blocks of logits do not grow
-    needed = max(0, narrow.traced_bytes()[1])
-    if isinstance(step.model, RnnSettings) and step.model.arch == "lstm":
-        units = step.batch_size * train.seg_len * sum(step.model.widths)
-        needed += LSTM_NUMBERS * DTYPES[train.precision].itemsize * units
-    of_layers = FLOAT * sum(shape.numel() for name, shape in shapes.items() if name.startswith("layers."))
-    if train.accumulate == processes == 1:
-        return max(0, needed - of_layers)
-    return needed + FLOAT * sum(shape.numel() for shape in shapes.values()) - of_layers
 
 
 def _divided_casts(shapes: Mapping[str, torch.Size], train: TrainSettings, device: torch.device) -> int:

@@ -104,7 +104,7 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
     logits = logit_bytes(model, vocab_size, of_one, device=GPU)
     by_purpose = needed.to_json() | {"activations": needed.activations - logits, "logits": logits}
-    weights, total, _ = (by_purpose.pop(purpose) for purpose in ("weights", "total", "workspace"))
+    weights, total = (by_purpose.pop(purpose) for purpose in ("weights", "total"))
     return {"parameters": weights, **by_purpose, "total": total}
 
 
