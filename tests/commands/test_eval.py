@@ -356,7 +356,8 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     output = json_of("eval", "byte", *options, "--plot", "curve.svg")
-    ((axes,),) = (figure.axes for figure in figures)
+    ((axes, *timed),) = (figure.axes for figure in figures)
+    assert len(timed) == ("--mem-len" in options)
     by_length = sorted((row.get("attn_len", row["mem_len"]), row["bpc"]) for row in output["rows"])
     curves = {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines}
     assert curves == {"byte": by_length}

@@ -11,7 +11,6 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.options import Json, Run, Verbose, Where, with_options
-from txlcli.errors import TxlError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.workflows.options import EvalOptions
@@ -64,18 +63,13 @@ def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bo
     from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.evaluate import write_losses
 
-    try:
-        console.show_result(result, partial(eval_table.show, verbose=verbose), json=json)
-        if options.losses is not None:  # after the result, which a full disk must not cost
-            write_losses(options.losses, result)
-        if options.plot is not None:
-            eval_table.plot_curve(options.plot, result)
-        if options.html is not None and result.ended_by is None:
-            text_page.write(options.html, annotate(result))
-    except (OSError, TxlError) as error:
-        if result.ended_by is None:
-            raise
-        console.say(str(error))  # the earlier exception decides the exit code
+    console.show_result(result, partial(eval_table.show, verbose=verbose), json=json)
+    if options.losses is not None:  # after the result, which a full disk must not cost
+        write_losses(options.losses, result)
+    if options.plot is not None:
+        eval_table.plot(options.plot, result)
+    if options.html is not None and result.ended_by is None:
+        text_page.write(options.html, annotate(result))
 
 
 def _start_processes(processes: int, arguments: list[str], rank_timeout_s: float) -> int:

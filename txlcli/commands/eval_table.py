@@ -7,8 +7,10 @@ from txlcli import console
 from txlcli.paper import metrics
 from txlcli.paper.effective_length import THRESHOLD
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
-from txlcli.workflows.evaluation.rows import SHORT_LANE, SLOWDOWN_WINDOWS, EvalRow
+from txlcli.workflows.evaluation.rows import SLOWDOWN_WINDOWS, EvalRow
 from txlcli.workflows.evaluation.search import LengthSearch
+
+TIME = "ms per token, one batch lane"
 
 
 def show(result: EvalResult, *, verbose: bool = False) -> None:
@@ -74,9 +76,6 @@ def _notes(result: EvalResult) -> list[str]:
         return notes + _notes_on_protocols(result)
     if result.search is not None:
         notes.append(_describe_search(result.search))
-    with_lanes = [row for row in rows if not (row.stride or row.documents) and row.lanes > 1]
-    if any(row.tokens < SHORT_LANE * row.mem_len * row.lanes for row in with_lanes):
-        notes.append("The lanes are short compared with M: with --batch-size 1 every token has its full context.")
     for row in rows:
         if row.adaptation:
             values = ", ".join(f"{key} = {value:g}" for key, value in row.adaptation.items() if key != "searched_on")
@@ -123,37 +122,19 @@ def in_a_sentence(unit: str, rows: Sequence[EvalRow]) -> str:
     return f"{sentence}."
 
 
-def plot_loss_and_time(path: Path, result: EvalResult) -> None:
-    """Plot the metric, and the time per token with and without memory, over the memory length."""
-    from txlcli.commands import plots
-
-    metric, rows = result.scoring.opened.run.metric, sorted(result.rows, key=lambda row: row.mem_len)
-    losses = ([row.mem_len for row in rows], [row.measures[metric] for row in rows])
-    timed = [row for row in rows if row.slowdown is not None]
-    mem_lens, time = [row.mem_len for row in timed], "ms per token, one batch lane"
-    times = {
-        "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),
-        "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
-    }
-    plots.plot_panels(
-        path,
-        {metrics.METRIC_TITLES[metric]: {metric: losses}, time: times},
-        x_label="memory length M (tokens)",
-        title=result.scoring.text.title,
-        log_y=[time] if timed else [],
-    )
-
-
-def plot_curve(path: Path, result: EvalResult) -> None:
-    """Plot the metric over the memory length, or over the window length."""
+def plot(path: Path, result: EvalResult) -> None:
+    """Plot the metric over the memory length or the window length, and times per token that were compared."""
     from txlcli.commands import plots
 
     run, in_windows = result.scoring.opened.run, result.rows[0].stride is not None
-    curve = sorted((row.attn_len or row.mem_len, row.measures[run.metric]) for row in result.rows)
-    plots.plot_curves(
-        path,
-        {run.name: ([length for length, _ in curve], [value for _, value in curve])},
-        x_label="attention length (tokens)" if in_windows else "memory length M (tokens)",
-        y_label=metrics.METRIC_TITLES[run.metric],
-        title=result.scoring.text.title,
-    )
+    rows = sorted(result.rows, key=lambda row: row.attn_len or row.mem_len)
+    losses = [row.attn_len or row.mem_len for row in rows], [row.measures[run.metric] for row in rows]
+    panels: dict[str, plots.Curves] = {metrics.METRIC_TITLES[run.metric]: {run.name: losses}}
+    if timed := [row for row in rows if row.slowdown is not None]:
+        mem_lens = [row.mem_len for row in timed]
+        panels[TIME] = {
+            "recomputed": (mem_lens, [row.vanilla_ms_per_token for row in timed]),
+            "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
+        }
+    x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
+    plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])

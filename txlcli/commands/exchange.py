@@ -8,7 +8,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir, with_options
+from txlcli.commands.options import Directories, Json, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ExportOptions, ImportOptions
@@ -25,8 +25,7 @@ def import_run(
         Path, Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
     ],
     options: ImportOptions,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    where: Directories,
     json: Json = False,
 ) -> None:
     """Import released or Hugging Face weights as a run.
@@ -37,10 +36,8 @@ def import_run(
     Example: txl import transfo-xl-wt103/ --name hf-wt103
     """
     from txlcli.workflows.exchange import import_run as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    result = workflow.run(source, options, Workspace(data_dir=data_dir, runs_dir=runs_dir))
-    console.show_result(result, _show_import, json=json)
+    console.show_result(workflow.run(source, options, where.workspace(json=json)), _show_import, json=json)
 
 
 def _show_import(result: "ImportedRun") -> None:
@@ -62,8 +59,7 @@ def export(
     ],
     directory: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     options: ExportOptions,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    where: Directories,
     json: Json = False,
 ) -> None:
     """Export a run for Hugging Face, or the tokens or text of a store.
@@ -74,19 +70,19 @@ def export(
 
     Example: txl export runs/wt103 hf-wt103/
     """
-    path = Path(name) if name.endswith(".h5") else data_dir / f"{name}.h5"
+    path = Path(name) if name.endswith(".h5") else where.data_dir / f"{name}.h5"
     if options.format == "huggingface":
-        if path.is_file() and not (runs_dir / name).is_dir():
+        if path.is_file() and not (where.runs_dir / name).is_dir():
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
-        run_directory.find(name, runs_dir)  # a wrong name is reported before PyTorch is imported
+        run_directory.find(name, where.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
 
-        console.show_result(export_run.run(name, directory, options, runs_dir), _show_run, json=json)
+        console.show_result(export_run.run(name, directory, options, where.runs_dir), _show_run, json=json)
         return
     from txlcli.data.token_store import TokenStore
     from txlcli.workflows.exchange import export_store
 
-    if not path.exists() and run_directory.is_run(name, runs_dir):
+    if not path.exists() and run_directory.is_run(name, where.runs_dir):
         raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
     result = export_store.run(TokenStore.open(path), directory, options, console.TerminalReporter())
     console.show_result(result, _show_store, json=json)

@@ -65,8 +65,18 @@ class Directories(_Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where(_Flags):
+class Place(_Flags):
     """Flags for the device and the directories of stores and runs."""
+
+    device: Device = "auto"
+    threads: Threads = None
+    data_dir: DataDir = DATA_DIR
+    runs_dir: RunsDir = RUNS_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where(_Flags):
+    """Flags for the device, the precision and the directories of stores and runs."""
 
     device: Device = "auto"
     threads: Threads = None

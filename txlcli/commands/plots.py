@@ -71,7 +71,8 @@ def plot_panels(
 ) -> None:
     """Plot several sets of curves side by side to a file; `panels` has them by the label of their y axis."""
     figure = new_figure(4.8 * len(panels), 4.2)
-    for axes, (y_label, curves) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (y_label, curves) in zip(all_axes, panels.items(), strict=True):
         _draw(axes, curves, {}, log_x=log_x, log_y=y_label in log_y)
         axes.set(xlabel=x_label, ylabel=y_label)
         if len(curves) > 1:

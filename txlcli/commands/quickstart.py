@@ -1,5 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.generate import show as show_generated
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, RunsDir, Verbose
+from txlcli.commands.options import Place, Verbose, with_options
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 CORPUS, RUN = "stdlib", "quickstart"
 SETTINGS = ("model.norm=pre_released",)
-"""Changes of the recipe: Hugging Face's class holds this norm, so that the model can be exported."""
+"""Change of the recipe: Hugging Face's class holds this norm, so that the model can be exported."""
 MEM_LENS = (0, 32, 64, 128, 256)
 PROMPT = "    def __init__(self, "
 TOKENS = 600
@@ -29,11 +30,11 @@ FIGURE = "memory.png"
 STEPS = ("prepare", "train", "eval", "generate")
 
 
+@with_options
 def quickstart(
     max_minutes: Annotated[float | None, Option(min=0.0, help="Stop training after this time.")] = None,
-    device: Device = "auto",
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Place,
     verbose: Verbose = False,
 ) -> None:
     """Run all main steps on Python's own source files.
@@ -47,13 +48,11 @@ def quickstart(
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
-    from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter()
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
+    workspace, data_dir, runs_dir = where.workspace(json=False), where.data_dir, where.runs_dir
     if not workspace.store_path(CORPUS).exists():
         _announce("prepare", CORPUS, data_dir=data_dir)
-        show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=reporter))
+        show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=workspace.reporter))
     run = _train(max_minutes, workspace)
     _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), data_dir=data_dir)
     evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS), workspace)
@@ -62,26 +61,25 @@ def quickstart(
     _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     figure = Path(run) / FIGURE
-    eval_table.plot_loss_and_time(figure, evaluation)
-    console.show_line("")
-    console.show_line(eval_table.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows))
-    console.show_line(f"The figure {figure} shows both by memory length. Next:")
-    directories = {"data_dir": data_dir, "runs_dir": runs_dir}
+    eval_table.plot(figure, evaluation)
+    prepare = command_line("prepare", "FOLDER", data_dir=data_dir)
     for line in (
-        command_line("generate", run, "--interactive"),
-        command_line("attention", run, data_dir=data_dir),
-        command_line("prepare", "FOLDER", data_dir=data_dir) + " && " + command_line("train", "FOLDER", **directories),
+        "",
+        eval_table.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows),
+        f"The figure {figure} shows both by memory length. Next:",
+        f"  {command_line('generate', run, '--interactive')}",
+        f"  {command_line('attention', run, data_dir=data_dir)}",
+        f"  {prepare} && {command_line('train', 'FOLDER', data_dir=data_dir, runs_dir=runs_dir)}",
     ):
-        console.show_line(f"  {line}")
+        console.show_line(line)
 
 
 def _announce(step: str, *words: str, **directories: Path) -> None:
     """Say which step begins, what remains after it, and the command line that does the same."""
-    number = STEPS.index(step)
-    remaining = f"; then {', '.join(STEPS[number + 1 :])}" if number + 1 < len(STEPS) else ""
-    console.say("")
-    console.say(f"step {number + 1} of {len(STEPS)}{remaining}")
-    console.say(f"$ {command_line(step, *words, **directories)}")
+    number = STEPS.index(step) + 1
+    remaining = f"; then {', '.join(STEPS[number:])}" if STEPS[number:] else ""
+    for line in ("", f"step {number} of {len(STEPS)}{remaining}", f"$ {command_line(step, *words, **directories)}"):
+        console.say(line)
 
 
 def _train(max_minutes: float | None, workspace: "Workspace") -> str:
@@ -98,17 +96,18 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
     if same and same[0].state == "finished":
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)
-    if directory.exists() and not same:
+    options = TrainOptions(max_minutes=max_minutes, caller_continues=True)
+    if same:
+        source, words = None, ["--resume", str(directory)]
+        options = dataclasses.replace(options, resume=str(directory))
+    elif directory.exists():
         next_step = "delete this folder, or give another --runs-dir"
         raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")
-    changes = [word for setting in SETTINGS for word in ("--set", setting)]
-    words = ["--resume", str(directory)] if same else [CORPUS, "--name", RUN, *changes]
+    else:
+        source, words = CORPUS, [CORPUS, "--name", RUN, "--set", *SETTINGS]
+        options = dataclasses.replace(options, name=RUN, overrides=SETTINGS)
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
     _announce("train", *words, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    if same:
-        options = TrainOptions(resume=str(directory), max_minutes=max_minutes, caller_continues=True)
-    else:
-        options = TrainOptions(name=RUN, overrides=SETTINGS, max_minutes=max_minutes, caller_continues=True)
-    trained = start.run(None if same else CORPUS, options, workspace)
+    trained = start.run(source, options, workspace)
     training_tables.show_result(trained)
     return str(trained.run.directory)

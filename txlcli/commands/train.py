@@ -10,7 +10,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, Threads, with_options
+from txlcli.commands.options import Json, Place, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
@@ -35,10 +35,8 @@ def train(
             autocompletion=completion.recipes_and_stores,
         ),
     ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    where: Place,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe, or resume a run.
@@ -50,13 +48,13 @@ def train(
     """
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
-    dry_run = launch.dry_run
+    dry_run, runs_dir = launch.dry_run, where.runs_dir
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if options.resume is None:
         is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started() or launch.seeds > 1
         recipe_source, options = resolve(
-            recipe_source, options, data_dir, runs_dir, is_repeated=is_repeated, say=console.say
+            recipe_source, options, where.data_dir, runs_dir, is_repeated=is_repeated, say=console.say
         )
     elif recipe_source is not None or dry_run:
         raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
@@ -72,11 +70,8 @@ def train(
         )
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
-    from txlcli.workflows.workspace import Workspace
 
-    workspace = Workspace(
-        data_dir=data_dir, runs_dir=runs_dir, device=device, threads=threads, reporter=console.TerminalReporter()
-    )
+    workspace = where.workspace(json=json)
     if not dry_run:
         _train_each(recipe_source, with_seeds(recipe_source, options, launch.seeds, runs_dir), workspace, json)
     elif launcher.is_main():
