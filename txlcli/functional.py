@@ -6,7 +6,6 @@ key of their own.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms
@@ -63,14 +62,13 @@ def relative_attention(
         UsageError: if the shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
     tensors = (query, key, value, position_key, content_bias, position_bias, distance_bias)
-    sizes = _sizes(dict(zip(AXES, tensors, strict=True)))
+    sizes = _sizes({name: tensor for name, tensor in zip(AXES, tensors, strict=True) if tensor is not None})
     seg_len, key_len = sizes["L"], sizes["K"]
     if seg_len > key_len:
         raise UsageError(
             f"query has {seg_len} positions, key {key_len}; the last L of the K keys belong to the queries"
         )
-    is_number = isinstance(window, int | None) and isinstance(dropout, int | float)
-    if not (is_number and 0 <= dropout < 1 and (window is None or window >= 1)):
+    if not 0 <= dropout < 1 or (window is not None and window < 1):
         raise UsageError(
             f"window {window}, dropout {dropout}: give a window of at least 1, a dropout from 0 to below 1"
         )
@@ -85,20 +83,16 @@ def relative_attention(
     return attend(query, key, value, terms, dropout=dropout)
 
 
-def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
-    """Return the size of each axis; all tensors that have it must agree, and be of a kind that attention computes."""
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the size of each axis; all tensors that have it must agree."""
     sizes: dict[str, int] = {}
     query = tensors["query"]
     for name, tensor in tensors.items():
-        if tensor is None and name not in ("query", "key", "value"):
-            continue
-        if not (isinstance(tensor, Tensor) and isinstance(query, Tensor)):
-            raise UsageError(f"{name} is {type(tensor).__name__}; give a tensor")
-        is_dense = tensor.is_floating_point() and tensor.layout is torch.strided and tensor.device == query.device
-        if not is_dense or (name in ("key", "value") and tensor.dtype != query.dtype):
+        fits = tensor.is_floating_point() and tensor.device == query.device
+        if not fits or (name in ("key", "value") and tensor.dtype != query.dtype):
             raise UsageError(
-                f"{name} is {tensor.dtype}, {tensor.layout}, {tensor.device}; give dense floating-point tensors on the "
-                "device of query, key and value with its dtype"
+                f"{name} is {tensor.dtype} on {tensor.device}; give floating-point tensors on the device of query, and "
+                "key and value with its dtype"
             )
         axes, shape = AXES[name], tuple(tensor.shape)
         expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False))
