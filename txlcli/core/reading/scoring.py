@@ -25,8 +25,6 @@ BLOCK_TOKENS = 1 << 18
 """Tokens that are converted and sent to the device together."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
-NewBatchReader = Callable[..., Reader]
-"""Makes another reader of a model, given the settings and `batch_size`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,8 @@ class Stream:
     """Of matrix products."""
     on_tokens: Callable[[int], None] = lambda _: None
     """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
+    new_reader: Callable[..., Reader] | None = None
+    """Makes another reader of the model, given the settings and `batch_size`; by default `make_reader`."""
 
     def lanes(self, numbers: range | None = None) -> "Lanes":
         """Return the lanes, of which those with these numbers are read; all by default."""
@@ -134,9 +134,8 @@ def score(
     targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = _reader_of(stream, lanes)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=stream.model.device)
-    for part, hidden, target_part, loss_part in _segments(stream, lanes, new_reader):
+    for part, hidden, target_part, loss_part in _segments(stream, lanes):
         losses[:, part] = loss_part
         if on_segment:
             on_segment(hidden, target_part, loss_part)
@@ -144,37 +143,32 @@ def score(
     return Scores(in_order, time.perf_counter() - started, lanes.number)
 
 
-def score_total(stream: Stream, *, new_reader: NewBatchReader | None = None, numbers: range | None = None) -> Total:
-    """Score as `score` does, and keep the sum of all losses only; `new_reader` makes another reader of the model."""
+def score_total(stream: Stream, *, numbers: range | None = None) -> Total:
+    """Score as `score` does, and keep the sum of all losses only."""
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = new_reader or _reader_of(stream, lanes)
     nats = torch.zeros((), dtype=torch.float64, device=float64_device(stream.model.device))
-    for part, _, _, of_segment in _segments(stream, lanes, new_reader):
+    for part, _, _, of_segment in _segments(stream, lanes):
         losses = of_segment.to(nats.device)
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
     return Total(float(nats), lanes.tokens, time.perf_counter() - started)
 
 
-def _reader_of(stream: Stream, lanes: "Lanes") -> NewBatchReader:
-    compiles = compiling_pays(stream.model, lanes.tokens)
-    return functools.partial(make_reader, stream.model, precision=stream.precision, compiles=compiles)
-
-
-def _segments(
-    stream: Stream, lanes: "Lanes", new_reader: NewBatchReader
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+def _segments(stream: Stream, lanes: "Lanes") -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield each segment of the lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
 
     Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
     """
     batch_size = len(lanes.numbers)
+    compiles = compiling_pays(stream.model, lanes.tokens)
+    new_reader = stream.new_reader or functools.partial(
+        make_reader, stream.model, precision=stream.precision, compiles=compiles
+    )
     reader = new_reader(sized_for(stream.model, stream.settings, lanes.length), batch_size=batch_size)
     for block in lanes.parts(reader.seg_len * max(1, BLOCK_TOKENS // (reader.seg_len * batch_size))):
         input_block = lanes.cut(stream.inputs, reader.device, block)
         target_block = lanes.cut(stream.targets, reader.model.targets_device, block)
-        for first in range(block.start, block.stop, reader.seg_len):
-            part = slice(first, min(first + reader.seg_len, block.stop))
+        for part in lanes.parts(reader.seg_len, block):
             within = slice(part.start - block.start, part.stop - block.start)
             hidden = reader.read(input_block[:, within])
             yield part, hidden, target_block[:, within], reader.losses(hidden, target_block[:, within])
@@ -211,9 +205,9 @@ class Lanes:
         """Number of tokens in the lanes that are read."""
         return len(self.numbers) * self.length - self.missing
 
-    def cut(self, tokens: Tokens, device: torch.device, part: slice | None = None) -> Tensor:
+    def cut(self, tokens: Tokens, device: torch.device, part: slice = slice(None)) -> Tensor:
         """Cut (T,) -> (b, l), a part of each lane; the last one is filled up with tokens whose losses are dropped."""
-        start, stop = (0, self.length) if part is None else (part.start, part.stop)
+        start, stop, _ = part.indices(self.length)
         rows = np.zeros((len(self.numbers), stop - start), dtype=np.int64)
         for lane, row in zip(self.numbers, rows, strict=True):
             first = lane * self.length + start
@@ -221,9 +215,10 @@ class Lanes:
             row[: len(piece)] = piece
         return torch.from_numpy(rows).to(device)
 
-    def parts(self, seg_len: int) -> Iterator[slice]:
-        """Return the segments of every lane, in order."""
-        return (slice(first, min(first + seg_len, self.length)) for first in range(0, self.length, seg_len))
+    def parts(self, seg_len: int, within: slice = slice(None)) -> Iterator[slice]:
+        """Return the segments of every lane, or of a part of every lane, in order."""
+        start, stop, _ = within.indices(self.length)
+        return (slice(first, min(first + seg_len, stop)) for first in range(start, stop, seg_len))
 
     def join(self, per_lane: Tensor) -> Tensor:
         """Join (..., b, length) to a piece of the stream on the host, (..., tokens)."""

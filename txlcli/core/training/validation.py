@@ -60,8 +60,7 @@ def validate(
     started = time.perf_counter()
     try:
         own = score_total(
-            Stream(parallel.model, *split, settings, parallel.settings.precision, after_segment),
-            new_reader=parallel.make_reader,
+            Stream(parallel.model, *split, settings, parallel.settings.precision, after_segment, parallel.make_reader),
             numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
         )
     except _Stopped:
