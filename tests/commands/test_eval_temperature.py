@@ -18,7 +18,7 @@ def test_logits_of_every_band_are_divided(cutoffs):
     plain = model.log_probs(hidden)
     with model.softmax.at_temperature(1.7):
         given, losses = model.log_probs(hidden), model.losses(hidden, targets)
-        likeliest = model.softmax.likeliest(hidden[0, :1], 4, model.embedding)
+        likeliest = model.softmax.likeliest(hidden[0, :1], 4)
     assert torch.equal(model.log_probs(hidden), plain)
     torch.testing.assert_close(losses, -given.gather(-1, targets[..., None])[..., 0])
     torch.testing.assert_close(likeliest[0], given[0, 0].topk(4).values)

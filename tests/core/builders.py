@@ -98,12 +98,12 @@ def draw_stream(count, settings, model=None, **options):
     return Stream(model or small_model(), tokens[:-1], tokens[1:], settings, **options)
 
 
-def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distance=None, **more):
+def read_segments(model, tokens, lengths, *, mem_len=0, **limits):
     """Log-probabilities (B, T, V) of segments read one after the other, and the memory that the last leaves."""
     memory = model.first_memory(tokens.shape[0], mem_len)
     log_probs = []
     for segment in tokens.split(lengths, dim=1):
-        hidden, memory = model(segment, memory, mem_len=mem_len, key_limit=key_limit, max_distance=max_distance, **more)
+        hidden, memory = model(segment, memory, mem_len=mem_len, **limits)
         log_probs.append(model.log_probs(hidden))
     return torch.cat(log_probs, dim=1), memory
 

@@ -20,6 +20,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import DTYPES, autocast, float32_products
 from txlcli.core.kernels.normalizer import SpareGradient, normalize
 from txlcli.core.measures.adaptation import DynamicSettings, score_dynamic
+from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -114,9 +115,7 @@ def gradients(model, tokens, *, mem_len, precision):
     with products:
         with autocast(model.device, precision if precision != "fp64" else "fp32"):
             memory = model(first, model.first_memory(len(first), mem_len), mem_len=mem_len)[1]
-            loss = model.objective(
-                second, targets.to(model.targets_device), memory, mem_len=mem_len, part="full", progress=0.0
-            )[0]
+            loss = model.objective(second, targets.to(model.targets_device), memory, Objective(mem_len=mem_len))[0]
         loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 

@@ -16,11 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Rotation(Protocol):
-    """A change of queries and keys that depends on their positions."""
+@dataclass(frozen=True)
+class Rotation:
+    """Rotates the pairs (c, c + D/2) of each query and key by an angle per position and pair."""
+
+    cosine: Tensor
+    """(x, D/2), float64."""
+    sine: Tensor
+    """(x, D/2), float64."""
 
     def apply(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys (B, H, x, D) at the last x of the positions that this rotation was made for."""
+        """Return queries or keys (B, H, x, D) rotated to the last x positions; computed in float32 at least."""
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+        cosine, sine = (turn[turn.shape[0] - heads.shape[2] :].to(dtype) for turn in (self.cosine, self.sine))
+        first, second = heads.to(dtype).chunk(2, dim=-1)
+        rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+        return rotated.to(heads.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,12 @@ class ScoreTerms:
         return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
 
     def without_repetition(self, max_distance: int | None) -> "ScoreTerms":
-        """Keep one of the equal position keys of the distances from `max_distance` on."""
+        """Keep one of the equal position keys of the distances from `max_distance` on, contiguous."""
         key = self.position_key
-        if key is None or max_distance is None:
+        if key is None:
             return self
-        return dataclasses.replace(self, position_key=key[:, max(0, key.shape[1] - max_distance - 1) :])
+        first = 0 if max_distance is None else max(0, key.shape[1] - max_distance - 1)
+        return dataclasses.replace(self, position_key=key[:, first:].contiguous())
 
 
 def nearest_rows(by_distance: Tensor, count: int) -> Tensor:

@@ -9,6 +9,7 @@ from tests.core.device_cases import CASES, load
 from tests.core.training.test_loop import assert_equal
 from tests.samples import sampled
 from txlcli.core.kernels.recomputation import recomputed
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import make_model
 
 
@@ -24,7 +25,7 @@ def step(case, recompute, precision):
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             loss, _, memory[:] = model.objective(
-                tokens[:, :-1], tokens[:, 1:], memory, mem_len=settings.train.mem_len, part="full", progress=0.1
+                tokens[:, :-1], tokens[:, 1:], memory, Objective(mem_len=settings.train.mem_len, progress=0.1)
             )
         loss.backward()
         losses.append(loss.detach())

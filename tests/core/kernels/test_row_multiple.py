@@ -18,6 +18,7 @@ from tests.core.reading.test_decoder import decode
 from txlcli.core.kernels.device import DTYPES, use_row_multiple
 from txlcli.core.kernels.linear import cached_casts, linear
 from txlcli.core.kernels.score_buffer import scores_at_once
+from txlcli.core.model.losses import Objective
 
 B, L, M, H = 2, 5, 11, 3
 K = M + L
@@ -73,7 +74,7 @@ def gradients(model, *, precision="fp32", mem_len=M):
     second, targets = second[:, :L], targets[:, :L]
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         memory = model(first, model.first_memory(B, mem_len), mem_len=mem_len)[1]
-        loss = model.objective(second, targets, memory, mem_len=mem_len, part="full", progress=0.0)[0]
+        loss = model.objective(second, targets, memory, Objective(mem_len=mem_len))[0]
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import draw_tokens, small_model
-from tests.core.model.test_encodings import CHANGES
+from tests.core.builders import POSITIONS, draw_tokens, small_model
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.measures.attention_maps import TOTAL, AttentionMaps, first_query, observe, strongest, term_scores
@@ -115,10 +114,10 @@ def test_each_term_equals_the_oracle_and_they_sum_to_the_score(term, max_distanc
         assert_close(given[name].expand(H, L, -1).flip(-1), expected)
 
 
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("reach", [6, M + L])
 def test_the_weights_times_the_values_equal_the_output_of_attention(position, reach):
-    model = small_model(n_layers=1, **CHANGES[position])
+    model = small_model(n_layers=1, **POSITIONS[position])
     context = torch.randn(1, M + L, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     attention = model.layers[0].attention
     (terms,) = model.score_terms(reach, max_distance=None)
@@ -131,9 +130,9 @@ def test_the_weights_times_the_values_equal_the_output_of_attention(position, re
     torch.testing.assert_close(attention.w_o(mixed.transpose(0, 1).flatten(1)), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("position", CHANGES)
+@pytest.mark.parametrize("position", POSITIONS)
 def test_the_terms_of_the_encoding_are_averaged(position):
-    model = small_model(**CHANGES[position])
+    model = small_model(**POSITIONS[position])
     maps = observe(model, stream(), eval_settings(same_length="m"), at=FIRST, rows=1)
     relative = {key: ["a", "b", "d"] for key in ("relative", "relative_tied")}
     wanted = {**relative, "shaw": ["a", "b"], "alibi": ["a", "d"], "t5": ["a", "d"]}.get(position, [])

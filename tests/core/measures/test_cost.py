@@ -19,6 +19,7 @@ from txlcli.core.measures.cost import (
     window_flops_per_prediction,
     zipf_shares,
 )
+from txlcli.core.model.losses import Objective
 
 B, L, M = 3, 5, 7
 COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L}
@@ -121,7 +122,7 @@ def test_a_step_with_a_trained_memory_equals_the_count_of_pytorch(norm, changed,
     model = small_model(norm=norm, dtype=torch.float32, **changed).train()
     memory, tokens = model.full_memory(B, mem_len), draw_tokens(B, seg_len)
     with FlopCounterMode(display=False) as counter:
-        model.objective(tokens, tokens, memory, mem_len=mem_len, part="full", progress=0.0)[0].backward()
+        model.objective(tokens, tokens, memory, Objective(mem_len=mem_len))[0].backward()
     formula = training_flops_per_token(model.settings, V, seg_len=seg_len, mem_len=mem_len, batch_size=B)
     unseen = unseen_flops_per_token(model.settings, rows) * rows / L
     assert counter.get_total_flops() == pytest.approx(B * seg_len * (formula + unseen), rel=1e-12)

@@ -14,6 +14,7 @@ from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
 from txlcli.core.kernels.private import observed_results, onednn_has_bf16, tensors_without_data
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.measures.forecast import LiveBytes, logit_bytes, parameters_by_part, step_bytes
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import make_model
 
 B, L, M = 3, 5, 7
@@ -51,7 +52,7 @@ def saved_by_a_step(settings, vocab_size=V, *, with_data=True, **changed):
         with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
             memory = model.full_memory(batch_size, train.mem_len)
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                graph = model.objective(tokens, targets, memory, mem_len=train.mem_len, part="full", progress=0.0)
+                graph = model.objective(tokens, targets, memory, Objective(mem_len=train.mem_len))
     assert graph
     return saved.now
 

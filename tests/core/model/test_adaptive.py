@@ -12,6 +12,7 @@ from tests.core import oracle
 from tests.core.builders import draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.core.work_counters import AllocationCounter
 from txlcli.config.settings import TrainSettings
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -95,7 +96,7 @@ def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
 @pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
 def test_log_probs_equal_the_oracle_and_sum_to_one(case):
     model, hidden = adaptive_model(**case), draw_hidden(7)
-    log_probs = model.softmax.log_probs(hidden, model.embedding).detach()
+    log_probs = model.softmax.log_probs(hidden).detach()
     np.testing.assert_allclose(log_probs, expected_log_probs(model, hidden), rtol=0, atol=1e-11)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(7, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -112,7 +113,7 @@ TARGETS = {
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 def test_losses_equal_the_oracle_in_token_order(case, targets):
     model, hidden = adaptive_model(**case), draw_hidden(7)
-    losses = model.softmax.losses(hidden, torch.tensor(targets), model.embedding)
+    losses = model.softmax.losses(hidden, torch.tensor(targets))
     expected = reference.cross_entropy_nats(expected_log_probs(model, hidden), targets)
     np.testing.assert_allclose(losses.detach(), expected, rtol=0, atol=1e-11)
 
@@ -120,7 +121,7 @@ def test_losses_equal_the_oracle_in_token_order(case, targets):
 def test_a_band_without_targets_has_a_gradient_of_zeros():
     model = adaptive_model(div_val=2, tie_embeddings=False, tie_projections=(False,) * 3)
     hidden = draw_hidden(3).requires_grad_()
-    model.softmax.losses(hidden, torch.tensor([6, 1, 9]), model.embedding).sum().backward()
+    model.softmax.losses(hidden, torch.tensor([6, 1, 9])).sum().backward()
     softmax = model.softmax
     unneeded = [softmax.tables[2], softmax.biases[2], softmax.projections["2"]]
     for parameter in unneeded:
@@ -140,8 +141,8 @@ def test_the_likeliest_tokens_are_the_top_of_all(case, count):
     model = adaptive_model(**case)
     for seed in range(11):
         hidden = draw_hidden(1, seed=seed)
-        scores, tokens = model.softmax.likeliest(hidden, count, model.embedding)
-        expected, ids = model.softmax.log_probs(hidden, model.embedding)[0].topk(min(count, V))
+        scores, tokens = model.softmax.likeliest(hidden, count)
+        expected, ids = model.softmax.log_probs(hidden)[0].topk(min(count, V))
         torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
         assert tokens.tolist() == ids.tolist()
 
@@ -153,9 +154,9 @@ def test_bf16_is_close_to_fp32_and_keeps_the_softmax_in_fp32(case):
 
     def results():
         return (
-            model.softmax.losses(hidden, targets, model.embedding),
-            model.softmax.log_probs(hidden, model.embedding),
-            model.softmax.likeliest(hidden[:1], 3, model.embedding)[0],
+            model.softmax.losses(hidden, targets),
+            model.softmax.log_probs(hidden),
+            model.softmax.likeliest(hidden[:1], 3)[0],
             model.embed(targets[None], torch.arange(len(targets))),
         )
 
@@ -174,18 +175,16 @@ def test_a_copy_for_decoding_has_the_same_distribution_and_is_independent(case):
     model = adaptive_model(dtype=torch.float32, std=0.1, **case)
     before = copy.deepcopy(model.state_dict())
     hidden = draw_hidden(7, dtype=torch.float32)
-    same = model.softmax.for_decoding(model.embedding, torch.float32)
-    rounded = model.softmax.for_decoding(model.embedding, torch.bfloat16)
+    same = model.softmax.for_decoding(torch.float32)
+    rounded = model.softmax.for_decoding(torch.bfloat16)
     assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in (*same.parameters(), *rounded.parameters()))
-    expected = model.softmax.log_probs(hidden, model.embedding)
-    near = rounded.log_probs(hidden.bfloat16(), model.embedding)
+    expected = model.softmax.log_probs(hidden)
+    near = rounded.log_probs(hidden.bfloat16())
     assert near.dtype == torch.float32
     torch.testing.assert_close(near, expected, rtol=0, atol=0.03)
-    torch.testing.assert_close(rounded.losses(hidden.bfloat16(), torch.tensor([18] * 7), model.embedding), -near[:, 18])
-    # It is independent: another embedding changes nothing, and it shares no memory.
-    other = adaptive_model(dtype=torch.float32, seed=9, **case)
-    assert torch.equal(same.log_probs(hidden, other.embedding), expected)
+    torch.testing.assert_close(rounded.losses(hidden.bfloat16(), torch.tensor([18] * 7)), -near[:, 18])
+    assert torch.equal(same.log_probs(hidden), expected)
     with torch.no_grad():
         for parameter in same.parameters():
             parameter.fill_(math.nan)
@@ -234,9 +233,7 @@ def test_gradients_of_rows_sum_to_the_gradient_of_the_whole_table(cutoffs):
     for rows in (False, True):
         model.embedding.gradient_of_rows = rows
         model.zero_grad()
-        objective, _, _ = model.objective(
-            tokens, tokens.roll(-1, 1), model.first_memory(1, 0), mem_len=0, part="full", progress=0.0
-        )
+        objective, _, _ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(1, 0), Objective(mem_len=0))
         objective.backward()
         results.append([parameter.grad for parameter in model.parameters()])
     assert not any(grad.is_sparse for grad in results[1])

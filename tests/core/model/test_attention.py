@@ -18,6 +18,7 @@ from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import Attention, distance_encoding, relative_shift, split_heads, visible_keys
 from txlcli.core.model.linear import merge
+from txlcli.core.model.losses import Objective
 
 KERNELS = Path(kernels.__file__).parent
 PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attention.project_keys_values)
@@ -25,7 +26,7 @@ PARTS = (Attention.forward, Attention.project, Attention.project_queries, Attent
 
 def relative_attention(width, heads, backend="reference"):
     """An Attention that computes with a backend, and the projection of distances that belongs to it."""
-    module = Attention(d_model=width, n_heads=heads, d_head=D, dropout=0.0).double()
+    module = Attention(d_model=width, n_heads=heads, d_head=D).double()
     module.attend = backends.make_backend(backend, Workspace(), recompute=False).attend
     return module, torch.nn.Linear(width, heads * D, bias=False).double()
 
@@ -138,7 +139,7 @@ def train_a_step(model):
     model.train()
     memory = model.full_memory(B, M)
     tokens = draw_tokens(B, L)
-    model.objective(tokens, tokens, memory, mem_len=M, part="full", progress=0.0)
+    model.objective(tokens, tokens, memory, Objective(mem_len=M))
 
 
 def read_segments(model):

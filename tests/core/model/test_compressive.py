@@ -9,12 +9,11 @@ from tests.core import oracle
 from tests.core.builders import V, cut, decoded, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
 from txlcli.core.measures.forecast import parameters_by_part
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.registry import make_reader, make_window_reader
-from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.windows import WindowReader
 
 B, L, M, C, T = 2, 6, 7, 5, 53
@@ -118,9 +117,7 @@ def gradients_by_oracle(model, memory, loss_of):
 def test_the_gradient_of_the_loss_trains_the_model_and_that_of_the_reconstruction_the_convolution(kind):
     model = compressive(sizes={"relative": {}, "none": {}}, **{**SMALL, **kind}).train()
     _, memory = read_segments(model, torch.tensor([[6, 10, 0, 3, 7, 9]]), [3, 3], mem_len=3)
-    objective, loss, _ = model.objective(
-        torch.tensor([READ]), torch.tensor([TARGETS]), memory, mem_len=3, part="full", progress=0.0
-    )
+    objective, loss, _ = model.objective(torch.tensor([READ]), torch.tensor([TARGETS]), memory, Objective(mem_len=3))
     objective.backward()
     of_model = gradients_by_oracle(
         model, memory, lambda read: reference.cross_entropy_nats(read.log_probs, TARGETS).mean()
@@ -140,9 +137,7 @@ def test_pooling_and_evaluation_have_no_reconstruction_loss():
     for compression, training in (("mean", True), ("max", True), ("convolution", False)):
         model = compressive(compression=compression).train(training)
         _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
-        objective, loss, _ = model.objective(
-            tokens[:, :L], tokens[:, L : 2 * L], memory, mem_len=M, part="full", progress=0.0
-        )
+        objective, loss, _ = model.objective(tokens[:, :L], tokens[:, L : 2 * L], memory, Objective(mem_len=M))
         assert torch.equal(objective, loss)
 
 
@@ -152,9 +147,7 @@ def test_the_definition_of_attention_gives_the_same_outputs_and_gradients():
         model = compressive().train()
         model.set_attention_backend(name)
         _, memory = read_segments(model, tokens, [L] * 4, mem_len=M)
-        objective, _, memory = model.objective(
-            tokens[:, :L], tokens[:, -L:], memory, mem_len=M, part="full", progress=0.0
-        )
+        objective, _, memory = model.objective(tokens[:, :L], tokens[:, -L:], memory, Objective(mem_len=M))
         objective.backward()
         results.append([objective, *memory, *(parameter.grad for parameter in model.parameters())])
     for given, expected in zip(*results, strict=True):
@@ -210,17 +203,6 @@ def test_a_window_is_one_segment():
     torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
 
 
-def test_a_sampled_text_is_read_in_segments_of_l_tokens():
-    model, context = compressive(dtype=torch.float32, std=0.2), draw_tokens(1, 8)
-    reader = reader_of_one_text(model, evaluation(), precision="fp32")
-    sampled_tokens = generate(reader, context[0], Sampling(greedy=True), seed=1)
-    tokens = context[0].tolist()
-    for _ in range(20):
-        expected, _ = read_segments(model, torch.tensor([tokens]), cut(len(tokens), L), mem_len=M)
-        tokens.append(int(expected[0, -1].argmax()))
-        assert next(sampled_tokens) == tokens[-1]
-
-
 def test_a_memory_is_full_when_positions_and_slots_are():
     model, memory, full = compressive(), compressive().first_memory(B, M), []
     for part in draw_tokens(B, 7 * L).split(L, dim=1):
@@ -230,15 +212,3 @@ def test_a_memory_is_full_when_positions_and_slots_are():
     assert full == [False, False, False, False, True, True, True]
     assert model.memory_is_full(model.full_memory(B, M), M)
     assert model.memory_is_full(model.full_memory(B, 0), 0)
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_in_bf16_a_reader_is_close_to_the_model(norm):
-    model, tokens = compressive(dtype=torch.float32, std=0.1, norm=norm), draw_tokens(B, 4 * L)
-    with autocast(torch.device("cpu"), "bf16"):
-        expected, _ = read_segments(model, tokens, [L] * 4, mem_len=M)
-    for length in (L, 1):
-        reader = make_reader(model, evaluation(), batch_size=B, precision="bf16", by_tokens=True)
-        with torch.inference_mode():
-            parts = [reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1).float(), expected.float(), rtol=0, atol=0.05)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tests.core.builders import V, draw_tokens, model_settings, small_model
+from tests.core.builders import V, draw_tokens, model_settings, small_model, small_rnn
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.layer import HiddenMemory
+from txlcli.core.model.losses import Objective
 from txlcli.core.training.loop import new_model
 
 B, L, M = 2, 5, 7
@@ -63,24 +64,21 @@ def test_attention_probabilities_are_dropped():
     query, *keys_values = attention.project(segment)
     given = [query, keys_values, model.score_terms(L, max_distance=None)[0]]
     assert attention(*given).count_nonzero()
-    attention.attention_dropout = ALL
+    attention.dropout = ALL
     assert not attention(*given).count_nonzero()
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_dropout_of_a_recipe_is_applied_everywhere(norm):
-    model = small_model(norm=norm, dropout=0.3, attention_dropout=0.2)
-    layers = list(model.layers)
-    rates = [model.encoding.dropout.rate, model.embedding_dropout.rate, model.output_dropout.rate]
-    rates += [layer.dropout.rate for layer in layers] + [layer.feed_forward.dropout.rate for layer in layers]
-    assert set(rates) == {0.3}
-    assert {layer.attention.attention_dropout for layer in layers} == {0.2}
-
-
-def test_places_may_have_their_own_rates():
+def test_places_have_their_own_rates_or_that_of_the_recipe():
     own = {"embedding_dropout": 0.4, "inner_dropout": 0.0, "output_dropout": 0.6, "word_dropout": 0.1}
-    model = small_model(dropout=0.3, **own)
+    for model in (small_model(dropout=0.3, attention_dropout=0.2), small_rnn("qrnn", dropout=0.3)):
+        rates = {module.rate for module in model.modules() if isinstance(module, Dropout)}
+        assert rates - {0.0} == {0.3}
+    model = small_rnn("lstm", dropout=0.3, **{key: rate for key, rate in own.items() if key != "inner_dropout"})
+    places = (model.embedding_dropout, model.dropout, model.output_dropout, model.embedding.word_dropout)
+    assert [place.rate for place in places] == [0.4, 0.3, 0.6, 0.1]
+    model = small_model(dropout=0.3, attention_dropout=0.2, **own)
     layers = list(model.layers)
+    assert {layer.attention.dropout for layer in layers} == {0.2}
     assert (model.embedding_dropout.rate, model.output_dropout.rate) == (0.4, 0.6)
     assert {layer.feed_forward.dropout.rate for layer in layers} == {0.0}
     assert {layer.projection_dropout.rate for layer in layers} == {0.0}
@@ -158,7 +156,7 @@ def test_gradients_of_a_deep_model_are_finite_where_the_first_words_are_dropped(
     settings = model_settings(n_layers=16, word_dropout=0.99)
     model = new_model(settings, V, seed=1, device=torch.device("cpu")).train()  # its biases are 0, as in training
     tokens = draw_tokens(B, L)
-    loss, *_ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(B, L), mem_len=L, part="full", progress=0)
+    loss, *_ = model.objective(tokens, tokens.roll(-1, 1), model.first_memory(B, L), Objective(mem_len=L))
     loss.backward()
     assert model.embedding.tables[0].grad.isfinite().all()
     assert 0 < torch.nn.utils.get_total_norm([one.grad for one in model.parameters()]) < 1e4

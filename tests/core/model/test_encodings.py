@@ -8,30 +8,28 @@ import torch
 
 from tests import reference
 from tests.core import oracle, tape
-from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.builders import (
+    POSITIONS,
+    V,
+    cut,
+    decoded,
+    draw_tokens,
+    make_decoder,
+    read_segments,
+    small_model,
+)
 from tests.extensions import registered_slopes
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.encodings import T5Encoding, alibi_slopes
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import key_limit
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
-CHANGES = {
-    "relative": {},
-    "relative_tied": {"position": "relative_tied"},
-    "shaw": {"position": "shaw", "n_positions": 4},
-    "sinusoid": {"position": "sinusoid"},
-    "learned": {"position": "learned", "n_positions": L},
-    "rotary": {"position": "rotary", "d_head": D + 1},
-    "alibi": {"position": "alibi"},
-    "t5": {"position": "t5"},
-    "none": {"position": "none"},
-}
-EVERY = {**CHANGES, "slopes": {"position": "slopes"}}  # and one that is registered from outside the package
+EVERY = {**POSITIONS, "slopes": {"position": "slopes"}}  # and one that is registered from outside the package
 WITHOUT_POSITIONS_OF_SEGMENTS = ["relative", "relative_tied", "shaw", "rotary", "alibi", "t5", "none", "slopes"]
 BY_ORACLE = ["relative_tied", "rotary", "alibi", "t5", "none"]
 
@@ -47,12 +45,12 @@ def test_every_encoding_has_a_class_and_traits():
 
 
 def test_shaw_scores_a_distance_by_the_learned_vector_of_that_distance():
-    # Score of query q and a key at distance 2: q . k + q . table[2], over sqrt(D); distance 9 takes the last vector, 3.
-    model = small_model(n_layers=1, **CHANGES["shaw"])
+    # Score of query q and a key at distance 2: q . k + q . table[2], over sqrt(D); distance 9 takes the last vector, 5.
+    model = small_model(n_layers=1, **POSITIONS["shaw"])
     (terms,) = model.score_terms(10, max_distance=None)
-    table = model.encoding.distance_tables[0]  # (4, H * D)
+    table = model.encoding.distance_tables[0]  # (6, H * D)
     assert terms.position_key.shape == (H, 10, D)
-    for distance, row in ((0, 0), (2, 2), (3, 3), (9, 3)):
+    for distance, row in ((0, 0), (2, 2), (5, 5), (9, 5)):
         torch.testing.assert_close(terms.position_key[:, 9 - distance].flatten(), table[row])
     assert (terms.content_bias, terms.position_bias) == (None, None)
     (limited,) = model.score_terms(10, max_distance=1)
@@ -90,7 +88,7 @@ def test_attention_weighs_by_the_scores_pair_by_pair(position, mem_len):
 
 
 def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
-    model, tokens = small_model(**CHANGES["sinusoid"]), draw_tokens(B, L)
+    model, tokens = small_model(**POSITIONS["sinusoid"]), draw_tokens(B, L)
     embedded = model.embedding(tokens) * math.sqrt(14)
     expected = embedded + torch.tensor(np.stack([reference.distance_encoding(p, 14) for p in range(L)]))
     torch.testing.assert_close(model.embed(tokens, torch.arange(L)), expected, rtol=0, atol=1e-12)
@@ -99,7 +97,7 @@ def test_sinusoids_of_positions_are_added_once_to_the_embeddings():
 
 
 def test_learned_positions_are_added_to_the_input_of_every_layer():
-    model = small_model(**CHANGES["learned"])
+    model = small_model(**POSITIONS["learned"])
     hidden = torch.randn(B, 3, 14, dtype=torch.float64)
     for layer in range(2):
         given = model.encoding.add_to_layer_input(hidden, layer, torch.tensor([4, 0, 2]))
@@ -109,7 +107,7 @@ def test_learned_positions_are_added_to_the_input_of_every_layer():
 
 def test_rotary_scores_are_products_of_complex_numbers_turned_by_their_positions():
     # Pair c of a head is the number x_c + i x_(c + D/2), which position p turns by p * 10000 ** (-2c / D).
-    model = small_model(**CHANGES["rotary"])
+    model = small_model(**POSITIONS["rotary"])
     heads = torch.randn(B, H, L, D + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     positions = torch.tensor([3, 0, 7, 1, 100_000])
     turned = model.encoding.rotation(positions).apply(heads)
@@ -174,7 +172,7 @@ def test_buckets_of_t5_are_the_published_ones():
 
 
 def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
-    model, tokens = small_model(dtype=torch.float32, **CHANGES["rotary"]), draw_tokens(B, 6 * L)
+    model, tokens = small_model(dtype=torch.float32, **POSITIONS["rotary"]), draw_tokens(B, 6 * L)
     early, late = (make_decoder(model, batch_size=B, mem_len=M, seg_len=L) for _ in range(2))
     late.read(tokens[:, :1])
     for _ in range(2_000):  # 10,000 tokens of another text
@@ -222,7 +220,7 @@ def test_a_segment_read_without_a_prediction_is_remembered(position):
     torch.testing.assert_close(silent.read(second), predicting.read(second), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "alibi", "none"])
+@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("mem_len", [0, M])
 def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
     model, tokens = small_model(**EVERY[position]).train(), draw_tokens(B, 2 * L)
@@ -248,49 +246,12 @@ def test_every_parameter_of_an_encoding_gets_its_gradient(position, mem_len):
         assert parameter.grad.view(-1)[entry].item() == pytest.approx((slope[0] - slope[1]) / 2e-5, rel=1e-5), name
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_the_biases_of_t5_get_their_gradient(backend, recompute):
-    # The derivative of the loss along each bias, exactly, by a complex step in the oracle's loops.
-    if recompute and backend != "auto":
-        pytest.skip("only auto recomputes")
-    model, tokens = small_model(vocab_size=11, n_layers=1, position="t5"), draw_tokens(1, 2 * 23, vocab_size=11)
-    model.recompute(recompute)
-    model.set_attention_backend(backend)
-    _, memory = model(tokens[:, :23], model.first_memory(1, 23), mem_len=23)
-    hidden, _ = model(tokens[:, 23:], memory, mem_len=23)
-    targets = draw_tokens(1, 23, vocab_size=11, seed=9)
-    model.losses(hidden, targets).sum().backward()
-    numbers = {name: array.astype(np.complex128) for name, array in oracle.numbers_of(model).items()}
-    weights, past = oracle.weights_of(numbers, model.settings), [memory[0][0].numpy()]
-    biases = numbers["encoding.bucket_biases"]
-    unchanged = biases.copy()
-
-    def loss(stepped):
-        biases[...] = stepped
-        log_probs, _ = reference.forward(tokens[0, 23:].tolist(), past, weights, mem_len=23, position="t5")
-        return reference.cross_entropy_nats(log_probs, targets[0].tolist()).sum()
-
-    grad = model.encoding.bucket_biases.grad
-    for bucket in (0, 1, 15, 16, 20, 23):  # distances up to 45
-        expected = reference.complex_step_gradient(loss, unchanged, (1, bucket))
-        assert expected != 0
-        assert grad[1, bucket].item() == pytest.approx(expected, rel=1e-9)
-    assert not grad[:, 24:].any()
-
-
-def test_the_biases_of_t5_are_trained_from_normal_weights():
-    torch.manual_seed(3)
-    biases = TransformerXL(model_settings(position="t5", init_std=0.05), V).encoding.bucket_biases
-    assert biases.std().item() == pytest.approx(0.05, rel=0.3)
-
-
 def test_parameter_counts_equal_a_calculation_by_hand():
     layer = 4 * 14 * H * D + 2 * 14 * 17 + 17 + 14 + 4 * 14
     shared = V * 14 + V + 2 * layer
-    settings = {position: small_model(**changed).settings for position, changed in CHANGES.items()}
-    assert count_parameters(settings["relative"], V) == shared + 2 * 14 * H * D + 2 * H * D
-    assert count_parameters(settings["shaw"], V) == shared + 2 * 4 * H * D
+    settings = {position: small_model(**changed).settings for position, changed in POSITIONS.items()}
+    assert count_parameters(settings["relative"], V) == shared + 2 * 14 * H * D + 2 * 2 * H * D
+    assert count_parameters(settings["shaw"], V) == shared + 2 * 6 * H * D
     assert count_parameters(settings["sinusoid"], V) == shared
     assert count_parameters(settings["learned"], V) == shared + 2 * L * 14
     assert count_parameters(settings["t5"], V) == shared + 32 * H
@@ -306,7 +267,7 @@ def test_every_encoding_trains_and_reads_in_bf16_with_every_backend(position, ba
     losses = {}
     for precision in ("fp32", "bf16"):
         with autocast(torch.device("cpu"), precision):
-            losses[precision], _, _ = model.objective(tokens, tokens, memory, mem_len=4, part="full", progress=0.0)
+            losses[precision], _, _ = model.objective(tokens, tokens, memory, Objective(mem_len=4))
         losses[precision].backward()
         reader = make_decoder(model.eval(), batch_size=2, mem_len=4, seg_len=4, precision=precision)
         losses[f"read {precision}"] = reader.losses(reader.read(tokens), tokens).mean()

@@ -7,6 +7,7 @@ from tests.core.attention_cases import draw
 from tests.core.builders import V, draw_tokens, small_model
 from txlcli.core.kernels.device import use_row_multiple
 from txlcli.core.model.layer import HiddenMemory, rotated
+from txlcli.core.model.losses import Objective
 
 B, L, M, WIDTH = 2, 5, 7, 14
 
@@ -19,12 +20,12 @@ def test_the_compiler_traces_one_graph_of_a_layer_with_its_memory(position, norm
     layer, rotation = model.layers[0], model.encoding.rotation
     terms = rotated(model.score_terms(M + L, max_distance=None), rotation(torch.arange(M, M + L)))[0]
     hidden, positions = draw(B, L, WIDTH), draw(B, M, WIDTH, seed=4)
-    past = HiddenMemory(positions=positions, mem_len=M, rotation=rotation(torch.arange(M)))
+    past = HiddenMemory(positions=positions, rotation=rotation(torch.arange(M)))
     given = torch.compile(layer, fullgraph=True, backend="eager")(hidden, past, terms)
     expected = layer(hidden, past, terms)
     torch.testing.assert_close(given.hidden, expected.hidden, rtol=0, atol=1e-12)
     assert torch.equal(positions, draw(B, M, WIDTH, seed=4))
-    assert torch.equal(past.after(given)[0], torch.cat([positions, hidden], dim=1)[:, -M:])
+    assert torch.equal(given.kept, hidden)
 
 
 def gradients_of(model):
@@ -32,8 +33,7 @@ def gradients_of(model):
     memory, total = model.first_memory(B, M), 0.0
     for seed in range(3):
         tokens = draw_tokens(B, L + 1, seed=seed)
-        given = {"mem_len": M, "part": "full", "progress": 0.0}
-        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, **given)
+        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, Objective(mem_len=M))
         total = total + loss
     total.backward()
     return total, *(parameter.grad for parameter in model.parameters()), *memory

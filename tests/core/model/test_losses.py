@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.core.builders import draw_tokens, small_model
-from txlcli.core.model.losses import counted_positions, layer_weight
+from txlcli.core.model.losses import Objective, counted_positions, layer_weight
 
 B, L, M = 2, 6, 7
 
@@ -15,7 +15,7 @@ def test_half_loss_counts_the_recent_half_of_the_positions(part, counted):
     assert list(range(L))[counted_positions(L, part)] == counted
     model, tokens, targets = small_model(), draw_tokens(B, L), draw_tokens(B, L, seed=5)
     memory = model.first_memory(B, M)
-    objective, loss, _ = model.objective(tokens, targets, memory, mem_len=M, part=part, progress=0.3)
+    objective, loss, _ = model.objective(tokens, targets, memory, Objective(mem_len=M, part=part, progress=0.3))
     hidden, _ = model(tokens, memory, mem_len=M)
     expected = model.losses(hidden, targets)[:, counted].mean()
     torch.testing.assert_close(objective, expected)
@@ -25,9 +25,7 @@ def test_half_loss_counts_the_recent_half_of_the_positions(part, counted):
 def test_half_loss_keeps_the_whole_segment_in_the_memory():
     model, tokens = small_model(), draw_tokens(B, L)
     empty = model.first_memory(B, M)
-    memories = [
-        model.objective(tokens, tokens, empty, mem_len=M, part=part, progress=0.0)[2] for part in ("full", "half")
-    ]
+    memories = [model.objective(tokens, tokens, empty, Objective(mem_len=M, part=part))[2] for part in ("full", "half")]
     assert all(torch.equal(*pair) for pair in zip(*memories, strict=True))
     assert memories[0][0].shape == (B, L, 14)
 
@@ -78,7 +76,7 @@ def mean_loss(softmax, hidden, targets):
 def test_the_objective_is_the_weighted_sum_of_all_predictions(part, progress):
     model, tokens, targets = vanilla(), draw_tokens(B, L), draw_tokens(B, L, seed=5)
     objective, loss, _ = model.objective(
-        tokens, targets, model.first_memory(B, 0), mem_len=0, part=part, progress=progress
+        tokens, targets, model.first_memory(B, 0), Objective(mem_len=0, part=part, progress=progress)
     )
     first = 3 if part == "half" else 0
     hidden = [output[:, first:] for output in outputs_of(model, tokens)]
@@ -106,7 +104,7 @@ def test_the_classifiers_do_not_change_predictions():
 
 def test_classifiers_over_bands_are_adaptive_too():
     model, tokens = vanilla(cutoffs=(5, 11), div_val=2), draw_tokens(B, L)
-    objective, loss, _ = model.objective(tokens, tokens, model.first_memory(B, 0), mem_len=0, part="full", progress=0.0)
+    objective, loss, _ = model.objective(tokens, tokens, model.first_memory(B, 0), Objective(mem_len=0))
     objective.backward()
     assert objective > 3 * loss
     assert all(parameter.grad is not None for parameter in model.parameters())

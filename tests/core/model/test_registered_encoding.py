@@ -9,6 +9,7 @@ from tests.extensions import SlopesEncoding, registered_encoding, registered_slo
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import split_heads
 from txlcli.core.model.encodings import Encoding
+from txlcli.core.model.losses import Objective
 from txlcli.core.training.loop import new_model
 
 B, L, M, H = 2, 5, 7, 3
@@ -112,7 +113,7 @@ def test_a_shared_position_key_learns_from_all_farther_distances(near_and_repeat
         tokens = draw_tokens(B, 2 * L)
         _, memory = model(tokens[:, :L], model.first_memory(B, M), mem_len=M)
         targets = draw_tokens(B, L, seed=9)
-        loss, *_ = model.objective(tokens[:, L:], targets, memory, mem_len=M, part="full", progress=0.0)
+        loss, *_ = model.objective(tokens[:, L:], targets, memory, Objective(mem_len=M))
         grads.append(torch.autograd.grad(loss, model.encoding.vectors)[0])
     assert grads[1].count_nonzero() == grads[1].numel()
     torch.testing.assert_close(*grads, rtol=0, atol=1e-10)

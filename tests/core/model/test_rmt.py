@@ -6,13 +6,11 @@ import torch
 
 from tests import reference
 from tests.core import oracle
-from tests.core.builders import V, draw_tokens, model_settings, small_model
+from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.registry import make_reader, make_window_reader
-from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 
 B, L, T = 2, 5, 23
 POSITIONS = {"relative": {"tie_biases": False}, "rotary": {"d_head": 12}, "alibi": {}, "t5": {}, "none": {}}
@@ -22,15 +20,6 @@ LAYERS = [{"norm": "post"}, {"norm": "pre"}, {"norm": "pre_released", "norm_eps"
 def with_memory_tokens(position="relative", *, sizes=POSITIONS, **changed):
     own = {"arch": "rmt", "segment_len": L, "n_memory_tokens": 3}
     return small_model(**{**own, "position": position, **sizes[position], **changed})
-
-
-def read(model, tokens, lengths):
-    """Log-probabilities (B, T, V) of a text read in calls of these lengths, and the memory after them."""
-    memory, parts = model.first_memory(len(tokens), 0), []
-    for part in tokens.split(lengths, dim=1):
-        hidden, memory = model(part, memory, mem_len=0)
-        parts.append(model.log_probs(hidden))
-    return torch.cat(parts, dim=1), memory
 
 
 def by_oracle(weights, settings, row):
@@ -53,7 +42,7 @@ def by_oracle(weights, settings, row):
 @pytest.mark.parametrize(("layers", "position"), sampled(2, LAYERS, POSITIONS))
 def test_predictions_and_state_equal_the_oracle(layers, position):
     model, tokens = with_memory_tokens(position, **layers), draw_tokens(B, 13)
-    given, (state, left) = read(model, tokens, [13])
+    given, (state, left) = read_segments(model, tokens, [13])
     weights = oracle.weights_of(oracle.numbers_of(model), model.settings)
     for lane, row in enumerate(tokens.tolist()):
         expected, expected_state = by_oracle(weights, model.settings, row)
@@ -102,8 +91,8 @@ def test_gradients_pass_through_the_segments_of_a_call_and_end_between_calls():
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 3], [1] * 23, [7, 1, 2, 11, 2], [20, 3]], ids=str)
 def test_how_a_text_is_cut_into_calls_makes_no_difference(lengths):
     model, tokens = with_memory_tokens(), draw_tokens(B, T)
-    expected, memory = read(model, tokens, [T])
-    given, memory_of_parts = read(model, tokens, lengths)
+    expected, memory = read_segments(model, tokens, [T])
+    given, memory_of_parts = read_segments(model, tokens, lengths)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
     for one, other in zip(memory_of_parts, memory, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
@@ -113,7 +102,7 @@ def test_how_a_text_is_cut_into_calls_makes_no_difference(lengths):
 def test_readers_equal_the_model(position):
     model, tokens = with_memory_tokens(position), draw_tokens(B, T)
     with torch.no_grad():
-        expected, _ = read(model, tokens, [T])
+        expected, _ = read_segments(model, tokens, [T])
     settings = EvalSettings(seg_len=7, mem_len=0, same_length="off")
     for by_tokens, length in ((False, 7), (True, 1)):
         reader = make_reader(model, settings, batch_size=B, by_tokens=by_tokens)
@@ -126,28 +115,6 @@ def test_readers_equal_the_model(position):
     torch.testing.assert_close(last, expected[:, -2:], rtol=0, atol=1e-10)
 
 
-def test_a_sampled_text_is_read_in_segments():
-    model, context = with_memory_tokens(dtype=torch.float32, std=0.2), draw_tokens(1, 8)
-    reader = reader_of_one_text(model, EvalSettings(seg_len=L, mem_len=0, same_length="off"), precision="fp32")
-    sampled_tokens = generate(reader, context[0], Sampling(greedy=True), seed=1)
-    tokens = context[0].tolist()
-    for _ in range(12):
-        with torch.no_grad():
-            expected, _ = read(model, torch.tensor([tokens]), [len(tokens)])
-        tokens.append(int(expected[0, -1].argmax()))
-        assert next(sampled_tokens) == tokens[-1]
-
-
 def test_the_first_state_is_the_only_parameter_of_its_own():
     plain = count_parameters(model_settings(), V)
     assert count_parameters(model_settings(arch="rmt", segment_len=L, n_memory_tokens=3), V) == plain + 3 * 14
-
-
-def test_in_bf16_a_reader_is_close_to_the_model():
-    model, tokens = with_memory_tokens(dtype=torch.float32, std=0.1), draw_tokens(B, T)
-    with torch.no_grad(), autocast(torch.device("cpu"), "bf16"):
-        expected, _ = read(model, tokens, [T])
-    settings = EvalSettings(seg_len=L, mem_len=0, same_length="off")
-    reader = make_reader(model, settings, batch_size=B, precision="bf16")
-    given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(L, dim=1)], dim=1)
-    torch.testing.assert_close(given.float(), expected.float(), rtol=0, atol=0.05)

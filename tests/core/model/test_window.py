@@ -94,7 +94,7 @@ def test_the_memory_keeps_only_what_a_query_sees(mem_len, kept):
     assert [past.shape for past in model.full_memory(B, mem_len)] == shapes
     zeros = small_model(window=W, memory_start="zeros").first_memory(B, mem_len)
     assert [past.shape for past in zeros] == shapes
-    assert model.memory_size(mem_len) == kept
+    assert model.settings.visible_memory(mem_len) == kept
 
 
 @pytest.mark.parametrize(

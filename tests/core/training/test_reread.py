@@ -11,7 +11,7 @@ from tests.core.builders import draw_tokens, small_model
 from tests.core.oracle import numbers_of, weights_of
 from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
 from txlcli.config.settings import JITTER_MARGIN
-from txlcli.core.model.losses import HiddenPenalties
+from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
@@ -34,9 +34,9 @@ def test_segments_read_again_are_windows_of_the_reference(reread_len, mem_len):
     for number in range(segments.per_epoch):
         position = StreamPosition(0, number)
         predicted, tokens = segments.range_of(position), torch.from_numpy(segments.at(position))
-        sizes = {"mem_len": mem_len, "reread_len": reread_len, "part": "full", "progress": 0.0}
+        goal = Objective(mem_len=mem_len, reread_len=reread_len)
         targets = tokens[:, -len(predicted) :]
-        _, loss, memory = model.objective(tokens[:, :-1], targets, memory, **sizes)
+        _, loss, memory = model.objective(tokens[:, :-1], targets, memory, goal)
         nats = []
         for lane in range(B):
             # What the oracle reads is cut out of the text by hand; its memory ends where the next window begins.
@@ -53,7 +53,7 @@ def test_segments_read_again_are_windows_of_the_reference(reread_len, mem_len):
 def test_the_gradient_passes_through_the_tokens_that_are_read_again():
     model, tokens = small_model(), draw_tokens(B, 8)
     empty = model.first_memory(B, 0)
-    loss, _, _ = model.objective(tokens, tokens[:, 3:], empty, mem_len=0, part="full", progress=0.0, reread_len=3)
+    loss, _, _ = model.objective(tokens, tokens[:, 3:], empty, Objective(mem_len=0, reread_len=3))
     hidden, _ = model(tokens, empty, mem_len=0)
     expected = model.losses(hidden[:, 3:], tokens[:, 3:]).mean()
     ours, theirs = (torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected))
@@ -70,7 +70,7 @@ def test_an_epoch_of_windows_without_memory_has_the_loss_of_their_evaluation():
     for number, tokens in enumerate(map(torch.from_numpy, epoch_of(segments))):
         predicted = segments.range_of(StreamPosition(0, number))
         inputs, targets = tokens[:, :-1], tokens[:, -len(predicted) :]
-        _, loss, _ = model.objective(inputs, targets, model.first_memory(1, 0), mem_len=0, part="full", progress=0.0)
+        _, loss, _ = model.objective(inputs, targets, model.first_memory(1, 0), Objective(mem_len=0))
         if predicted.start >= 2 * L and len(predicted) == L:
             assert loss.item() == pytest.approx(windows[predicted.start : predicted.stop].mean(), rel=1e-5)
 
@@ -139,12 +139,16 @@ def test_the_rate_of_a_step_is_scaled_by_its_length(tmp_path):
 def test_penalties_are_in_the_objective_and_not_in_the_loss():
     # Three positions of two channels: squares 1 + 4 + 9 + 0 + 1 + 1 over 6; differences 2, -2 and -2, 1 over 4.
     hidden, loss = torch.tensor([[[1.0, 2.0], [3.0, 0.0], [1.0, 1.0]]]), torch.tensor(5.0)
-    assert HiddenPenalties(activation=3.0)(loss, hidden).item() == pytest.approx(5 + 3 * 16 / 6)
-    assert HiddenPenalties(slowness=0.5)(loss, hidden).item() == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
     weights = torch.tensor([1.0, 1.0, 0.0])  # the last one is padding
-    penalties = HiddenPenalties(activation=3.0, slowness=0.5)
-    assert penalties(loss, hidden, weights).item() == pytest.approx(penalties(loss, hidden[:, :2]).item())
-    assert HiddenPenalties(activation=1.0, slowness=7.0)(loss, hidden[:, :1]).item() == pytest.approx(5 + 5 / 2)
+
+    def penalized(activation, slowness, hidden, weights=None):
+        goal = Objective(mem_len=0, activation_penalty=activation, slowness_penalty=slowness)
+        return goal.penalized(loss, hidden, weights).item()
+
+    assert penalized(3.0, 0.0, hidden) == pytest.approx(5 + 3 * 16 / 6)
+    assert penalized(0.0, 0.5, hidden) == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
+    assert penalized(3.0, 0.5, hidden, weights) == pytest.approx(penalized(3.0, 0.5, hidden[:, :2]))
+    assert penalized(1.0, 7.0, hidden[:, :1]) == pytest.approx(5 + 5 / 2)
 
 
 def test_the_penalty_is_reported_apart_from_the_loss(tmp_path):

@@ -54,10 +54,10 @@ def term_scores(attention: Attention, query: Tensor, keys: Tensor, terms: ScoreT
     terms = terms.nearest(min(terms.reach, keys.shape[1]))
 
     def biased(bias: Tensor) -> Tensor:  # (H, 1, D)
-        return (bias * attention.scale).to(query_dtype).to(dtype)[:, None]
+        return (bias * attention.d_head**-0.5).to(query_dtype).to(dtype)[:, None]
 
     with torch.autocast(query.device.type, enabled=False):
-        query = (query * attention.scale).to(dtype)
+        query = (query * attention.d_head**-0.5).to(dtype)
         keys = keys[..., : query.shape[2]].to(dtype)  # a decoder may pad keys with zeros
         scores = {"a": _by_distance(query @ keys.mT, terms.reach)}
         no_key = scores["a"].isneginf()

@@ -26,6 +26,7 @@ from txlcli.core.kernels.private import observed_results, tensors_without_data
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -264,7 +265,7 @@ def _saved_bytes(step: _Step) -> int:
             gc.collect()  # tensors in reference cycles would count
             held = live.now
             graph, _, memory[:] = network.objective(
-                tokens, targets, memory, mem_len=train.mem_len, part=train.loss_part, progress=0.0
+                tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part)
             )
         # Inputs of layers that are computed again are not all tensors of the graph, but they live as long as it does.
         kept = live.now - held if in_layers else saved.now

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txlcli.core.backend import Attend, AttendContext, ScoreTerms, aligned, nearest_rows
+from txlcli.core.backend import Attend, ScoreTerms, nearest_rows
 
 
 def distance_encoding(distance: Tensor, width: int) -> Tensor:
@@ -105,11 +105,6 @@ def split_heads(projected: Tensor, n_heads: int) -> Tensor:
     return projected.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
 
-def wide_heads(weight: Tensor, d_head: int, width: int, multiple: int) -> Tensor:
-    """Append zeros to a weight (heads * D, d): D up to a multiple, and d up to `width`."""
-    return aligned(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % multiple).flatten(0, 1)
-
-
 class HeadNorm(nn.RMSNorm):
     """RMSNorm of the queries or keys of each head, with gains (D,) that all heads share."""
 
@@ -140,24 +135,20 @@ class Attention(nn.Module):
         d_model: int,
         n_heads: int,
         d_head: int,
-        dropout: float,
+        dropout: float = 0.0,
         linear: type[nn.Linear] = nn.Linear,
         qk_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        self.scale = d_head**-0.5
-        self.attention_dropout = dropout
-        self.w_q = linear(d_model, n_heads * d_head, bias=False)
-        self.w_k_content = linear(d_model, n_heads * d_head, bias=False)
-        self.w_v = linear(d_model, n_heads * d_head, bias=False)
-        self.w_o = linear(n_heads * d_head, d_model, bias=False)
+        self.n_heads, self.d_head, self.dropout = n_heads, d_head, dropout
+        sizes = d_model, n_heads * d_head
+        self.w_q, self.w_k_content, self.w_v = (linear(*sizes, bias=False) for _ in range(3))
+        self.w_o = linear(*sizes[::-1], bias=False)
         self.q_norm, self.k_norm = (
             nn.Identity() if qk_norm_eps is None else HeadNorm(d_head, qk_norm_eps) for _ in range(2)
         )
         self.attend: Attend = attend
         """The definition above, or a faster implementation."""
-        self.attend_context: AttendContext | None = None
         self.project_all: Callable[[Tensor], Tensor] | None = None
         """Multiplies by W_q, W_kE and W_v side by side, (B, L, d) -> (B, L, 3 * H * D), for reading."""
 
@@ -198,32 +189,11 @@ class Attention(nn.Module):
             terms: the other terms of the score.
             attend: computes the attention of this call only.
         """
-        attended = (attend or self.attend)(query, *keys_values, terms, dropout=self._active_dropout)
+        attended = (attend or self.attend)(query, *keys_values, terms, dropout=self.active_dropout)
         output: Tensor = self.w_o(attended.transpose(1, 2).flatten(2))
         return output
 
     @property
-    def joins_context(self) -> bool:
-        """True if `to_context` does what `project_keys_values` and `forward` do, in fewer operations."""
-        return self.attend_context is not None and isinstance(self.k_norm, nn.Identity)
-
-    def to_context(
-        self, segment: Tensor, context: Tensor, terms: ScoreTerms, drop: Callable[[Tensor], Tensor], *, multiple: int
-    ) -> Tensor:
-        """Attend from a segment (B, L, d) to a context (B, K, d) whose keys and values one product makes.
-
-        `drop` is the dropout of queries, keys and values (B, x, all heads). All rows may end in zeros; then the result
-        does, too. Heads are as wide as a `multiple`.
-        """
-        assert self.attend_context is not None
-        heads, d_head, width = self.n_heads, self.w_q.out_features // self.n_heads, context.shape[-1]
-        weight = wide_heads(torch.cat([self.w_k_content.weight, self.w_v.weight]), d_head, width, multiple)
-        key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(drop(F.linear(segment, wide_heads(self.w_q.weight, d_head, width, multiple))), heads)
-        attended = self.attend_context(query, key_value, terms, width=d_head, dropout=self._active_dropout)
-        output = aligned(self.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
-        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
-
-    @property
-    def _active_dropout(self) -> float:
-        return self.attention_dropout if self.training else 0.0
+    def active_dropout(self) -> float:
+        """The rate of dropping attention weights in training, 0 in evaluation."""
+        return self.dropout if self.training else 0.0

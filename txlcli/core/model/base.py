@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend, LossPart, Recompute
+from txlcli.config.settings import AttentionBackend, Recompute
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.linear import Linear
-from txlcli.core.model.losses import NO_PENALTIES, HiddenPenalties, counted_positions
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
 Output = TypeVar("Output")
@@ -40,9 +40,24 @@ class LanguageModel(nn.Module, ABC):
         self.vocab_size = vocab_size
         cut = bands(settings, vocab_size)
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
-        self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings)
+        self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings, embedding=self.embedding)
         self._recompute: Recompute = False
         self._recomputed: Callable[..., Any] = recomputed
+
+    def reset_parameters(self) -> None:
+        """Initialize all parameters."""
+        if self.device.type == "meta":
+            return  # there are no values, and PyTorch would import its compiler to draw some
+        for name, parameter in self.named_parameters():
+            self._initialize(name, parameter)
+
+    def _initialize(self, name: str, parameter: nn.Parameter) -> None:
+        """Initialize a parameter: biases with zeros, the others with a normal distribution."""
+        if parameter.dim() == 1:
+            nn.init.zeros_(parameter)
+        else:
+            is_projection = ".projections." in name
+            nn.init.normal_(parameter, 0.0, self.settings.proj_init_std if is_projection else self.settings.init_std)
 
     @property
     def device(self) -> torch.device:
@@ -75,22 +90,13 @@ class LanguageModel(nn.Module, ABC):
         return False
 
     @property
-    def has_recurrent_state(self) -> bool:
-        """True if a state of fixed size is all the memory, so that a memory length means nothing."""
-        return self.settings.recurrent_state
-
-    @property
     def memory_starts_full(self) -> bool:
         """True if the memory has its full length before the first token."""
         return False
 
-    def memory_size(self, mem_len: int) -> int:
-        """Return how many positions a memory of length M holds after a long text: those that some query sees."""
-        return self.settings.visible_memory(mem_len)
-
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:
         """Return True if a memory of length M has the size that it has after a long text."""
-        return memory[0].shape[1] >= self.memory_size(mem_len)
+        return memory[0].shape[1] >= self.settings.visible_memory(mem_len)
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         """Compute attention with this backend from now on; a model without attention ignores it."""
@@ -149,12 +155,12 @@ class LanguageModel(nn.Module, ABC):
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy in nats of each target, in token order: (B, L, d), (B, L) -> (B, L), float32 at least."""
-        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten(), self.embedding)
+        losses = self.softmax.losses(hidden.flatten(0, 1), targets.flatten())
         return losses.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all tokens: (B, L, d) -> (B, L, V), float32 at least."""
-        return self.softmax.log_probs(hidden.flatten(0, 1), self.embedding).unflatten(0, hidden.shape[:2])
+        return self.softmax.log_probs(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
 
     def _read_undropped(self, tokens: Tensor, memory: Memory, mem_len: int) -> tuple[Tensor, Tensor, Memory]:
         """Return the last hidden states (B, L, d) before and after their dropout, and the new memory."""
@@ -162,17 +168,7 @@ class LanguageModel(nn.Module, ABC):
         return hidden, hidden, memory
 
     def objective(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        part: LossPart,
-        progress: float,
-        seg_len: Tensor | None = None,
-        reread_len: int = 0,
-        penalties: HiddenPenalties = NO_PENALTIES,
+        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """Compute what a training step minimizes on one segment.
 
@@ -180,16 +176,11 @@ class LanguageModel(nn.Module, ABC):
             tokens: (B, E + L), read; the first E, which were read before, are fewer at the beginning of an epoch.
             targets: (B, L), predicted.
             memory: from the segment before.
-            mem_len: M.
-            part: the positions whose losses count.
-            progress: share of the training steps that are done, 0 to 1.
-            seg_len: if targets end in padding, the number of the others, 0-d; models without attention read none.
-            reread_len: E, final positions that the next segment reads again, so that the memory ends before them.
-            penalties: of the last hidden states, in the objective alone.
+            goal: which losses count, and what is added to them.
         Returns:
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
-        undropped, hidden, memory = self._read_undropped(tokens, memory, mem_len)
-        counted = counted_positions(tokens.shape[1], part)
+        undropped, hidden, memory = self._read_undropped(tokens, memory, goal.mem_len)
+        counted, _ = goal.counted(tokens.shape[1])
         loss = self.losses(hidden[:, counted], targets[:, counted]).mean()
-        return penalties(loss, undropped[:, counted]), loss, memory
+        return goal.penalized(loss, undropped[:, counted]), loss, memory

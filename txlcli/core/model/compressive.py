@@ -20,6 +20,7 @@ from txlcli.core.model.attention import split_heads
 from txlcli.core.model.base import Memory
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, update_memory
 from txlcli.core.model.linear import Linear
+from txlcli.core.model.losses import Objective
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -52,10 +53,10 @@ class AgingMemory(HiddenMemory):
 
     slots: Tensor
     """The compressed memory, without gradient, (B, C, d)."""
+    mem_len: int
+    """M to keep for the next segment."""
     compressed_len: int
-    """C to keep for the next segment."""
-    rate: int
-    """c."""
+    """C to keep."""
 
     @property
     def states(self) -> Tensor:
@@ -65,18 +66,10 @@ class AgingMemory(HiddenMemory):
     def length(self) -> int:
         return self.slots.shape[1] + self.positions.shape[1]
 
-    def leaving(self, kept: Tensor) -> Tensor:
+    def leaving(self, kept: Tensor, rate: int) -> Tensor:
         """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
-        count = leaving_count(self.positions.shape[1] + kept.shape[1], self.mem_len, self.rate) if self.mem_len else 0
+        count = leaving_count(self.positions.shape[1] + kept.shape[1], self.mem_len, rate) if self.mem_len else 0
         return torch.cat([self.positions, kept], dim=1)[:, :count]
-
-    def after(self, output: LayerOutput) -> Memory:
-        made = output.kept[:, :0] if output.slots is None else output.slots
-        kept = self.positions.shape[1] + output.kept.shape[1] - made.shape[1] * self.rate if self.mem_len else 0
-        return [
-            update_memory(self.positions, output.kept, mem_len=kept),
-            update_memory(self.slots, made, mem_len=self.compressed_len),
-        ]
 
 
 def leaving_count(length: int, mem_len: int, rate: int) -> int:
@@ -91,12 +84,10 @@ class CompressiveLayer(Layer):
         super().__init__(settings)
         self.compression = Compression(settings)
 
-    def forward(
-        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None = None
-    ) -> LayerOutput:
+    def forward(self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None) -> LayerOutput:
         """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
         output = super().forward(hidden, past, terms, count=count)
-        leaving = past.leaving(output.kept) if isinstance(past, AgingMemory) else None
+        leaving = past.leaving(output.kept, self.compression.rate) if isinstance(past, AgingMemory) else None
         if leaving is None or not leaving.shape[1]:
             return output
         slots = self.compression(leaving)
@@ -126,7 +117,7 @@ class CompressiveLayer(Layer):
         key = self._heads(self.attention.w_k_content, self.attention.k_norm, context)
         value = self._heads(self.attention.w_v, nn.Identity(), context)
         with torch.autocast(query.device.type, enabled=False):
-            score = query @ key.mT * self.attention.scale
+            score = query @ key.mT * self.attention.d_head**-0.5
             probability = torch.softmax(score, dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
             return probability.to(value.dtype) @ value
 
@@ -182,7 +173,8 @@ class CompressiveTransformer(TransformerXL):
         compressed_len: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Read one segment, see `TransformerXL.forward`; `compressed_len` is C, by default that of the settings."""
-        outputs, memory = self._read(tokens, self._pasts(memory, mem_len, compressed_len), key_limit, max_distance)
+        pasts, goal = self._pasts(memory, mem_len, compressed_len), Objective(mem_len=mem_len)
+        outputs, memory = self._read(tokens, pasts, goal, key_limit, max_distance)
         return self._final(outputs[-1].hidden), memory
 
     def _pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
@@ -194,11 +186,17 @@ class CompressiveTransformer(TransformerXL):
                 slots=slots[:, max(0, slots.shape[1] - kept) :],
                 mem_len=mem_len,
                 compressed_len=kept,
-                rate=self.settings.compression_rate,
             )
             for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True)
         ]
 
-    def _joined(self, memories: Sequence[Memory]) -> Memory:
+    def _remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the positions of all layers, then the slots of all layers."""
-        return [of_layer[part] for part in range(2) for of_layer in memories]
+        positions, slots = [], []
+        for past, output in zip(pasts, outputs, strict=True):
+            assert isinstance(past, AgingMemory)
+            made = output.kept[:, :0] if output.slots is None else output.slots
+            length = past.positions.shape[1] + output.kept.shape[1] - made.shape[1] * self.settings.compression_rate
+            positions.append(update_memory(past.positions, output.kept, mem_len=length if goal.mem_len else 0))
+            slots.append(update_memory(past.slots, made, mem_len=past.compressed_len))
+        return positions + slots

@@ -6,6 +6,7 @@ Axes: B batch, L segment, d width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from txlcli.config.model_settings import ModelSettings
 from txlcli.core.kernels.dropout import keep_mask, mask_scale
 from txlcli.core.model.backends import FAST
 
@@ -24,6 +25,11 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate = rate
         self.variational = variational
+
+    @classmethod
+    def of(cls, settings: ModelSettings, *keys: str) -> "Dropout":
+        """Return dropout at the first of these rates that is set, or at `settings.dropout`."""
+        return cls(settings.dropout_rate(*keys), variational=settings.variational_dropout)
 
     @property
     def active_rate(self) -> float:

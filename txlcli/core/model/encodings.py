@@ -16,7 +16,6 @@ Axes: B batch, L segment, H heads, D head width, d model width, N layers, n dist
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,9 @@ from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
 from txlcli.core.backend import Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.device import cast_for_products, row_multiple
-from txlcli.core.model.attention import distance_encoding, split_heads, wide_heads
+from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.linear import Linear
+from txlcli.core.model.linear import Linear, wide_heads
 from txlcli.core.model.module_list import ModuleList
 from txlcli.errors import UsageError
 
@@ -114,7 +113,7 @@ class TiedRelativeEncoding(Encoding):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
-        self.dropout = Dropout(settings.dropout_rate("distance_dropout"), variational=settings.variational_dropout)
+        self.dropout = Dropout.of(settings, "distance_dropout")
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         terms = ScoreTerms(reach, distances=self.encode(self.dropout, reach, max_distance, like, self.settings.d_model))
@@ -159,8 +158,7 @@ class RelativeEncoding(TiedRelativeEncoding):
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
         n_layers, multiple = len(self.w_k_position), row_multiple(encoding.device)
         count, width = (size + -size % multiple for size in encoding.shape)
-        weight = torch.cat([matrix.weight for matrix in self.w_k_position])
-        weight = wide_heads(weight, self.settings.d_head, width, multiple)
+        weight = wide_heads(torch.cat([matrix.weight for matrix in self.w_k_position]), self.settings.d_head, width)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
         return zip(keys, *biases, strict=True)
@@ -215,24 +213,6 @@ class LearnedEncoding(Encoding):
         return hidden + self.position_tables[layer][positions]
 
 
-@dataclass(frozen=True)
-class PairRotation:
-    """Rotates the pairs (c, c + D/2) of each query and key by an angle per position and pair."""
-
-    cosine: Tensor
-    """(x, D/2), float64."""
-    sine: Tensor
-    """(x, D/2), float64."""
-
-    def apply(self, heads: Tensor) -> Tensor:
-        """Return queries or keys (B, H, x, D) rotated to the last x positions; computed in float32 at least."""
-        dtype = torch.promote_types(heads.dtype, torch.float32)
-        cosine, sine = (turn[turn.shape[0] - heads.shape[2] :].to(dtype) for turn in (self.cosine, self.sine))
-        first, second = heads.to(dtype).chunk(2, dim=-1)
-        rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
-        return rotated.to(heads.dtype)
-
-
 class RotaryEncoding(Encoding):
     """Su et al. (2021): queries and keys are rotated by their positions, so that (a) depends on distance.
 
@@ -240,10 +220,10 @@ class RotaryEncoding(Encoding):
     positions of its own.
     """
 
-    def rotation(self, positions: Tensor) -> PairRotation:
+    def rotation(self, positions: Tensor) -> Rotation:
         """Return the rotation by positions (x,), with angles in float64: a text may be long."""
         sine, cosine = distance_encoding(positions, self.settings.d_head).chunk(2, dim=-1)
-        return PairRotation(cosine, sine)
+        return Rotation(cosine, sine)
 
 
 class AlibiEncoding(Encoding):

@@ -6,7 +6,6 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, d mod
 """
 
 import dataclasses
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +13,28 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.core.backend import Attend, Rotation, ScoreTerms, aligned
-from txlcli.core.kernels.device import cast_for_products, row_multiple
-from txlcli.core.model.attention import Attention
-from txlcli.core.model.base import Memory
+from txlcli.core.backend import Attend, AttendContext, Rotation, ScoreTerms, aligned
+from txlcli.core.kernels.device import cast_for_products
+from txlcli.core.model.attention import Attention, split_heads
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.linear import Linear
+from txlcli.core.model.linear import Linear, wide_heads
 from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
 class Past(ABC):
-    """Keys and values before a segment that a reader keeps as they were projected, for one layer."""
+    """What one layer knows of the tokens before a segment."""
 
     attend: Attend | None = None
     """Computes the attention to this past, where its keys are not simply in order; None: as the layer does."""
 
     @abstractmethod
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a segment, (B, H, L, D) each; return those of past and segment.
+    def extend(self, keys: Tensor, values: Tensor, layer: "Layer") -> tuple[Tensor, Tensor]:
+        """Return the keys and values of past and segment, (B, H, K, D) each, given the segment's, (B, H, L, D) each.
 
-        Returns:
-            (B, H, K, D) each; the last L positions are the segment's.
+        A reader's past stores those of the segment as they were projected; a memory is projected by the layer.
         """
 
 
@@ -54,17 +52,11 @@ class LayerOutput(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenMemory:
+class HiddenMemory(Past):
     """The memory m of section 3.2: hidden states before a segment, which a layer projects with its current weights."""
 
     positions: Tensor
     """Layer inputs without gradient, oldest first, (B, M, d)."""
-    mem_len: int = 0
-    """Positions to keep for the next segment."""
-    reread_len: int = 0
-    """Final positions of the segment that the next one reads again, so that it does not need them here."""
-    seg_len: Tensor | None = None
-    """If the segment ends in padding, the number of its other positions that are not read again, 0-d."""
     rotation: Rotation | None = None
     """Of the positions, if the encoding rotates keys."""
 
@@ -78,13 +70,11 @@ class HiddenMemory:
         """Number of these hidden states."""
         return self.positions.shape[1]
 
-    def after(self, output: LayerOutput) -> Memory:
-        """Return the memory of this layer after a segment."""
-        if self.seg_len is not None:  # a full memory moves by as many positions
-            moved = torch.arange(self.mem_len, device=output.kept.device) + self.seg_len
-            return [torch.cat([self.positions, output.kept], dim=1).index_select(1, moved)]
-        kept = output.kept[:, : max(0, output.kept.shape[1] - self.reread_len)]
-        return [update_memory(self.positions, kept, mem_len=self.mem_len)]
+    def extend(self, keys: Tensor, values: Tensor, layer: "Layer") -> tuple[Tensor, Tensor]:
+        if not self.length:
+            return keys, values
+        old_keys, old_values = layer.project_past(self.states, self.rotation)  # equals projecting the context
+        return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
 
 
 class Layer(nn.Module):
@@ -107,12 +97,12 @@ class Layer(nn.Module):
         self.ff_norm = make_norm(settings)
         gated = settings.gating == "gru"
         self.attention_gate, self.feed_forward_gate = (GruGate(settings) if gated else None for _ in range(2))
-        dropout = functools.partial(Dropout, variational=settings.variational_dropout)
-        self.dropout = dropout(settings.dropout)
+        self.dropout = Dropout.of(settings)
         """Of the output of attention."""
-        self.feed_forward_dropout = dropout(settings.dropout_rate("feed_forward_dropout"))
-        self.projection_dropout = dropout(settings.projection_dropout)
-        self.project, self.finish = project, finish
+        self.feed_forward_dropout = Dropout.of(settings, "feed_forward_dropout")
+        self.projection_dropout = Dropout.of(settings, "projection_dropout")
+        self.attend_context: AttendContext | None = None
+        self.project, self.finish = project, Layer.residual_block
         """The parts before and after attention, which a reader compiles: no shape in them depends on the past."""
 
     def memory_input(self, hidden: Tensor) -> Tensor:
@@ -124,14 +114,12 @@ class Layer(nn.Module):
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return cast_for_products(normed)
 
-    def project_memory(self, memory: HiddenMemory) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H, M, D) of the hidden states of a memory."""
-        keys, values = self.attention.project_keys_values(self.attention_input(memory.states))
-        return keys if memory.rotation is None else memory.rotation.apply(keys), values
+    def project_past(self, states: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, M, D) of the hidden states (B, M, d) of a memory."""
+        keys, values = self.attention.project_keys_values(self.attention_input(states))
+        return keys if rotation is None else rotation.apply(keys), values
 
-    def forward(
-        self, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None = None
-    ) -> LayerOutput:
+    def forward(self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None) -> LayerOutput:
         """Read one segment (B, L, d) after a past.
 
         Everything that needs the weights of the layer happens here: with train.parallel = "fsdp" they are there only
@@ -144,7 +132,7 @@ class Layer(nn.Module):
             count: number of final positions to compute, 0 included; all by default.
         """
         first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
-        if self.attention.joins_context and isinstance(past, HiddenMemory) and terms.rotation is None:
+        if self.joins_context and isinstance(past, HiddenMemory) and terms.rotation is None:
             layer_input = self.memory_input(hidden)
             attended = self._attend_to_context(layer_input, past, terms, first=first)
         else:
@@ -155,27 +143,35 @@ class Layer(nn.Module):
             hidden = self.finish(self, hidden, attended)
         return LayerOutput(hidden, layer_input[..., : self.d_model].detach().contiguous())
 
-    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
-        """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together."""
-        segment = self.attention_input(layer_input)
-        remembered = self.attention_input(aligned(past.states, segment.shape[-1]))
-        context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
-        multiple = row_multiple(segment.device)
-        return self.attention.to_context(segment[:, first:], context, terms, self.projection_dropout, multiple=multiple)
+    @property
+    def joins_context(self) -> bool:
+        """True if one product makes the keys and values of memory and segment, which saves launches."""
+        return self.attend_context is not None and isinstance(self.attention.k_norm, nn.Identity)
 
-    def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, past: HiddenMemory | Past, terms: ScoreTerms
-    ) -> Tensor:
+    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
+        """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together.
+
+        All rows may end in zeros; then the result does, too.
+        """
+        assert self.attend_context is not None
+        attention, drop, segment = self.attention, self.projection_dropout, self.attention_input(layer_input)
+        heads, d_head, width = attention.n_heads, attention.d_head, segment.shape[-1]
+        remembered = self.attention_input(aligned(past.states, width))
+        context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
+        weight = wide_heads(torch.cat([attention.w_k_content.weight, attention.w_v.weight]), d_head, width)
+        key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        query = split_heads(drop(F.linear(segment[:, first:], wide_heads(attention.w_q.weight, d_head, width))), heads)
+        attended = self.attend_context(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
+        output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
+        return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, past: Past, terms: ScoreTerms) -> Tensor:
         """Attend from the queries of a segment (B, H, L, D) to the keys and values of past and segment."""
-        if isinstance(past, Past):
-            keys, values = past.extend(keys, values)
-        elif past.length:  # equals projecting the context
-            old_keys, old_values = self.project_memory(past)
-            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+        keys, values = past.extend(keys, values, self)
         if not query.shape[2]:
             return query.flatten(2)  # a reader needs the last keys and values alone
-        attend, drop = past.attend if isinstance(past, Past) else None, self.projection_dropout
-        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, attend)
+        drop = self.projection_dropout
+        attended: Tensor = self.attention(drop(query), (drop(keys), drop(values)), terms, past.attend)
         return attended
 
     def residual_block(self, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -210,11 +206,6 @@ def project(
     if rotation is not None:
         query, keys = rotation.apply(query), rotation.apply(keys)
     return layer_input, query, keys, values
-
-
-def finish(layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-    """Return the output of a layer, (B, L, d)."""
-    return layer.residual_block(hidden, attended)
 
 
 def rotated(terms: Sequence[ScoreTerms], rotation: Rotation | None) -> Sequence[ScoreTerms]:

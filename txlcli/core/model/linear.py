@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from txlcli.core.backend import aligned
+from txlcli.core.kernels.device import row_multiple
 from txlcli.core.kernels.linear import Packed, by_onednn
 from txlcli.core.model.backends import FAST
 
@@ -37,6 +39,12 @@ class Linear(nn.Linear):
         if self.packed is not None:
             return self.packed.multiply(rows)
         return self.backend.linear(rows, self.weight, self.bias)
+
+
+def wide_heads(weight: Tensor, d_head: int, width: int) -> Tensor:
+    """Append zeros to a weight (heads * D, d): D up to the multiple of the device, and d up to `width`."""
+    head_width = d_head + -d_head % row_multiple(weight.device)
+    return aligned(weight.unflatten(0, (-1, d_head)), width, head_width).flatten(0, 1)
 
 
 def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Packed:

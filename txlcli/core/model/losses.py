@@ -8,13 +8,14 @@ Axes: B batch, L segment, d model width, N layers.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.config.bands import Band
+from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import LossPart
-from txlcli.core.model.embedding import AdaptiveEmbedding
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.softmax import AdaptiveSoftmax
 
@@ -41,26 +42,39 @@ def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenPenalties:
-    """Weights of two penalties of the last hidden states, before their dropout (AR and TAR, Merity et al. 2017)."""
+class Objective:
+    """What a training step minimizes on a segment, and what it remembers."""
 
-    activation: float = 0.0
-    """Of their mean square."""
-    slowness: float = 0.0
-    """Of the mean square of their differences between neighbouring positions."""
+    mem_len: int
+    """M."""
+    part: LossPart = "full"
+    """Positions whose losses count."""
+    progress: float = 0.0
+    """Share of the training steps that are done, 0 to 1."""
+    seg_len: Tensor | None = None
+    """If targets end in padding, the number of the others, 0-d; models without attention read none."""
+    reread_len: int = 0
+    """E, final positions that the next segment reads again, so that the memory ends before them."""
+    activation_penalty: float = 0.0
+    """Weight of the mean square of the last hidden states, before their dropout (AR, Merity et al. 2017)."""
+    slowness_penalty: float = 0.0
+    """Weight of the mean square of their differences between neighbouring positions (TAR)."""
 
-    def __call__(self, loss: Tensor, hidden: Tensor, weights: Tensor | None = None) -> Tensor:
+    def counted(self, length: int) -> tuple[slice, Tensor | None]:
+        """Return the positions of L that count, and their weights (L,) where some are padding."""
+        if self.seg_len is None:
+            return counted_positions(length, self.part), None
+        return slice(None), weights_of_positions(length, self.part, self.seg_len)
+
+    def penalized(self, loss: Tensor, hidden: Tensor, weights: Tensor | None = None) -> Tensor:
         """Add the penalties of hidden states (B, L, d), whose positions have weights (L,), to a loss (0-d)."""
         hidden = hidden.to(loss.dtype)
-        if self.activation:
-            loss = loss + self.activation * mean_over_positions(hidden.square().mean(-1), weights)
-        if self.slowness and hidden.shape[1] > 1:
+        if self.activation_penalty:
+            loss = loss + self.activation_penalty * mean_over_positions(hidden.square().mean(-1), weights)
+        if self.slowness_penalty and hidden.shape[1] > 1:
             pairs = None if weights is None else weights[1:] * weights[:-1]
-            loss = loss + self.slowness * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs)
+            loss = loss + self.slowness_penalty * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs)
         return loss
-
-
-NO_PENALTIES = HiddenPenalties()
 
 
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:
@@ -80,25 +94,19 @@ class AuxiliaryLosses(nn.Module):
     The last layer's prediction of the next token is made by the softmax of the model.
     """
 
-    def __init__(self, bands: list[Band], *, d_model: int, n_layers: int) -> None:
+    def __init__(self, bands: list[Band], settings: ModelSettings) -> None:
         super().__init__()
         own = [dataclasses.replace(band, shared=False) for band in bands]
-        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(
-            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers - 1)
-        )
-        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(
-            AdaptiveSoftmax(own, d_model, tied=False) for _ in range(n_layers)
-        )
+        classifiers = (AdaptiveSoftmax(own, settings.d_model, tied=False) for _ in range(2 * settings.n_layers - 1))
+        self.next_token: ModuleList[AdaptiveSoftmax] = ModuleList(islice(classifiers, settings.n_layers - 1))
+        self.token_after: ModuleList[AdaptiveSoftmax] = ModuleList(classifiers)
 
-    def forward(
-        self, hidden: Sequence[Tensor], targets: Tensor, embedding: AdaptiveEmbedding, progress: float
-    ) -> Tensor:
+    def forward(self, hidden: Sequence[Tensor], targets: Tensor, progress: float) -> Tensor:
         """Return the weighted sum of the mean losses (0-d).
 
         Args:
             hidden: outputs (B, L, d) of the N layers.
             targets: (B, L) next tokens. The token after the last one is unknown, so that position predicts one only.
-            embedding: the model's.
             progress: share of the training that is done.
         """
         total = hidden[0].new_zeros(())
@@ -108,13 +116,13 @@ class AuxiliaryLosses(nn.Module):
             if weight == 0:
                 continue
             if number < n_layers - 1:
-                total = total + weight * self._mean(self.next_token[number], output, targets, embedding)
+                total = total + weight * self._mean(self.next_token[number], output, targets)
             if targets.shape[1] > 1:
-                after = self._mean(self.token_after[number], output[:, :-1], targets[:, 1:], embedding)
+                after = self._mean(self.token_after[number], output[:, :-1], targets[:, 1:])
                 total = total + weight * SECOND_STEP_WEIGHT * after
         return total
 
     @staticmethod
-    def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def _mean(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss in nats: (B, L, d), (B, L) -> 0-d."""
-        return softmax.losses(hidden.flatten(0, 1), targets.flatten(), embedding).mean()
+        return softmax.losses(hidden.flatten(0, 1), targets.flatten()).mean()

@@ -3,7 +3,6 @@
 Axes: B batch, L segment, d model width, W width of a layer, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -21,19 +20,7 @@ State = tuple[Tensor, Tensor]
 """State of a layer: two tensors whose first axis is the lane."""
 
 
-class RecurrentLayer(nn.Module, ABC):
-    """One layer, which reads a segment given the state after the segment before."""
-
-    @abstractmethod
-    def first_state(self, batch_size: int, like: Tensor) -> State:
-        """Return the state before the first token, all zeros."""
-
-    @abstractmethod
-    def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read (B, L, inputs) -> (B, L, W) and the state after it, both in the dtype of the state."""
-
-
-class Lstm(RecurrentLayer):
+class Lstm(nn.Module):
     """A layer of PyTorch's LSTM, with its two biases; its state is h and c, (B, W) each.
 
     With bf16 on CUDA, segments are read in fp32 and single tokens in bf16: under autocast cuDNN's LSTM has fp16 as its
@@ -44,12 +31,10 @@ class Lstm(RecurrentLayer):
         super().__init__()
         assert window == 1  # an LSTM sees one input at a time
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
-
-    def first_state(self, batch_size: int, like: Tensor) -> State:
-        zeros = like.new_zeros(batch_size, self.lstm.hidden_size)
-        return zeros, zeros.clone()
+        self.state_shapes = ((width,), (width,))
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read (B, L, inputs) -> (B, L, W) and the state after it, both in the dtype of the state."""
         dtype = state[0].dtype
         if hidden.shape[1] == 1:
             # The kernel for segments repacks its weights at each call, which takes longer than one token.
@@ -67,7 +52,7 @@ def _without_bf16(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Qrnn(RecurrentLayer):
+class Qrnn(nn.Module):
     """A layer of Bradbury et al. 2016 with an output gate ("fo-pooling").
 
     Candidate z, forget gate f and output gate o are a convolution over the last `window` inputs; then
@@ -79,13 +64,10 @@ class Qrnn(RecurrentLayer):
         super().__init__()
         self.window = window
         self.gates = Linear(window * inputs, 3 * width)  # the oldest input first; then z, f, o
-
-    def first_state(self, batch_size: int, like: Tensor) -> State:
-        """Return c (B, W) and the inputs before (B, window - 1, inputs), all zeros."""
-        width, inputs = self.gates.out_features // 3, self.gates.in_features // self.window
-        return like.new_zeros(batch_size, width), like.new_zeros(batch_size, self.window - 1, inputs)
+        self.state_shapes = ((width,), (window - 1, inputs))
 
     def forward(self, hidden: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read (B, L, inputs) -> (B, L, W) and the state after it, both in the dtype of the state."""
         before, past = state
         length = hidden.shape[1]
         extended = torch.cat([past, hidden], dim=1)  # (B, window - 1 + L, inputs)
@@ -115,35 +97,27 @@ class RecurrentModel(LanguageModel):
         widths = [settings.d_model, *settings.widths]
         windows = [settings.first_window, *[1] * (settings.n_layers - 1)]
         cls = LAYERS[settings.arch]
-        self.layers: ModuleList[RecurrentLayer] = ModuleList(
+        self.layers: ModuleList[Lstm | Qrnn] = ModuleList(
             cls(inputs=inputs, width=width, window=window)
             for inputs, width, window in zip(widths[:-1], widths[1:], windows, strict=True)
         )
-        variational = settings.variational_dropout
-        self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
-        self.dropout = Dropout(settings.dropout, variational=variational)
-        self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)
+        self.embedding_dropout = Dropout.of(settings, "embedding_dropout")
+        self.dropout = Dropout.of(settings)
+        self.output_dropout = Dropout.of(settings, "output_dropout")
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Initialize embedding and softmax: normal weights, biases 0.
+    def _initialize(self, name: str, parameter: nn.Parameter) -> None:
+        """Initialize embedding and softmax.
 
         The layers keep PyTorch's initialization, as in AWD-LSTM: all parameters uniform, biases included, within
         1 / sqrt(W) for an LSTM and 1 / sqrt(inputs of the convolution) for a QRNN.
         """
-        if self.device.type == "meta":
-            return  # there are no values, and PyTorch would import its compiler to draw some
-        for name, parameter in (*self.embedding.named_parameters(), *self.softmax.named_parameters()):
-            if name.startswith("projections."):
-                nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
-            elif parameter.dim() == 1:
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, 0.0, self.settings.init_std)
+        if not name.startswith("layers."):
+            super()._initialize(name, parameter)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         like = self.embedding.tables[0]
-        return [tensor for layer in self.layers for tensor in layer.first_state(batch_size, like)]
+        return [like.new_zeros(batch_size, *shape) for layer in self.layers for shape in layer.state_shapes]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
         return self.first_memory(batch_size, mem_len)

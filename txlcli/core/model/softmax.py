@@ -22,17 +22,21 @@ from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
 
 
 class AdaptiveSoftmax(nn.Module):
-    """The distribution over the vocabulary. Tied matrices belong to the embedding.
+    """The distribution over the vocabulary.
 
     Args:
         bands: of the vocabulary.
         d_model: d.
         tied: use the tables of the embedding; if false, the softmax has its own.
+        embedding: has the tables, if they are tied, and the projections that bands share.
     """
 
-    def __init__(self, bands: list[Band], d_model: int, *, tied: bool) -> None:
+    def __init__(
+        self, bands: list[Band], d_model: int, *, tied: bool, embedding: AdaptiveEmbedding | None = None
+    ) -> None:
         super().__init__()
         self.bands = bands
+        self._embedding = (embedding,)  # not a submodule: its parameters would have two names
         self.d_model = d_model
         self.biases = nn.ParameterList(torch.empty(band.size) for band in bands)
         self.tables = nn.ParameterList(() if tied else (band_matrix(band.size, band.width) for band in bands))
@@ -63,22 +67,22 @@ class AdaptiveSoftmax(nn.Module):
             self.temperature = before
 
     @torch.no_grad()
-    def for_decoding(self, embedding: AdaptiveEmbedding, dtype: torch.dtype) -> "AdaptiveSoftmax":
+    def for_decoding(self, dtype: torch.dtype) -> "AdaptiveSoftmax":
         """Return an independent copy in another dtype, so that no matrix is cast at every token."""
         own = [dataclasses.replace(band, shared=False) for band in self.bands]
         with torch.device(self.biases[0].device):
             copy = AdaptiveSoftmax(own, self.d_model, tied=False).requires_grad_(False).to(dtype)
         tensors: dict[str, Tensor] = dict(self.named_parameters())
         for number in range(len(own)):
-            tensors[f"tables.{number}"] = self._table(number, embedding)
-            projection = self._projection(number, embedding)
+            tensors[f"tables.{number}"] = self._table(number)
+            projection = self._projection(number)
             if projection is not None:
                 tensors[f"projections.{number}"] = projection
         copy.load_state_dict(tensors)
         copy.temperature = self.temperature
         return copy
 
-    def losses(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats of each target: (T, d), (T,) -> (T,), float32 at least.
 
         With several bands the targets should be on the host, unless `tail_rows` are set: the number of targets in each
@@ -89,17 +93,17 @@ class AdaptiveSoftmax(nn.Module):
         else:
             tails, hidden, targets = self.tail_rows, F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1))
         if len(self.bands) == 1:
-            return self._band_losses(0, hidden, targets, embedding)
+            return self._band_losses(0, hidden, targets)
         in_head = targets < self.bands[0].end
-        projected = self._project(0, hidden, embedding)
-        head_total, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1), embedding)
+        projected = self._project(0, hidden)
+        head_total, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1))
         clusters = self._cluster_logits(projected)
         total = torch.logaddexp(head_total, clusters.logsumexp(-1))
         chosen = torch.where(in_head, head, 0.0)
         for number, (band, rows) in enumerate(zip(self.bands[1:], tails, strict=True), start=1):
             ids = (targets.index_select(0, rows) - band.first).clamp(min=0)
             # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
-            loss = self._band_losses(number, hidden.index_select(0, rows), ids, embedding)
+            loss = self._band_losses(number, hidden.index_select(0, rows), ids)
             chosen = chosen.index_copy(0, rows, clusters[:, number - 1].index_select(0, rows) - loss)
         return total - chosen if self.tail_rows is None else (total - chosen)[:-1]
 
@@ -107,38 +111,35 @@ class AdaptiveSoftmax(nn.Module):
         """Return the rows (n,) of the targets (T,) in each tail."""
         return [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
 
-    def _band_losses(self, number: int, hidden: Tensor, ids: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def _band_losses(self, number: int, hidden: Tensor, ids: Tensor) -> Tensor:
         """Return the cross entropy of each id given its band: (T, d), (T,) -> (T,)."""
-        total, logit = self._normalize(number, self._project(number, hidden, embedding), ids, embedding)
+        total, logit = self._normalize(number, self._project(number, hidden), ids)
         return total - logit
 
-    def _normalize(
-        self, number: int, projected: Tensor, ids: Tensor, embedding: AdaptiveEmbedding
-    ) -> tuple[Tensor, Tensor]:
+    def _normalize(self, number: int, projected: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log normalizer of a band's logits, and the logit of one id each: (T, w), (T,) -> (T,), (T,)."""
-        table, bias = self._table(number, embedding), self._divided(self.biases[number])
         return normalize(
             projected,
-            table,
-            bias,
+            self._table(number),
+            self._divided(self.biases[number]),
             ids,
             spare=self.spare[number],
             recompute=self.recompute,
             size=self.block_size,
         )
 
-    def log_probs(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""
         if len(self.bands) == 1:
-            return self._band_log_probs(0, hidden, embedding)
-        head, clusters, total = self._head_logits(hidden, embedding)
+            return self._band_log_probs(0, hidden)
+        head, clusters, total = self._head_logits(hidden)
         parts = [head - total[:, None]]
         for number in range(1, len(self.bands)):
             cluster = clusters[:, number - 1] - total
-            parts.append(cluster[:, None] + self._band_log_probs(number, hidden, embedding))
+            parts.append(cluster[:, None] + self._band_log_probs(number, hidden))
         return torch.cat(parts, dim=-1)
 
-    def likeliest(self, hidden: Tensor, count: int, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor]:
+    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and ids of the `count` likeliest tokens after one position, likeliest first.
 
         A tail band is computed only while its cluster is likelier than the last token selected so far.
@@ -146,18 +147,17 @@ class AdaptiveSoftmax(nn.Module):
         Args:
             hidden: (1, d).
             count: number of tokens, at most V.
-            embedding: the model's.
         """
         if len(self.bands) == 1:
-            scores = self.log_probs(hidden, embedding)[0]
+            scores = self.log_probs(hidden)[0]
             return scores.topk(min(count, len(scores)))
-        head, cluster_logits, total = self._head_logits(hidden, embedding)
+        head, cluster_logits, total = self._head_logits(hidden)
         scores, tokens = (head[0] - total).topk(min(count, self.bands[0].size))
         clusters = cluster_logits[0] - total  # (C,)
         for tail in clusters.argsort(descending=True).tolist():
             if len(scores) == count and clusters[tail] <= scores[-1]:
                 break
-            log_probs = clusters[tail] + self._band_log_probs(tail + 1, hidden, embedding)[0]
+            log_probs = clusters[tail] + self._band_log_probs(tail + 1, hidden)[0]
             more, ids = log_probs.topk(min(count, len(log_probs)))
             tokens = torch.cat([tokens, ids + self.bands[tail + 1].first])
             scores = torch.cat([scores, more])
@@ -165,10 +165,10 @@ class AdaptiveSoftmax(nn.Module):
             tokens = tokens[order]
         return scores, tokens
 
-    def _head_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> tuple[Tensor, Tensor, Tensor]:
+    def _head_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
-        projected = self._project(0, hidden, embedding)
-        head = _at_least_float32(linear(projected, self._table(0, embedding), self._divided(self.biases[0])))
+        projected = self._project(0, hidden)
+        head = _at_least_float32(linear(projected, self._table(0), self._divided(self.biases[0])))
         clusters = self._cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
@@ -178,31 +178,34 @@ class AdaptiveSoftmax(nn.Module):
         assert self.cluster_bias is not None
         return _at_least_float32(linear(projected, self.cluster_weight, self._divided(self.cluster_bias)))
 
-    def _band_log_probs(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def _band_log_probs(self, number: int, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
-        projected = self._project(number, hidden, embedding)
-        logits = linear(projected, self._table(number, embedding), self._divided(self.biases[number]))
+        projected = self._project(number, hidden)
+        logits = linear(projected, self._table(number), self._divided(self.biases[number]))
         return _at_least_float32(logits).log_softmax(-1)
 
-    def _project(self, number: int, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+    def _project(self, number: int, hidden: Tensor) -> Tensor:
         """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
-        projection = self._projection(number, embedding)
+        projection = self._projection(number)
         return self._divided(hidden if projection is None else linear(hidden, projection.mT))
 
     def _divided(self, tensor: Tensor) -> Tensor:
         """Divide what is linear in the logits by the temperature."""
         return tensor if self.temperature == 1 else tensor / self.temperature
 
-    def _projection(self, number: int, embedding: AdaptiveEmbedding) -> Tensor | None:
+    def _projection(self, number: int) -> Tensor | None:
         """Return the projection (d, w) of a band, the embedding's if it is shared, or None if the band has none."""
         band = self.bands[number]
-        if band.projection is None:
-            return None
-        return embedding.projections[str(band.projection)] if band.shared else self.projections[str(number)]
+        if band.projection is None or not band.shared:
+            return None if band.projection is None else self.projections[str(number)]
+        (embedding,) = self._embedding
+        assert embedding is not None
+        return embedding.projections[str(band.projection)]
 
-    def _table(self, number: int, embedding: AdaptiveEmbedding) -> Tensor:
+    def _table(self, number: int) -> Tensor:
         """Return the table (n, w) of a band, the embedding's if they are tied."""
-        return self.tables[number] if len(self.tables) else embedding.tables[number]
+        (embedding,) = self._embedding
+        return self.tables[number] if embedding is None or len(self.tables) else embedding.tables[number]
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

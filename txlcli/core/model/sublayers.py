@@ -56,9 +56,7 @@ class FeedForward(nn.Module):
         bias, width = settings.parts.biases == "all", settings.inner_width
         self.ff_1 = Linear(settings.d_model, width, bias=bias)
         self.ff_2 = Linear(width, settings.d_model, bias=bias)
-        self.dropout = Dropout(
-            settings.dropout_rate("inner_dropout", "feed_forward_dropout"), variational=settings.variational_dropout
-        )
+        self.dropout = Dropout.of(settings, "inner_dropout", "feed_forward_dropout")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, L, d) -> (B, L, d)."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import AttentionBackend, LossPart, Recompute
+from txlcli.config.settings import AttentionBackend, Recompute
 from txlcli.core.backend import Backend, ScoreTerms, aligned
 from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import check_compiler, compiled
@@ -27,16 +27,9 @@ from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
 from txlcli.core.model.encodings import ENCODINGS, encode
-from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, finish, project, rotated
+from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, project, rotated, update_memory
 from txlcli.core.model.linear import Linear, merge
-from txlcli.core.model.losses import (
-    NO_PENALTIES,
-    AuxiliaryLosses,
-    HiddenPenalties,
-    counted_positions,
-    mean_over_positions,
-    weights_of_positions,
-)
+from txlcli.core.model.losses import AuxiliaryLosses, Objective, mean_over_positions
 from txlcli.core.model.module_list import ModuleList
 from txlcli.core.model.sublayers import make_norm
 
@@ -47,9 +40,7 @@ def last_output(layers: Iterator[LayerOutput]) -> Tensor:
     return output.hidden
 
 
-def call_layer(
-    layer: Layer, hidden: Tensor, past: HiddenMemory | Past, terms: ScoreTerms, count: int | None
-) -> LayerOutput:
+def call_layer(layer: Layer, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None) -> LayerOutput:
     """Call a layer: one function of all layers, which have one shape, is compiled once."""
     output: LayerOutput = layer(hidden, past, terms, count=count)
     return output
@@ -91,13 +82,9 @@ class TransformerXL(LanguageModel):
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
         self.final_norm = make_norm(settings) if final else nn.Identity()
-        variational = settings.variational_dropout
-        self.embedding_dropout = Dropout(settings.dropout_rate("embedding_dropout"), variational=variational)
-        self.output_dropout = Dropout(settings.dropout_rate("output_dropout"), variational=variational)
-        bands = self.embedding.bands
-        self.auxiliary = None
-        if settings.auxiliary_losses:
-            self.auxiliary = AuxiliaryLosses(bands, d_model=settings.d_model, n_layers=settings.n_layers)
+        self.embedding_dropout = Dropout.of(settings, "embedding_dropout")
+        self.output_dropout = Dropout.of(settings, "output_dropout")
+        self.auxiliary = AuxiliaryLosses(self.embedding.bands, settings) if settings.auxiliary_losses else None
         self.reset_parameters()
 
     @property
@@ -121,32 +108,29 @@ class TransformerXL(LanguageModel):
         return autocast_dtype(weight) if self.settings.norm == "post" else weight.dtype
 
     def reset_parameters(self) -> None:
-        """Initialize as the released code does: normal weights and biases u, v, gains around 1, other biases 0.
+        """Initialize as the released code does; the encoding may then initialize its own parameters."""
+        super().reset_parameters()
+        if self.device.type != "meta":
+            self.encoding.reset_parameters()
 
-        The encoding may then initialize its own parameters.
-        """
-        if self.device.type == "meta":
-            return  # there are no values, and PyTorch would import its compiler to draw some
-        std, tf_init = self.settings.init_std, self.settings.init == "tf"
-        for name, parameter in self.named_parameters():
-            if "norm." in name and name.endswith("weight"):
-                nn.init.normal_(parameter, 1.0, 0.0 if tf_init else std)
-            elif name.endswith(".update_bias"):
-                nn.init.constant_(parameter, self.settings.gate_bias)
-            elif ".projections." in name:
-                nn.init.normal_(parameter, 0.0, self.settings.proj_init_std)
-            elif parameter.dim() == 1 or (tf_init and name.endswith("cluster_weight")):
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, 0.0, std)
-        self.encoding.reset_parameters()
+    def _initialize(self, name: str, parameter: nn.Parameter) -> None:
+        """Initialize gains around 1, gates by their bias; with init = "tf" gains at 1, vectors of clusters at 0."""
+        tf_init = self.settings.init == "tf"
+        if "norm." in name and name.endswith("weight"):
+            nn.init.normal_(parameter, 1.0, 0.0 if tf_init else self.settings.init_std)
+        elif name.endswith(".update_bias"):
+            nn.init.constant_(parameter, self.settings.gate_bias)
+        elif tf_init and name.endswith("cluster_weight"):
+            nn.init.zeros_(parameter)
+        else:
+            super()._initialize(name, parameter)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, for each layer: (B, 0, d), or (B, M, d) visible zeros."""
-        return self._zeros(batch_size, self.memory_size(mem_len) if self.memory_starts_full else 0)
+        return self._zeros(batch_size, self.settings.visible_memory(mem_len) if self.memory_starts_full else 0)
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        return self._zeros(batch_size, self.memory_size(mem_len))
+        return self._zeros(batch_size, self.settings.visible_memory(mem_len))
 
     def _zeros(self, batch_size: int, length: int) -> Memory:
         """Return a tensor of zeros for each layer, (B, x, d)."""
@@ -182,13 +166,10 @@ class TransformerXL(LanguageModel):
         """Let all modules compute by this backend."""
         self._width = self.settings.d_model + -self.settings.d_model % backend.multiple
         for layer in self.layers:
-            layer.attention.attend, layer.attention.attend_context = backend.attend, backend.attend_context
-        self.encoding.joins_products = self.layers[0].attention.joins_context
+            layer.attention.attend, layer.attend_context = backend.attend, backend.attend_context
+        self.encoding.joins_products = self.layers[0].joins_context
         for module in self.modules():
-            if isinstance(module, Dropout):
-                module.backend = backend
-        for module in self.layers.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Dropout | Linear):
                 module.backend = backend
 
     @property
@@ -218,7 +199,7 @@ class TransformerXL(LanguageModel):
         attend = FastAttention(backends.COMPILED.attend, compiled(scaled_queries))
         self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
         for layer in self.layers:
-            layer.project, layer.finish = compiled(project), compiled(finish)
+            layer.project, layer.finish = compiled(project), compiled(Layer.residual_block)
 
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -242,7 +223,7 @@ class TransformerXL(LanguageModel):
     def run_layers(
         self,
         hidden: Tensor,
-        pasts: Iterable[HiddenMemory | Past],
+        pasts: Iterable[Past],
         terms: Sequence[ScoreTerms],
         positions: Tensor,
         *,
@@ -287,26 +268,34 @@ class TransformerXL(LanguageModel):
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
-        outputs, memory = self._read(tokens, self._pasts(memory, mem_len), key_limit, max_distance)
+        goal = Objective(mem_len=mem_len)
+        outputs, memory = self._read(tokens, self._pasts(memory, mem_len), goal, key_limit, max_distance)
         return self._final(outputs[-1].hidden), memory
 
     def _pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
         """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2)."""
-        kept = self.memory_size(mem_len)
-        return [HiddenMemory(positions=past, mem_len=kept) for past in self._readable(memory)]
+        return [HiddenMemory(positions=past) for past in self._readable(memory)]
 
     def _readable(self, memory: Memory) -> Memory:
         """Cast a memory that was saved in another precision before a run was resumed."""
         return [tensor.to(self.memory_dtype) for tensor in memory]
 
-    def _joined(self, memories: Sequence[Memory]) -> Memory:
-        """Join the memories of the layers to the memory of the model."""
-        return [tensor for of_layer in memories for tensor in of_layer]
+    def _remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
+        """Return the memory after a segment."""
+        mem_len, reread = self.settings.visible_memory(goal.mem_len), goal.reread_len
+        pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
+        if goal.seg_len is None:
+            return [
+                update_memory(past, kept[:, : max(0, kept.shape[1] - reread)], mem_len=mem_len) for past, kept in pairs
+            ]
+        moved = torch.arange(mem_len, device=self.device) + goal.seg_len  # a full memory moves by as many positions
+        return [torch.cat(pair, dim=1).index_select(1, moved) for pair in pairs]
 
     def _read(
         self,
         tokens: Tensor,
         pasts: Sequence[HiddenMemory],
+        goal: Objective,
         key_limit: int | None = None,
         max_distance: int | None = None,
     ) -> tuple[list[LayerOutput], Memory]:
@@ -321,37 +310,24 @@ class TransformerXL(LanguageModel):
         )
         positions = in_stream[: tokens.shape[1]]
         outputs = list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
-        return outputs, self._joined([past.after(output) for past, output in zip(pasts, outputs, strict=True)])
+        return outputs, self._remember(pasts, outputs, goal)
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
         return self._leave(self, hidden)[1]
 
     def objective(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        part: LossPart,
-        progress: float,
-        seg_len: Tensor | None = None,
-        reread_len: int = 0,
-        penalties: HiddenPenalties = NO_PENALTIES,
+        self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        pasts = self._pasts(memory, mem_len)
-        pasts = [dataclasses.replace(past, reread_len=reread_len, seg_len=seg_len) for past in pasts]
-        outputs, memory = self._read(tokens, pasts)
+        outputs, memory = self._read(tokens, self._pasts(memory, goal.mem_len), goal)
         own = [output.loss for output in outputs if output.loss is not None]
         length = targets.shape[1]
-        weights = None if seg_len is None else weights_of_positions(length, part, seg_len)
-        counted = counted_positions(length, part) if weights is None else slice(None)
+        counted, weights = goal.counted(length)
         states = [self._leave(self, output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
-        del outputs, pasts  # the backward pass frees the old memory layer by layer
+        del outputs  # the backward pass frees the old memory layer by layer
         finished = [dropped[:, -length:][:, counted] for _, dropped in states]
         loss = mean_over_positions(self.losses(finished[-1], targets[:, counted]), weights)
         if self.auxiliary is not None:
-            own.append(self.auxiliary(finished, targets[:, counted], self.embedding, progress))
-        return penalties(sum(own, loss), states[-1][0][:, -length:][:, counted], weights), loss, memory
+            own.append(self.auxiliary(finished, targets[:, counted], goal.progress))
+        return goal.penalized(sum(own, loss), states[-1][0][:, -length:][:, counted], weights), loss, memory

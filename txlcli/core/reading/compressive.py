@@ -14,7 +14,7 @@ from torch import Tensor
 from txlcli.core.backend import Rotation
 from txlcli.core.kernels.device import check_free_memory, product_dtype
 from txlcli.core.model.compressive import CompressiveLayer, CompressiveTransformer, leaving_count
-from txlcli.core.model.layer import Past, rotated
+from txlcli.core.model.layer import Layer, Past, rotated
 from txlcli.core.reading.reader import Reader, Reading
 
 
@@ -22,7 +22,6 @@ from txlcli.core.reading.reader import Reader, Reading
 class KeptMemory(Past):
     """Keys and values of one layer: of slots, and of the positions of memory and present segment."""
 
-    layer: CompressiveLayer
     hidden: Tensor
     """Layer inputs of the memory, (B, M, d)."""
     keys: Tensor
@@ -41,20 +40,20 @@ class KeptMemory(Past):
         """Number of slots."""
         return self.slot_keys.shape[2]
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Keep keys and values (B, H, l, D); return all of slots, memory and present segment."""
         self.keys, self.values = _joined(self.keys, keys), _joined(self.values, values)
         slots = self.slot_keys if self.slot_rotation is None else self.slot_rotation.apply(self.slot_keys)
         return _joined(slots, self.keys), _joined(self.slot_values, self.values)
 
-    def compress(self, *, mem_len: int, compressed_len: int) -> None:
+    def compress(self, layer: CompressiveLayer, *, mem_len: int, compressed_len: int) -> None:
         """Compress what leaves the memory, since the present segment has ended."""
         context = torch.cat([self.hidden.to(self.segment[0].dtype), *self.segment], dim=1)
         self.segment = []
-        compression = self.layer.compression
-        count = leaving_count(context.shape[1], mem_len, compression.rate) if mem_len else context.shape[1]
+        rate = layer.compression.rate
+        count = leaving_count(context.shape[1], mem_len, rate) if mem_len else context.shape[1]
         if count and mem_len:
-            keys, values = _project(self.layer, compression(context[:, :count]))
+            keys, values = layer.project_past(layer.compression(context[:, :count]))
             self.slot_keys = _joined(self.slot_keys, keys)[:, :, -compressed_len:]
             self.slot_values = _joined(self.slot_values, values)[:, :, -compressed_len:]
         self.hidden = context[:, count:].clone()  # views would keep what has left
@@ -64,11 +63,6 @@ class KeptMemory(Past):
 def _joined(old: Tensor, new: Tensor) -> Tensor:
     """Join keys or values (B, H, x, D), in the dtype of the new ones."""
     return torch.cat([old.to(new.dtype), new], dim=2)
-
-
-def _project(layer: CompressiveLayer, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Project layer inputs, or slots, (B, x, d) to keys and values (B, H, x, D)."""
-    return layer.attention.project_keys_values(layer.attention_input(hidden))
 
 
 class CompressiveReader(Reader):
@@ -97,33 +91,24 @@ class CompressiveReader(Reader):
         with self._autocast:
             for layer, recent, compressed in zip(self.model.layers, memory[:n_layers], memory[n_layers:], strict=True):
                 hidden = layer.memory_input(recent)
-                keys, values = _project(layer, hidden)
-                keys = keys if rotation is None else rotation.apply(keys)
-                slots = _project(layer, layer.memory_input(compressed[:, -self._slots :]))
-                self._pasts.append(KeptMemory(layer, hidden, keys, values, *slots))
+                slots = layer.project_past(layer.memory_input(compressed[:, -self._slots :]))
+                self._pasts.append(KeptMemory(hidden, *layer.project_past(hidden, rotation), *slots))
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        first, length = self._in_segment, tokens.shape[1]
-        stream = torch.arange(self._read_before, self._read_before + length, device=self.device)
+        length = tokens.shape[1]
+        stream = torch.arange(self._read_before, self._read_before + length, device=self.device)  # positions
         with self._autocast:
             self._rotate_slots()
-            terms = [
-                added.nearest(self._pasts[0].slots + self._pasts[0].keys.shape[2] + length) for added in self._terms
-            ]
-            positions = torch.arange(first, first + length, device=self.device)
-            layers = self.model.run_layers(
-                self.model.embed(tokens, positions),
-                self._pasts,
-                rotated(terms, self.model.encoding.rotation(stream)),
-                positions,
-                count=count,
-            )
+            reach = self._pasts[0].slots + self._pasts[0].keys.shape[2] + length
+            terms = rotated([added.nearest(reach) for added in self._terms], self.model.encoding.rotation(stream))
+            embedded = self.model.embed(tokens, stream)
+            layers = self.model.run_layers(embedded, self._pasts, terms, stream, count=count)
             for past, output in zip(self._pasts, layers, strict=True):
                 past.segment.append(output.kept)
             self._read_before += length
-            if not self.reading.by_tokens or first + length == self.seg_len:
-                for past in self._pasts:
-                    past.compress(mem_len=self.mem_len, compressed_len=self._slots)
+            if self._in_segment == 0:  # the segment has ended
+                for layer, past in zip(self.model.layers, self._pasts, strict=True):
+                    past.compress(layer, mem_len=self.mem_len, compressed_len=self._slots)
         normed: Tensor = self.model.final_norm(output.hidden)
         return normed
 

@@ -12,7 +12,6 @@ Axes: B batch, C capacity of the buffers, L segment, M memory, H heads, D head w
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import SameLength
-from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype
@@ -92,7 +90,7 @@ class Decoder(Reader):
         if reading.compiles:
             self.model.compile_reading()
         settings, in_windows = reading.settings, reading.in_windows
-        self.mem_len = model.memory_size(settings.mem_len)
+        self.mem_len = model.settings.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(key_limit(settings.same_length, settings.mem_len), model.settings.window)
         self._zeros = self.mem_len if model.memory_starts_full and not in_windows else 0
@@ -112,7 +110,7 @@ class Decoder(Reader):
         self.housekeeping_interval = phases * self.seg_len if self._replays_segments else slack
         self.capacity = self.mem_len + self.housekeeping_interval
         """Positions that the buffer holds before it slides."""
-        self._range = BufferRange(self.capacity)
+        self._range = BufferRange()
         self._allocate()
         self.observed = False
         """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
@@ -132,7 +130,7 @@ class Decoder(Reader):
         self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
         with self._autocast:
             terms = self.model.projected_terms(self.reach, max_distance=limit)
-        self._terms = [_contiguous(added.without_repetition(limit)) for added in terms]
+        self._terms = [added.without_repetition(limit) for added in terms]
         if self.replays_tokens:
             self._token_terms = [added.to(dtype) for added in self._terms]
             self._slots = torch.arange(self.capacity, device=self.device)
@@ -146,8 +144,7 @@ class Decoder(Reader):
         rotation = self.model.encoding.rotation(torch.arange(-self._zeros, 0, device=self.device))
         for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
             with self._autocast:
-                keys, values = layer.attention.project_keys_values(layer.attention_input(zero))
-                keys, values = (tensor.expand(-1, -1, self._zeros, -1) for tensor in (keys, values))
+                keys, values = (heads.expand(-1, -1, self._zeros, -1) for heads in layer.project_past(zero))
                 buffer.write(keys if rotation is None else rotation.apply(keys), values, at=0)
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
@@ -156,9 +153,8 @@ class Decoder(Reader):
         with self._autocast:
             positions = self._positions(length)
             hidden = self._read(self.model.embed(tokens, positions), positions, count)
-        continues = self.reading.by_tokens and self._in_segment + length < self.seg_len
         self._read_before += length
-        self._range.advance(length, mem_len=self.capacity if continues else self.mem_len)
+        self._range.advance(length, mem_len=self.capacity if self._in_segment else self.mem_len)
         normed: Tensor = self.model.final_norm(hidden)
         return normed
 
@@ -222,8 +218,3 @@ class Decoder(Reader):
 def smallest_limit(*limits: int | None) -> int | None:
     """Return the smallest of the limits that are set, or None if none is."""
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _contiguous(terms: ScoreTerms) -> ScoreTerms:
-    key = terms.position_key
-    return terms if key is None else dataclasses.replace(terms, position_key=key.contiguous())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.device import row_multiple
-from txlcli.core.model.layer import Past
+from txlcli.core.model.layer import Layer, Past
 
 MOVED_AT_ONCE = 256
 """Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
@@ -23,8 +23,6 @@ MOVED_AT_ONCE = 256
 class BufferRange:
     """The part of the buffers of all layers that is remembered."""
 
-    capacity: int
-    """C, positions that the buffers hold before they slide."""
     start: int = 0
     """Slot of the oldest position that is remembered."""
     end: int = 0
@@ -59,7 +57,7 @@ class SlidingBuffer(Past):
         self.keys, self.values = (torch.zeros(*outer, padded, dtype=dtype, device=device) for _ in range(2))
         self._range = buffer_range
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, L, D) behind those that are remembered; return all of them as views."""
         self.write(keys, values, self._range.end)
         seen = slice(self._range.start, self._range.end + keys.shape[2])
@@ -94,7 +92,7 @@ class FixedSlots(Past):
     def __init__(self, buffer: SlidingBuffer, at: Tensor, attend: Attend) -> None:
         self._buffer, self._at, self.attend = buffer, at, attend
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H, 1, D) of the token; return the whole buffers (B, H, C, D)."""
         for buffer, new in ((self._buffer.keys, keys), (self._buffer.values, values)):
             buffer[..., : new.shape[3]].index_copy_(2, self._at, new.to(buffer.dtype))

@@ -80,7 +80,7 @@ class Reader(ABC):
         dtype = product_dtype(precision, model.dtype)
         frozen.pack(dtype)
         if dtype != model.dtype:
-            frozen.softmax = frozen.softmax.for_decoding(frozen.embedding, dtype)
+            frozen.softmax = frozen.softmax.for_decoding(dtype)
         frozen.read_in = precision
         return frozen
 
@@ -133,7 +133,7 @@ class Reader(ABC):
     def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and ids of the `count` likeliest tokens after a position (1, d), in that order."""
         with self._autocast:
-            return self.model.softmax.likeliest(hidden, count, self.model.embedding)
+            return self.model.softmax.likeliest(hidden, count)
 
     @torch.inference_mode()
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:

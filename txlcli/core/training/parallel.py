@@ -3,7 +3,6 @@
 `DataParallel` is the mode "ddp", the interface of the other modes, and the training of a single process.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
@@ -16,14 +15,14 @@ from torch.optim import Optimizer
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.losses import HiddenPenalties
+from txlcli.core.model.losses import Objective
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.optimizer import make_optimizer
 
-Objective = tuple[Tensor, Tensor, Memory]
+Minimized = tuple[Tensor, Tensor, Memory]
 """Result of `LanguageModel.objective`."""
 
 CLIP_EPS = 1e-6
@@ -53,19 +52,19 @@ class DataParallel:
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
-    ) -> Objective:
+    ) -> Minimized:
         """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
         settings = self.settings
-        call = functools.partial(
-            self.model.objective,
+        goal = Objective(
             mem_len=settings.mem_len,
             part=settings.loss_part,
             progress=progress,
             seg_len=seg_len,
             reread_len=settings.reread_len,
-            penalties=HiddenPenalties(activation=settings.activation_penalty, slowness=settings.slowness_penalty),
+            activation_penalty=settings.activation_penalty,
+            slowness_penalty=settings.slowness_penalty,
         )
-        result: Objective = self._module(lambda: call(tokens, targets, memory))
+        result: Minimized = self._module(lambda: self.model.objective(tokens, targets, memory, goal))
         return result
 
     def no_sync(self) -> AbstractContextManager[object]:

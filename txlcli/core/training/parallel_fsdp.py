@@ -21,7 +21,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.parallel import CLIP_EPS, CalledModule, DataParallel, Objective
+from txlcli.core.training.parallel import CLIP_EPS, CalledModule, DataParallel, Minimized
 
 
 class FullyShardedParallel(DataParallel):
@@ -49,7 +49,7 @@ class FullyShardedParallel(DataParallel):
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
-    ) -> Objective:
+    ) -> Minimized:
         self._drop_gathered()
         return super().objective(tokens, targets, memory, progress=progress, seg_len=seg_len)
 

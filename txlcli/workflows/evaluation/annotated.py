@@ -101,7 +101,7 @@ def annotate(result: EvalResult) -> AnnotatedText:
         metric=metrics.METRIC_TITLES[opened.run.metric],
         rows=[
             {
-                "mem_len": None if opened.model.has_recurrent_state else row.mem_len,
+                "mem_len": None if opened.model.settings.recurrent_state else row.mem_len,
                 "bits": metrics.bits(row.loss_nats),
                 "measure": row.measures[opened.run.metric],
             }

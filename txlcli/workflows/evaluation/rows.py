@@ -113,7 +113,7 @@ Score = Callable[[Scoring], EvalRow]
 def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the text with a memory length."""
     scoring = scoring.changed(mem_len=mem_len)
-    title = "evaluation" if scoring.opened.model.has_recurrent_state else f"M = {mem_len}"
+    title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
     return make_row(scoring, scoring.score(partial(score_in_processes, world=scoring.world), title))
 
 
