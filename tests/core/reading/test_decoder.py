@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core import tape
 from tests.core.builders import assert_close, draw_tokens, make_decoder, read_segments, small_model
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.decoder import MAX_PHASES
-from txlcli.core.reading.past import BufferRange, SlidingBuffer
+from txlcli.core.reading.decoder import MAX_PHASES, BufferRange, SlidingBuffer
 from txlcli.core.reading.registry import make_reader
 
 B, L, M, T = 2, 5, 7, 53
