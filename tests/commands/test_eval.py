@@ -315,14 +315,6 @@ def test_a_memory_longer_than_the_text_is_truncated(here):
     assert [row[1] for row in cells(table)] == ["30", "30"]
 
 
-def test_zeros_that_exceed_free_memory_are_rejected_in_one_line(here):
-    train("model.memory_start=zeros", name="zeros")
-    # Keys and values of two layers, three lanes, three heads of width 5, M and M / 4 positions.
-    size = f"{2 * 2 * 3 * 3 * 5 * (2_147_483_647 + 536_870_911) * 4 / 2**30:.1f} GiB"
-    message = refusal("eval", "zeros", "--mem-len", 2_147_483_647, code=1)
-    assert message.startswith(f"out of memory (tried to allocate {size}); use a smaller batch size, shorter lengths")
-
-
 def test_bf16_is_reported_and_close_to_fp32(here):
     output = json_of("eval", "byte", "--precision", "bf16")
     assert output["precision"] == "bf16"

@@ -2,18 +2,14 @@
 
 import json
 import os
-import re
-import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cards import read_log
-from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, text_of, wait_for
+from tests.commands.novel import ENDLESS, done, json_of, refusal, reports, start, wait_for
 from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
 from txlcli.core.training import checkpoint
 from txlcli.system.launcher import SECONDS_TO_EXPLAIN
@@ -161,23 +157,6 @@ def test_a_process_that_dies_leaves_the_last_checkpoint(here, parallel):
 
 @pytest.mark.slow
 @on_linux
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_process_that_hangs_is_named_and_given_up(here, free_port, stopped):
-    arguments = ["train", "tiny.toml", *ENDLESS, *NOTHING_RANDOM, "--set", "train.rank_timeout=3"]
-    processes = start_ranks(arguments, arguments, port=free_port)
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    os.kill(processes[stopped].pid, signal.SIGSTOP)
-    _, stderr = ended(processes[1 - stopped], 1)
-    processes[stopped].kill()
-    processes[stopped].communicate()
-    assert [line for line in stderr if line.startswith("error: ")] == [
-        f"error: the process of rank {stopped} has ended or does not answer; resume from the last checkpoint with "
-        "--resume, if there is one"
-    ]
-
-
-@pytest.mark.slow
-@on_linux
 @pytest.mark.parametrize(("number", "code"), [(None, 1), (signal.SIGTERM, 143)])
 def test_a_stopped_process_of_a_launcher_is_named_and_all_end_with_the_last_save(here, number, code):
     saves = ["--set", "train.save_minutes=0.01", "--set", "train.rank_timeout=4"]
@@ -205,48 +184,6 @@ def test_more_processes_than_lanes_are_rejected_before_they_start(here):
             "train.batch_size = 3 is too small for 16 processes; use fewer of them"
         )
     assert not Path("runs/many").exists()
-
-
-@on_linux
-def test_processes_that_cannot_reach_each_other_are_not_started(here):
-    command = ["unshare", "--map-root-user", "--net", sys.executable, "-m", "txlcli", "train", "tiny.toml"]
-    if subprocess.run([*command[:3], "true"], capture_output=True, check=False).returncode:
-        pytest.skip("namespaces of networks are not available")
-    result = subprocess.run([*command, "--processes", "2"], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert re.fullmatch(
-        r"error: processes of this machine cannot reach each other \(.*\); start its loopback interface, as with "
-        r'"ip link set lo up", or use one process\n',
-        result.stderr,
-    )
-
-
-def start_validations(*settings):
-    """Start a training in two processes that spends almost all of its time in long validations."""
-    Path("novel/valid.txt").write_text(text_of("valid") * 3_000, encoding="utf-8")
-    done("prepare", "novel", "--tokenizer", "byte", "--name", "long")
-    changes = ["corpus.store=long", "train.max_steps=1_000_000", "train.average=exponential", *settings]
-    return start("train", "tiny.toml", "--device", "cpu", "--processes", 2, *(w for c in changes for w in ("--set", c)))
-
-
-@pytest.mark.slow
-@on_linux
-def test_a_process_without_memory_for_a_validation_ends_the_training(here):
-    process = start_validations("train.valid_every=100", "train.valid_batch_size=20_000", "model.d_model=32")
-    wait_for(lambda: Path("runs/tiny/metrics.jsonl").exists())
-    rank = processes_in(here)[1]
-    pages = int(Path(f"/proc/{rank}/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + (32 << 20)  # enough for steps
-    resource.prlimit(rank, resource.RLIMIT_AS, (limit, limit))
-    _, stderr = ended(process, 1)
-    (error,) = [line for line in stderr if line.startswith("error: ")]
-    assert re.fullmatch(
-        r"error: rank 1 on \S+: out of memory \(tried to allocate [\d.]+ MiB\) in the validation after step 100; "
-        "resume with --set train.valid_batch_size=10000",
-        error,
-    )
-    assert not any(line.startswith(("Traceback", "  File ")) for line in stderr)
-    wait_for(lambda: not processes_in(here))
 
 
 @pytest.mark.slow

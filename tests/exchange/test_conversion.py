@@ -195,14 +195,6 @@ def test_rows_that_pad_the_vocabulary_are_dropped(system, kind):
     assert all(read[name].equal(tensor) for name, tensor in expected.items())
 
 
-def test_converted_weights_are_copies():
-    settings, theirs = settings_of(), pytorch_state_dict(draw_weights())
-    ours = layout_of("pytorch", settings, V).read(theirs, "here")
-    for tensor in theirs.values():
-        tensor.zero_()
-    assert all(tensor.any() for tensor in ours.values())
-
-
 # --- weights that are rejected ----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import process, results
-from tests.faults.jobs import JOBS, Rehearsal, rehearse
+from tests.faults.jobs import Rehearsal, rehearse
 from tests.faults.table import SILENT
 
 STEP = 4096  # bytes
@@ -127,7 +127,7 @@ def injections(sample, amounts):
         return []
     return [
         DiskFault(rehearsal, sample, STEP * (_steps(rehearsal) * number // max(1, amounts.disks - 1)))
-        for rehearsal in rehearse(sample, [job for job in JOBS if job.name != "reproduce"])
+        for rehearsal in rehearse(sample)
         for number in range(amounts.disks)
     ]
 

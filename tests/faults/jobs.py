@@ -9,12 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.commands.test_reproduce import SCALE
 from tests.faults import process, results
 from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
 from tests.faults.sample import RECL
 from tests.faults.table import LEFTOVER, LOST, SILENT
-from txlcli.workflows.reproduction import scales
 
 EVAL = ("--positions", "40", "--json")
 OTHER_SEED = ("--set", "train.seed=5")
@@ -146,12 +144,6 @@ def check_recl(state):
     state.has_no_temporary_files("runs/.recl")
 
 
-def check_report(state):
-    """The same command completes a report."""
-    state.repeat()
-    state.has_no_temporary_files("runs", "data", "reproduction-tiny")
-
-
 def check_import(state):
     """The name of an imported run belongs to the earlier run or to the imported one."""
     state.must_run("eval", "byte", *EVAL)
@@ -199,7 +191,6 @@ JOBS = (
         check_losses,
     ),
     Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/.recl"), check_recl),
-    Job("reproduce", ("reproduce", "table7", "--json"), ("tiny.toml", "novel"), check_report),
     Job(
         "import",
         ("import", "hf", "--name", "byte", "--force", "--json"),
@@ -225,11 +216,10 @@ class Rehearsal:
         return State(self.job, directory, self.before, self.after, self.result, outcome)
 
 
-def rehearse(sample, jobs=JOBS):
+def rehearse(sample):
     """Run each job to its end, and return it with its result, duration and number of file changes."""
-    scales.DATA["tiny"] = SCALE
     rehearsals = []
-    for job in jobs:
+    for job in JOBS:
         parent = sample.directory.parent / f"rehearsal of {job.name}"
         shutil.rmtree(parent, ignore_errors=True)
         before, after = (sample.copy(job.needs, parent / name) for name in ("before", "after"))

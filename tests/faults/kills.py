@@ -12,8 +12,6 @@ from tests.faults.table import SIGNAL, TRACEBACK
 TERMINATED = 128 + signal.SIGTERM
 LAST_LINES = ("error: ", "terminated", "stopped; ")
 LATEST = 1.05  # random moments, as a share of the duration of an uninterrupted command
-CHAIN = 9  # kills of one training at most
-CHAIN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,36 +42,6 @@ class KillOf:
         job.check(self.rehearsal.state(directory, outcome))
 
 
-@dataclass(frozen=True)
-class KillChain:
-    """Kills of a training and of each attempt to resume it, until one of them reaches the end."""
-
-    rehearsal: Rehearsal
-    sample: object
-    seed: int
-    number: int
-
-    fault = "kills"
-    target = "train, in chains"
-
-    @property
-    def name(self):
-        return f"#{self.number}"
-
-    def act(self, directory, outcome):
-        job, chance = self.rehearsal.job, random.Random(f"{self.seed} chain {self.number}")
-        self.sample.copy(job.needs, directory)
-        run = directory / "runs/new"
-        for _ in range(CHAIN):
-            kill = Kill(signal.SIGKILL, after_s=chance.uniform(0, LATEST * self.rehearsal.seconds))
-            started = (*job.words, "--force") if run.is_dir() else job.words
-            words = ("train", "--resume", "new") if (run / "last.safetensors").exists() else started
-            ended = outcome.examine(process.run(*words, directory=directory, kill=kill))
-            if ended.done:
-                break
-        job.check(self.rehearsal.state(directory, outcome))
-
-
 def _check_terminated(ended, outcome):
     """Check that SIGTERM ended the process with one line and its exit code, if it came in time."""
     if ended.code not in (0, TERMINATED) and not ended.signal:
@@ -84,15 +52,10 @@ def _check_terminated(ended, outcome):
 
 def injections(sample, amounts):
     """Return kills of every command: half of them at random moments, half of them before changes of files in turn."""
-    chains = max(1, round(CHAIN_SHARE * amounts.kills))
     rehearsals = rehearse(sample)
-    training = next(rehearsal for rehearsal in rehearsals if rehearsal.job.name == "train")
     return [
-        *(
-            _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
-            for number in range(amounts.kills - chains)
-        ),
-        *(KillChain(training, sample, amounts.seed, number) for number in range(chains)),
+        _kill_of(rehearsals[number % len(rehearsals)], sample, number // len(rehearsals), amounts)
+        for number in range(amounts.kills)
     ]
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from tests.commands.novel import Saved
 from tests.faults import process
-from tests.faults.results import content, same_run, stable
-from tests.faults.sample import RECL
+from tests.faults.results import content, same_run
 from tests.faults.table import LOST, SILENT, TRACEBACK
 
 
@@ -85,24 +84,7 @@ def _check_imported(directory, outcome, ended):
         outcome.add(LOST, "runs/new is not the imported run")
 
 
-def _check_evaluated(directory, outcome, ended):
-    shown = outcome.examine(process.run("runs", "show", "byte", "--json", directory=directory))
-    if not shown.done or not all(command.done for command in ended):
-        outcome.add(LOST, f"{shown.command}: {shown.last_line}; {ended[0].last_line}; {ended[1].last_line}")
-    lengths = [line["mem_len"] for line in stable((directory / "runs/byte/evals.jsonl").read_text())[-2:]]
-    if sorted(lengths) != [3, 5]:
-        outcome.add(LOST, f"evals.jsonl ends with the memory lengths {lengths}")
-
-
-def _check_recl(directory, outcome, ended):
-    again = outcome.examine(process.run("recl", "byte", *RECL, "--json", directory=directory))
-    if not again.done:
-        outcome.add(LOST, f"{again.command}: {again.last_line}")
-
-
 TRAIN = ("train", "tiny.toml", "--name", "new")
-EVALUATE = ("eval", "byte", "--positions", "40", "--mem-len")
-RECL_BYTE = ("recl", "byte", *RECL)
 PREPARE = ("--name", "novel", "--force")
 PAIRS = (
     (
@@ -122,8 +104,6 @@ PAIRS = (
         _check_resumed,
     ),
     ("import", ("hf", "data/word.h5"), (("import", "hf", "--name", "new"),) * 2, _check_imported),
-    ("eval", ("data/novel.h5", "runs/byte"), ((*EVALUATE, "3"), (*EVALUATE, "5")), _check_evaluated),
-    ("recl", ("data/novel.h5", "runs/byte", "runs/.recl"), (RECL_BYTE, (*RECL_BYTE, "--seed", "5")), _check_recl),
 )
 
 

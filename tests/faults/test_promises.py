@@ -7,7 +7,6 @@ import pytest
 
 from tests.faults import disk, mutations, races, suite
 from tests.faults.jobs import JOBS
-from tests.faults.kills import KillChain
 from tests.faults.sample import build
 
 pytestmark = pytest.mark.faults
@@ -38,7 +37,7 @@ def findings():
         yield inject
 
 
-@pytest.mark.parametrize("command", [*NAMES, KillChain.target])
+@pytest.mark.parametrize("command", NAMES)
 def test_a_killed_command_loses_nothing_and_the_next_one_completes_it(findings, command):
     assert findings("kills", command) == []
 
@@ -48,7 +47,7 @@ def test_a_damaged_file_never_gives_another_result_without_an_error(findings, fo
     assert findings("mutations", format_) == []
 
 
-@pytest.mark.parametrize("command", [name for name in NAMES if name != "reproduce"])
+@pytest.mark.parametrize("command", NAMES)
 def test_a_full_disk_loses_nothing(findings, command, tmp_path):
     if not disk.can_mount(tmp_path):
         pytest.skip("no file system can be mounted here")
