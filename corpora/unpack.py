@@ -59,10 +59,11 @@ def max_bytes(path: Path) -> int:
     return max(SMALL, MAX_RATIO * path.stat().st_size)
 
 
-def _bomb(archive: Path) -> CorpusError:
+def too_large(archive: Path) -> CorpusError:
+    """Return the error for a file whose text is far larger than itself."""
     return CorpusError(
         f"{archive}: would unpack to more than {max_bytes(archive) >> 20:,} MiB, far more than its size; "
-        "this archive is not to be trusted"
+        "this file is not to be trusted"
     )
 
 
@@ -81,7 +82,7 @@ class Bounded(io.RawIOBase):
         block = self._file.read(min(len(buffer), BLOCK))
         self._left -= len(block)
         if self._left < 0:
-            raise _bomb(self._archive)
+            raise too_large(self._archive)
         buffer[: len(block)] = block
         return len(block)
 
@@ -104,7 +105,7 @@ def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
 def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(archive) as source:
         if sum(member.file_size for member in source.infolist()) > max_bytes(archive):
-            raise _bomb(archive)  # zipfile reads at most the size that the member declares
+            raise too_large(archive)  # zipfile reads at most the size that the member declares
         for member in source.infolist():
             with source.open(member) as content:  # compares the two names of the member, so that damage hides no file
                 yield member.filename, content

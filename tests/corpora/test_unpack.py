@@ -134,7 +134,7 @@ def test_a_bomb_is_rejected(tmp_path, out, make):
     make(tmp_path / "bomb.gz")
     assert (tmp_path / "bomb.gz").stat().st_size < 4 << 20
     assert refusal(tmp_path / "bomb.gz") == (
-        f"would unpack to more than {SMALL >> 20} MiB, far more than its size; this archive is not to be trusted"
+        f"would unpack to more than {SMALL >> 20} MiB, far more than its size; this file is not to be trusted"
     )
 
 

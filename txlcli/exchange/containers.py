@@ -3,12 +3,14 @@
 Everything is read in blocks and written as UTF-8 into a text file, so that memory does not grow with the file.
 """
 
+import codecs
 import csv
 import io
 import json
 import mmap
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +20,17 @@ import pyarrow as arrow
 
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
-from txlcli.corpora.unpack import DAMAGE, OPENERS, Bounded, max_bytes
+from txlcli.corpora.unpack import DAMAGE, OPENERS, Bounded, max_bytes, too_large
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
-from txlcli.exchange.text_rows import TEXT, TextColumn, Written, choose_column, write_rows
 from txlcli.system.input_files import check_regular
 
 BY_ENDING = {".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV", ".parquet": "Parquet"}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
+TEXT = "text"
+"""Format of files without rows; also the column that is read if no other is named."""
+MAX_LISTED = 10
+"""Most columns that an error names."""
 BLOCK = 1 << 20  # bytes or characters that are read at once
 LONGEST_ROW = 64 << 20
 """Most characters of a line or a field."""
@@ -34,15 +39,32 @@ ARROW_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class TextFile(TextColumn):
-    """A file, and the way to its text; the column is empty for a file without rows."""
+class TextFile:
+    """A file, and the way to its text."""
 
+    path: Path
     format: str = TEXT
     """JSONL, CSV, TSV, Arrow, Parquet, or text."""
     packing: str | None = None
     """Compression of the whole file; None for others."""
     encoding: str | None = None
     """Encoding of its characters; None is UTF-8."""
+    column: str = ""
+    """Column of the text; empty for a file without rows."""
+    is_pieces: bool = False
+    """True if the rows are pieces of one text."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Text that was written."""
+
+    size: int
+    """Bytes."""
+    missing: int
+    """Number of rows without a text."""
+    starts: "array[int]"
+    """Offset of each row, if they are wanted."""
 
 
 def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFile, ...]:
@@ -59,43 +81,54 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
         return tuple(_with_column(file, column) for file in rows or records)
     if not any(file.packing or file.encoding for file in files):
         return ()
-    return tuple(replace(file, format=TEXT, is_pieces=True) for file in files)
+    return tuple(replace(file, format=TEXT) for file in files)
 
 
 def _describe(path: Path, encoding: str | None) -> TextFile:
     """Return a file with its format and packing, without a column."""
     found = format_of(path, "rows", "packed")
     if found in ("Parquet", "Arrow"):
-        return TextFile(path, "", False, found)
+        return TextFile(path, found)
     packing = found if found in (*OPENERS, "zstd") and found != "tar" else None
     ending = Path(path.stem if packing else path.name).suffix.lower()
-    return TextFile(path, "", False, BY_ENDING.get(ending, TEXT), packing, encoding)
+    return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
 
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
     """Return a file with rows and the column of its text: the named one, or "text", or the only one with text."""
-    if file.format == "Parquet":
-        text = parquet_text.open_text(file.path, column)
-        return replace(file, column=text.column, is_pieces=text.is_pieces)
-    names = _columns(file)
+    names, is_pieces = _columns(file)
     if file.format in DELIMITERS and column is None and len(names) == 1 and re.search(r"[;,|\t]", names[0]):
         raise CorpusInputError(
             f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
             f"delimiter of {file.format}, else give that name as `column`"
         )
-    return replace(file, column=choose_column(file.path, names, column))
+    return replace(file, column=_choose(file.path, names, column), is_pieces=is_pieces)
 
 
-def _columns(file: TextFile) -> list[str]:
-    """Return the names of the columns that have text, in the first row of JSON lines."""
+def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
+    if not names:
+        raise CorpusInputError(f"{path}: no column has text; write the text as a column of strings, or as a text file")
+    chosen = column or (names[0] if len(names) == 1 else TEXT)
+    if chosen not in names:
+        listed = ", ".join(f'"{shortened(name)}"' for name in names[:MAX_LISTED])
+        raise CorpusInputError(f'{path}: no column "{shortened(chosen)}" has text; give `column` one of: {listed}')
+    if names.count(chosen) > 1:
+        raise CorpusInputError(f'{path}: several columns are called "{shortened(chosen)}"; rename all but one of them')
+    return chosen
+
+
+def _columns(file: TextFile) -> tuple[list[str], bool]:
+    """Return the names of the columns that have text, in the first row of JSON lines; True if rows are pieces."""
+    if file.format == "Parquet":
+        return parquet_text.columns(file.path)
     with _reading(file):
         if file.format == "Arrow":
-            return [field.name for field in _open_arrow(file.path)[0].schema if parquet_text.is_text(field.type)]
+            return parquet_text.columns_of(_open_arrow(file.path)[0].schema)
         with _open_text(file) as stream:
             if file.format == "JSONL":
                 _, first = next(_json_records(file, stream), (0, {}))
-                return [name for name, value in first.items() if isinstance(value, str | None)]
-            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), [])
+                return [name for name, value in first.items() if isinstance(value, str | None)], False
+            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), []), False
 
 
 @contextmanager
@@ -113,7 +146,7 @@ def _reading(file: TextFile) -> Iterator[None]:
         raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason})") from error
 
 
-def open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
+def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file; more of them than an archive may unpack to are an error."""
     path = check_regular(file.path)
     if file.packing is None:
@@ -131,7 +164,7 @@ def open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
 def _open_text(file: TextFile) -> io.TextIOWrapper:
     """Open the characters of a file; bytes that are not UTF-8 are kept as surrogates unless there is an encoding."""
     encoding, errors = (file.encoding, "strict") if file.encoding else ("utf-8-sig", "surrogateescape")
-    stream = open_bytes(file)
+    stream = _open_bytes(file)
     if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
         raise CorpusInputError(f"{file.path}: {other} is not UTF-8; give `encoding` {other}")
     return io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
@@ -160,16 +193,16 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
         yield number, record
 
 
-def _rows(file: TextFile, most: int) -> Iterator[bytes | None]:
+def _rows(file: TextFile) -> Iterator[bytes | None]:
     """Yield the rows of a file, or blocks of its text; None is a row without a text."""
     if file.format == "Parquet":
-        yield from parquet_text.rows(file, most)
+        yield from parquet_text.rows(file.path, file.column)
         return
     with _reading(file):
         if file.format == "Arrow":
             yield from _arrow_rows(file)
         elif file.format == TEXT and file.encoding is None:
-            with open_bytes(file) as binary:
+            with _open_bytes(file) as binary:
                 yield from iter(lambda: binary.read(BLOCK), b"")
         else:
             with _open_text(file) as stream:
@@ -228,8 +261,44 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def extract(file: TextFile, target: Path, *, only_utf8: bool, with_starts: bool = False) -> Written:
-    """Write the text of a file to `target`, as `write_rows` does."""
-    most = max_bytes(file.path)
-    rows = _rows(file, most)
-    return write_rows(file, rows, target, most=most, only_utf8=only_utf8, with_starts=with_starts)
+def extract(
+    file: TextFile,
+    target: Path,
+    *,
+    only_utf8: bool,
+    blank: bytes = b"\n",
+    append: bool = False,
+    with_starts: bool = False,
+) -> Written:
+    """Write the text of a file to `target`, with no more bytes than an archive may unpack to.
+
+    A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
+    `only_utf8`, other bytes are rejected.
+    """
+    decoder, starts, most = codecs.getincrementaldecoder("utf-8")(), array("q"), max_bytes(file.path)
+    size = missing = 0
+    has_rows = bool(file.column) and not file.is_pieces
+    with target.open("ab" if append else "wb") as output:
+        for number, row in enumerate(_rows(file), 1):
+            if row is None:
+                missing += 1
+                continue
+            if only_utf8:
+                _check_utf8(decoder, row, file, number, final=has_rows)
+            if has_rows and with_starts:
+                starts.append(size)
+            has_end = not has_rows or row.endswith(b"\n")
+            size += output.write(row if has_end else row + b"\n" if row else blank)
+            if size > most:
+                raise too_large(file.path)
+    return Written(size, missing, starts)
+
+
+def _check_utf8(decoder: codecs.IncrementalDecoder, row: bytes, file: TextFile, number: int, *, final: bool) -> None:
+    try:
+        decoder.decode(row, final=final)
+    except UnicodeDecodeError:
+        place = f'row {number:,} of the column "{shortened(file.column)}"' if file.column else "its text"
+        raise CorpusInputError(
+            f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
+        ) from None

@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as arrow
 from pyarrow import parquet
 
-from txlcli.corpora.unpack import max_bytes
+from txlcli.corpora.unpack import max_bytes, too_large
 from txlcli.errors import CorpusInputError
-from txlcli.exchange.text_rows import TEXT, TextColumn, choose_column, too_large, write_rows
 from txlcli.system.input_files import check_regular
 
+COLUMN = "text"
+"""Column that is written."""
 ROWS, PIECES = b"txl.rows", b"pieces"
 """Key and value of the metadata of files whose rows are pieces of one text."""
 DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
@@ -33,20 +34,20 @@ TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.b
 DAMAGE = (arrow.ArrowException, OSError, ValueError, LookupError, OverflowError, RuntimeError)
 
 
-class ParquetText(TextColumn):
-    """The text column of a Parquet file."""
-
-
-def open_text(path: Path, column: str | None) -> ParquetText:
-    """Find the text column of a file: the named one, or "text", or the only column with text."""
+def columns(path: Path) -> tuple[list[str], bool]:
+    """Return the names of the columns of a file that have text; True if its rows are pieces of one text."""
     try:
         with _open(check_regular(path)) as file:
-            schema = file.schema_arrow
+            return columns_of(file.schema_arrow)
     except DAMAGE as error:
         raise _not_read(path, error) from error
-    names = [field.name for field in schema if is_text(field.type)]
-    chosen = choose_column(path, names, column)
-    return ParquetText(path, chosen, (schema.metadata or {}).get(ROWS) == PIECES)
+
+
+def columns_of(schema: Any) -> tuple[list[str], bool]:
+    """Return the names of the columns of an Arrow schema that have text; True if the rows are pieces of one text."""
+    kinds = ((field.name, field.type) for field in schema)
+    names = [name for name, kind in kinds if getattr(kind, "value_type", kind) in TEXT_TYPES]
+    return names, (schema.metadata or {}).get(ROWS) == PIECES
 
 
 def _open(path: Path, **options: Any) -> Any:
@@ -55,50 +56,32 @@ def _open(path: Path, **options: Any) -> Any:
     )
 
 
-def is_text(kind: Any) -> bool:
-    """True if a column of this Arrow type has text."""
-    value = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    return value in TEXT_TYPES
-
-
 def _not_read(path: Path, error: Exception) -> CorpusInputError:
     """Return the error for a file that pyarrow cannot read: it is encrypted, of an unknown kind, or damaged."""
     reason = " ".join(str(error).split())[:160]
     return CorpusInputError(f"{path}: damaged, encrypted, or not a Parquet file ({reason})")
 
 
-def extract(
-    text: ParquetText, target: Path, *, only_utf8: bool, blank: bytes = b"\n", append: bool = False
-) -> tuple[int, int]:
-    """Write the text of a file to `target`; return its size in bytes, and the number of rows without a text.
-
-    With `only_utf8`, other bytes are rejected. An empty row becomes the line `blank`.
-    """
-    most = max_bytes(text.path)
-    written = write_rows(text, rows(text, most), target, most=most, only_utf8=only_utf8, blank=blank, append=append)
-    return written.size, written.missing
-
-
-def rows(text: TextColumn, most: int) -> Iterator[bytes | None]:
+def rows(path: Path, column: str) -> Iterator[bytes | None]:
     """Yield the rows of the column, after comparing its declared size with the limit."""
     try:
-        with _open(text.path) as file:
+        with _open(path) as file:
             metadata = file.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             declared = sum(group.total_byte_size for group in groups)
-            if declared > most:
-                raise too_large(text.path, most)
-            next(file.iter_batches(1, columns=[text.column]), None)  # encrypted metadata would end the process below
+            if declared > max_bytes(path):
+                raise too_large(path)
+            next(file.iter_batches(1, columns=[column]), None)  # encrypted metadata would end the process below
             chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        own = (chunk for chunk in chunks if chunk.path_in_schema == text.column)
+        own = (chunk for chunk in chunks if chunk.path_in_schema == column)
         has_deltas = any(not DELTAS.isdisjoint(chunk.encodings) for chunk in own)
         count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
         # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
-        with _open(text.path, read_dictionary=[] if has_deltas else [text.column]) as file:
-            for batch in file.iter_batches(count, columns=[text.column], use_threads=False):
-                yield from values(batch.column(text.column))
+        with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
+            for batch in file.iter_batches(count, columns=[column], use_threads=False):
+                yield from values(batch.column(column))
     except DAMAGE as error:
-        raise _not_read(text.path, error) from error
+        raise _not_read(path, error) from error
 
 
 def values(column: Any) -> list[bytes | None]:
@@ -118,7 +101,7 @@ def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
     Blocks may end inside a line or a character. Text that is not UTF-8 becomes a column of binary values.
     """
     kind = arrow.string() if is_utf8 else arrow.binary()
-    schema = arrow.schema([(TEXT, kind)], metadata={ROWS: PIECES})
+    schema = arrow.schema([(COLUMN, kind)], metadata={ROWS: PIECES})
     rest = b""
     with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
         for block in itertools.chain(blocks, [None]):

@@ -100,7 +100,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
-    if own and vocab is None and (tokens or (files and all(file.column and file.is_pieces for file in files))):
+    if own and vocab is None and (tokens or (files and all(file.is_pieces for file in files))):
         if isinstance(exported, VocabularyError):
             raise exported
         vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported

@@ -181,11 +181,11 @@ def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) 
     """Write the text of a published file into `work`."""
     rows = _rows_by_file(corpus).get(path.name)
     if rows is not None:
-        from txlcli.exchange import parquet_text
+        from txlcli.exchange import containers
 
         with reporter.progress(f"reading {path.name}"):
-            text = parquet_text.open_text(path, None)
-            parquet_text.extract(text, work / rows.file, only_utf8=False, blank=rows.blank, append=True)
+            for file in containers.find(path, None, None):
+                containers.extract(file, work / rows.file, only_utf8=False, blank=rows.blank, append=True)
     elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.wanted)
