@@ -1,6 +1,5 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +76,6 @@ class Text:
     notes: tuple[str, ...] = ()
     conventions: Mapping[str, str] = field(default_factory=dict)
     vocabulary_file: Path | None = None
-    starts: Callable[[Path], "array[int]"] | None = None
-    """Offsets of the documents of a file, whose places in the store are wanted."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Number of files, records and bytes that were skipped or changed, by name."""
 
@@ -89,8 +86,8 @@ class ReadOptions:
 
     released: bool = False
     shares: tuple[float, ...] | None = None
-    starts: Callable[[Path], "array[int]"] | None = None
-    """Offsets of the documents of a file, between which own text is cut; None to cut at line ends."""
+    starts: Callable[[Slice], list[int]] | None = None
+    """Offsets in a slice of the documents between which own text is cut; None to cut at line ends."""
 
 
 @dataclass(frozen=True)

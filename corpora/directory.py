@@ -13,12 +13,11 @@ import bisect
 import itertools
 import math
 import re
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
-from .documents import Starts, text_of
+from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of
 from .signatures import head_of, reject_other_than_text
 
@@ -46,7 +45,8 @@ def read(source: Path, options: ReadOptions) -> Text:
         splits = {split: tuple(map(text_of, paths)) for split, paths in by_split.items()}
         first, conventions = (note, *missing_note(splits)), {"split": "the folder's own files"}
     else:
-        splits, first, conventions = _cut(files, source, options.shares or SHARES, options.starts), (), {}
+        pieces = [text_of(path) for path in files]
+        splits, first, conventions = cut(pieces, source, options.shares or SHARES, options.starts), (), {}
     changes = {
         "files_skipped": len(backups) + sum(path.stat().st_size > 0 for path in companions),
         "hidden_files_skipped": hidden,
@@ -99,16 +99,18 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     return {split: paths for split in SPLITS if (paths := [path for path in files if named[path] == {split}])}
 
 
-def _cut(
-    files: list[Path], source: Path, shares: tuple[float, ...], starts: Starts | None
+def cut(
+    pieces: list[Slice], source: Path, shares: tuple[float, ...], starts: Callable[[Slice], list[int]] | None
 ) -> dict[str, tuple[Slice, ...]]:
-    slices = [piece for path in files if (piece := text_of(path)).size]
+    """Cut a text by shares in percent: between documents if `starts` finds them, else at line ends or blanks."""
+    slices = [piece for piece in pieces if piece.size]
     total = sum(piece.size for piece in slices)
     if not total:
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
     cuts, exact = [0], 0.0
-    boundaries = None if starts is None else _boundaries(slices, starts)
+    ends = itertools.accumulate((piece.size for piece in slices), initial=0)
+    boundaries = starts and [end + start for piece, end in zip(slices, ends, strict=False) for start in starts(piece)]
     for before, after in itertools.pairwise(wanted.values()):
         exact += before
         distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
@@ -126,15 +128,6 @@ def _cut(
         fault = f"{total:,} bytes are too short" if boundaries is None else f"{len(boundaries):,} documents are too few"
         raise CorpusError(f"{source}: {fault} to split; give more text or another --split")
     return splits
-
-
-def _boundaries(slices: list[Slice], starts: Starts) -> "array[int]":
-    """Return the offsets of all documents in the concatenation of slices."""
-    offsets, begin = array("q"), 0
-    for piece in slices:
-        offsets.extend(begin + start - piece.start for start in starts(piece.path))
-        begin += piece.size
-    return offsets
 
 
 def _between(slices: list[Slice], start: int, stop: int) -> Iterator[Slice]:

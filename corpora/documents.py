@@ -1,15 +1,15 @@
 """Finds where the documents of a text begin: at files, at records, or after blank lines."""
 
+import bisect
 import codecs
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .corpus import Slice
 
-Starts = Callable[[Path], "array[int]"]
-"""Returns the offsets of the documents of a file, in bytes, in order."""
 BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 BLOCK = 1 << 22  # bytes
 
@@ -21,20 +21,26 @@ def text_of(path: Path) -> Slice:
     return Slice(path, len(codecs.BOM_UTF8) if has_mark else 0, path.stat().st_size)
 
 
-def document_starts(unit: str, records: dict[Path, "array[int]"], *, block: int = BLOCK) -> Starts:
-    """Return the function that finds documents, which are "files", "records" or divided by "blank-lines".
+@dataclass(frozen=True)
+class Documents:
+    """The documents of files: each file is one, or its records are, or texts between blank lines."""
 
-    The text is searched in blocks of this size.
-    """
-    found = records if unit == "records" else {}
+    unit: str
+    """Either files, records or blank-lines."""
+    block: int = BLOCK
+    """Bytes that are searched at once."""
+    offsets: "dict[Path, array[int]]" = field(default_factory=dict)
+    """Where the documents of each file begin, in bytes; of records, as they were written."""
 
-    def starts(path: Path) -> "array[int]":
-        if path not in found:
-            after = _after_blank_lines(text_of(path), block) if unit == "blank-lines" else ()
-            found[path] = array("q", [text_of(path).start, *after])
-        return found[path]
-
-    return starts
+    def starts(self, piece: Slice) -> list[int]:
+        """Return the offsets in a slice at which documents begin."""
+        if piece.path not in self.offsets:
+            text = text_of(piece.path)
+            after = _after_blank_lines(text, self.block) if self.unit == "blank-lines" else ()
+            self.offsets[piece.path] = array("q", [text.start, *after])
+        offsets = self.offsets[piece.path]
+        first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
+        return [offset - piece.start for offset in offsets[first:end]]
 
 
 def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:

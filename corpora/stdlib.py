@@ -12,7 +12,8 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .corpus import SHARES, Corpus, ReadOptions, Text, VocabularyRule
+from .directory import cut
 from .locate import text_files, whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -25,26 +26,11 @@ def home() -> Path:
 
 
 def read(source: Path, options: ReadOptions) -> Text:
-    """Assign each source file to the split whose share contains its middle, so that cuts are between files."""
-    shares = options.shares or SHARES
+    """Cut between source files, each of which is a document."""
     names = (path.relative_to(source) for path in text_files(source) if path.suffix == ".py")
     ordered = sorted(filter(_belongs, names), key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
-    slices = [piece for name in ordered for piece in whole(source / name) if piece.size]
-    total = sum(piece.size for piece in slices)
-    ends = (total * shares[0] / 100, total * (shares[0] + shares[1]) / 100)
-    splits: dict[str, list[Slice]] = {name: [] for name, share in zip(SPLITS, shares, strict=True) if share}
-    done = 0
-    for piece in slices:
-        middle = done + piece.size / 2
-        splits[SPLITS[sum(middle >= end for end in ends)]].append(piece)
-        done += piece.size
-    for name, pieces in splits.items():
-        if not pieces:
-            raise CorpusError(
-                f"{source}: {len(slices)} source files are too few for a {name} split; give --source a folder with "
-                "more, or another --split"
-            )
-    return Text({name: tuple(pieces) for name, pieces in splits.items()})
+    pieces = [piece for name in ordered for piece in whole(source / name)]
+    return Text(cut(pieces, source, options.shares or SHARES, lambda piece: [0]))
 
 
 def _belongs(name: Path) -> bool:

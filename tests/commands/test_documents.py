@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.commands.novel import TOKENIZERS, done, json_of, refusal, store, train
-from txlcli.corpora import documents as finding
+from txlcli.corpora.documents import Documents
+from txlcli.corpora.locate import whole
 
 DOCUMENTS = [
     f"the fox {number % 7}\njumps over\n" * (1 + number % 5) + "\u8a9e owl\n" * (number % 2) for number in range(60)
@@ -68,7 +69,7 @@ def test_documents_are_kept_whole_and_their_places_are_stored(untouched, tokeniz
 def test_blank_lines_are_found_whatever_the_blocks(tmp_path, block):
     data = b"\n\none\n\ntwo\nlines\r\n\r\n \t\n  three\n\n\n"
     (tmp_path / "a").write_bytes(data)
-    starts = finding.document_starts("blank-lines", {}, block=block)(tmp_path / "a").tolist()
+    starts = Documents("blank-lines", block).starts(*whole(tmp_path / "a"))
     assert [data[first:end] for first, end in zip(starts, [*starts[1:], len(data)], strict=True)] == [
         b"\n\none\n\n",
         b"two\nlines\r\n\r\n \t\n",

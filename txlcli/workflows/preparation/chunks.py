@@ -1,6 +1,5 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
-import bisect
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
-from txlcli.corpora.documents import Starts
 from txlcli.data.sentencepiece_model import SentencePieceModel
 from txlcli.data.vocabulary import REPLACEMENT, TokenizerName, count_words, smallest_dtype, spell_line_ends
 from txlcli.errors import CorpusInputError
@@ -98,13 +96,6 @@ class Part:
 def read_chunk(chunk: Chunk) -> list[Part]:
     """Read the bytes of a chunk, one part per file."""
     return [Part(piece, piece.read()) for piece in chunk]
-
-
-def documents_in(piece: Slice, starts: Starts) -> list[int]:
-    """Return the offsets in a slice at which documents begin."""
-    offsets = starts(piece.path)
-    first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
-    return [offset - piece.start for offset in offsets[first:end]]
 
 
 def _cut_into_documents(part: Part, offsets: Sequence[int]) -> Iterator[tuple[bool, Part]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txlcli import corpora
 from txlcli.config.sections import plain_name
-from txlcli.corpora.corpus import Corpus, CorpusError, ReadOptions
+from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
@@ -60,11 +60,6 @@ class Plan:
     def bpe(self) -> bool:
         """True if SentencePiece merges pairs, False for a unigram model."""
         return self.options.sp_type == "bpe"
-
-    @property
-    def read(self) -> ReadOptions:
-        """Options of the corpus's reader."""
-        return ReadOptions(self.options.released_convention, self.options.split)
 
     @property
     def downloads(self) -> Path:

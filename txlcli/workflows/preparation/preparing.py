@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from txlcli.corpora.corpus import CorpusError, Slice, Text
+from txlcli.corpora.corpus import CorpusError, Slice
+from txlcli.corpora.documents import Documents
 from txlcli.data.sentencepiece_model import train
 from txlcli.data.token_store import TokenStore, writing
 from txlcli.errors import CorpusInputError, StoreError
@@ -22,7 +23,6 @@ from txlcli.workflows.preparation.chunks import (
     ChunkEncoder,
     align_to_characters,
     cut_into_chunks,
-    documents_in,
     join_files,
     read_chunk,
 )
@@ -158,7 +158,8 @@ def _only_process(plan: Plan) -> Iterator[None]:
 
 def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) -> TokenStore:
     """Prepare a store from text and open it: source -> chunks -> vocabulary -> ids -> store."""
-    text, rule = locate_text(plan, work, reporter), rules.rule_of(plan)
+    documents = Documents(plan.options.documents) if plan.options.documents else None
+    text, rule = locate_text(plan, documents, work, reporter), rules.rule_of(plan)
     closes_lines = plan.tokenizer == "word" and rule.boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
@@ -167,7 +168,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         with reporter.progress("training SentencePiece"):
             model, sampled = _train_sentencepiece(plan, splits, sizes)
     encoder = ChunkEncoder(plan.tokenizer, rule.boundary, rule.lower_case, model)
-    encoded = _encode(plan, replace(text, splits=splits), encoder, work, reporter, sizes)
+    encoded = _encode(plan, splits, documents, encoder, work, reporter, sizes)
     vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model)
     final, is_unknown = rules.final_ids(encoded, vocab)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
@@ -195,7 +196,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = partial(encoded.starts, split) if text.starts else None
+            starts = partial(encoded.starts, split) if documents else None
             writer.add(split, info, encoded.blocks(split, final, step), boundary=boundary, starts=starts)
     return TokenStore.open(plan.store)
 
@@ -237,20 +238,26 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
 
 
 def _encode(
-    plan: Plan, text: Text, encoder: ChunkEncoder, work: Path, reporter: Reporter, sizes: WorkSizes
+    plan: Plan,
+    splits: Splits,
+    documents: Documents | None,
+    encoder: ChunkEncoder,
+    work: Path,
+    reporter: Reporter,
+    sizes: WorkSizes,
 ) -> EncodedText:
     """Encode all chunks, in worker processes if there are many, and count their symbols."""
-    total, starts = sum(map(_size, text.splits.values())), text.starts
+    total = sum(map(_size, splits.values()))
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
     chunk_size = sizes.word_chunk if plan.tokenizer == "word" else sizes.chunk
     encoded = EncodedText()
     with reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
-        for split, pieces in text.splits.items():
+        for split, pieces in splits.items():
             jobs = (
                 (
                     chunk,
                     work / f"{split}-{number}.ids",
-                    starts and tuple(documents_in(piece, starts) for piece in chunk),
+                    tuple(map(documents.starts, chunk)) if documents else None,
                 )
                 for number, chunk in enumerate(cut_into_chunks(pieces, chunk_size))
             )

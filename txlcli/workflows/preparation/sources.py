@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import re
 import shutil
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
 from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Rows, Slice, Text
-from txlcli.corpora.documents import document_starts
+from txlcli.corpora.documents import Documents
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
 from txlcli.corpora.signatures import format_of, reject_other_than_text
@@ -22,16 +21,9 @@ from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
 
 
-def locate_text(plan: Plan, work: Path, reporter: Reporter) -> Text:
-    """Return the location of each split's text, and of the documents in it; archives are unpacked into `work`."""
-    records: dict[Path, array[int]] = {}
-    starts = document_starts(plan.options.documents, records) if plan.options.documents else None
-    return replace(_locate(plan, replace(plan.read, starts=starts), records, work, reporter), starts=starts)
-
-
-def _locate(
-    plan: Plan, options: ReadOptions, records: dict[Path, "array[int]"], work: Path, reporter: Reporter
-) -> Text:
+def locate_text(plan: Plan, documents: Documents | None, work: Path, reporter: Reporter) -> Text:
+    """Return the location of each split's text, cut between documents; archives are unpacked into `work`."""
+    options = ReadOptions(plan.options.released_convention, plan.options.split, documents.starts if documents else None)
     source, corpus = plan.source, plan.corpus
     if source is None:
         _download(plan, work, reporter)
@@ -40,7 +32,7 @@ def _locate(
             raise CorpusError(f"{wrong}; remove {plan.downloads} and try again")
         return corpus.read(work, options)
     if plan.files:
-        return _extract_text(plan, options, records, work / "text", reporter)
+        return _extract_text(plan, options, documents, work / "text", reporter)
     for path in (packed := _packed_files(source, corpus)):
         _unpack_or_copy(path, work, corpus, reporter)
     source = work if packed else source
@@ -53,7 +45,7 @@ def _locate(
 
 
 def _extract_text(
-    plan: Plan, options: ReadOptions, records: dict[Path, "array[int]"], work: Path, reporter: Reporter
+    plan: Plan, options: ReadOptions, documents: Documents | None, work: Path, reporter: Reporter
 ) -> Text:
     """Write the text of files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import containers
@@ -67,10 +59,12 @@ def _extract_text(
         for file in plan.files:
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
+            records = documents.offsets if documents and documents.unit == "records" else None
             written = containers.extract(
-                file, target, only_utf8=plan.tokenizer != "byte", with_starts=plan.options.documents == "records"
+                file, target, only_utf8=plan.tokenizer != "byte", with_starts=records is not None
             )
-            records[target] = written.starts
+            if records is not None:
+                records[target] = written.starts
             size, missing = size + written.size, missing + written.missing
             step.advance(1)
     column = plan.files[0].column
@@ -130,25 +124,20 @@ def _download(plan: Plan, work: Path, reporter: Reporter) -> None:
 def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> tuple[Download, ...]:
     """Fetch a file, or those of its mirror if they were fetched before or no address has the file; return which."""
 
-    def fetch_all(*files: Download) -> tuple[Download, ...]:
-        for file in files:
-            with reporter.progress(f"downloading {file.file}", file.size, "B") as step:
-                fetch(file, plan.downloads, step.reach, f"txl/{__version__}")
-        return files
-
-    mirror, directory = download.mirror, plan.downloads
+    mirror, directory, faults = download.mirror, plan.downloads, list[str]()
     if mirror and not is_complete(download, directory) and all(is_complete(file, directory) for file in mirror):
         return mirror
-    try:
-        return fetch_all(download)
-    except CorpusError as error:
-        if not mirror:
-            raise
-        reporter.say(f"{error}; trying a mirror")
+    for files in filter(None, ((download,), mirror)):
         try:
-            return fetch_all(*mirror)
-        except CorpusError as another:
-            raise CorpusError(f"{error}; {another}") from another
+            for file in files:
+                with reporter.progress(f"downloading {file.file}", file.size, "B") as step:
+                    fetch(file, directory, step.reach, f"txl/{__version__}")
+            return files
+        except CorpusError as error:
+            if mirror and not faults:
+                reporter.say(f"{error}; trying a mirror")
+            faults.append(str(error))
+    raise CorpusError("; ".join(faults))
 
 
 def _rows_by_file(corpus: Corpus) -> dict[str, Rows]:

@@ -21,7 +21,7 @@ from txlcli.workflows.reporter import Reporter, Step
 
 def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     """Write the store, after a first pass that finds the largest id."""
-    splits = _cut(plan.tokens, plan.read.shares or SHARES)
+    splits = _cut(plan.tokens, plan.options.split or SHARES)
     total = sum(part.count for parts in splits.values() for part in parts)
     with reporter.progress("counting ids", total, "tokens") as step:
         counted = {split: _count(parts, plan, step) for split, parts in splits.items()}

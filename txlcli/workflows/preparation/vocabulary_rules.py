@@ -26,7 +26,7 @@ def rule_of(plan: Plan) -> VocabularyRule:
         boundary = None if vocab.boundary is None or vocab.tokenizer != "word" else vocab.symbols[vocab.boundary]
         return VocabularyRule(splits=(), boundary=boundary, lower_case=vocab.lower_case, dropped=vocab.dropped)
     if plan.own_convention:
-        return (corpus.released_rule or corpus.rule) if plan.read.released else corpus.rule
+        return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
     if plan.tokenizer == "byte":
         return VocabularyRule(all_bytes=True)
     if plan.tokenizer == "char":
@@ -40,15 +40,15 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     described = {
         key: value for key, value in corpus.conventions.items() if key in about_splits or (own and key not in SPLITS)
     }
-    if plan.read.released:
+    if plan.options.released_convention:
         described |= corpus.released_conventions
     described |= text.conventions
     if plan.options.documents:
         described["documents"] = plan.options.documents
     if any(len(pieces) > 1 for pieces in text.splits.values()):
         described["files"] = "joined, with a line end after a file that ends without one"
-    if plan.read.shares:
-        described["split"] = f"{'/'.join(f'{share:g}' for share in plan.read.shares)} by --split"
+    if plan.options.split:
+        described["split"] = f"{'/'.join(f'{share:g}' for share in plan.options.split)} by --split"
     if plan.vocab is not None:
         kept = {key: value for key, value in described.items() if key in about_splits}
         return kept | {"vocabulary": "given by --vocab" if plan.options.vocab else f"from {plan.vocab_file}"}
