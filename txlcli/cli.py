@@ -219,8 +219,7 @@ def _root(
     if context.invoked_subcommand is None:
         console.show_text(context.get_help() + "\n")
     elif launcher.place().world_size > 1 and context.invoked_subcommand not in ("train", "eval"):
-        name = launcher.place().launcher
-        raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without {name}")
+        raise UsageError(f"txl {context.invoked_subcommand} runs in one process; start it without torchrun")
 
 
 COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {

@@ -102,9 +102,8 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
     if launch.seeds > 1 and (options.resume or launcher.is_started()):
         raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
     launcher.check_processes(launch.processes)
-    place = launcher.place()
-    if launch.restarts and place.world_size > 1 and not launcher.is_own():
-        raise UsageError(f"--restarts {launch.restarts}: {place.launcher} started the processes; use its own restarts")
+    if launch.restarts and launcher.world_size() > 1 and not launcher.is_own():
+        raise UsageError(f"--restarts {launch.restarts}: torchrun started the processes; use its own restarts")
     if launcher.may_restart() and not (options.name or options.resume):
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
 

@@ -1,1 +1,1 @@
-"""Atomic files, locks, the environment of torchrun, srun or mpirun, processors, memory."""
+"""Atomic files, locks, the environment of torchrun, processors, memory."""

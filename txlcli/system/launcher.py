@@ -1,4 +1,4 @@
-"""Several processes of one command: starts them, or reads the environment of torchrun, srun or mpirun, which did."""
+"""Several processes of one command: starts them, or reads the environment of torchrun, which did."""
 
 import logging
 import math
@@ -27,28 +27,14 @@ STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
 _PARENT = os.getppid()
 
-
-LAUNCHERS = (
-    ("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by hand, or by a cluster
-    # srun sets SLURM_STEP_NUM_TASKS; the batch script itself, which is one process, has SLURM_NTASKS.
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    (
-        "mpirun",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
-)
-"""Programs that start several processes, and the environment variables in which they write the fields of `Place`."""
+OTHER_LAUNCHERS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
+"""Programs whose processes do not know where to meet, and the variables with their number."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among those that a launcher started."""
+    """The place of this process among those that torchrun started."""
 
-    launcher: str = ""
     world_size: int = 1
     rank: int = 0
     local_rank: int = 0
@@ -60,18 +46,18 @@ ALONE = Place()
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process; variables that contradict each other are a UsageError."""
-    for name, size_name, rank_name, local_rank_name, local_size_name in LAUNCHERS:
-        if rank_name in environment and size_name in environment:
-            size, rank = _number(environment, size_name), _number(environment, rank_name)
-            if not 0 <= rank < size:
-                raise UsageError(
-                    f"{rank_name}={rank} and {size_name}={size} contradict each other; start the processes with "
-                    "torchrun, or unset both"
-                )
-            if size > 1:
-                local_rank = _number(environment, local_rank_name, rank)
-                return Place(name, size, rank, local_rank, _number(environment, local_size_name, size))
-            return ALONE
+    if "RANK" in environment and "WORLD_SIZE" in environment:  # also set by hand, or by a cluster
+        size, rank = _number(environment, "WORLD_SIZE"), _number(environment, "RANK")
+        if not 0 <= rank < size:
+            raise UsageError(
+                f"RANK={rank} and WORLD_SIZE={size} contradict each other; start the processes with torchrun, or "
+                "unset both"
+            )
+        local_rank = _number(environment, "LOCAL_RANK", rank)
+        return Place(size, rank, local_rank, _number(environment, "LOCAL_WORLD_SIZE", size)) if size > 1 else ALONE
+    for name, variable in OTHER_LAUNCHERS.items():
+        if (size := _number(environment, variable, 1)) > 1:
+            raise UsageError(f"{name} has started {size} processes; start them with torchrun, or one with --processes")
     return ALONE
 
 
@@ -79,10 +65,9 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     text = environment.get(name)
     if text is None and default is not None:
         return default
-    match = re.match(r"\d{1,9}", text or "")  # Slurm writes "4(x2),3" for two machines with 4 tasks and one with 3
-    if not match or (match[0] != text and name != "SLURM_STEP_TASKS_PER_NODE"):
+    if not re.fullmatch(r"\d{1,9}", text or ""):
         raise UsageError(f'{name}="{text}" is not a number; start the processes with torchrun, or unset {name}')
-    return int(match[0])
+    return int(text or "")
 
 
 def _place_or_alone() -> Place:
@@ -123,7 +108,7 @@ def check_processes(processes: int) -> None:
     started = place()
     if processes not in (1, started.world_size) and started.world_size > 1:
         raise UsageError(
-            f"--processes {processes}: {started.launcher} has started {started.world_size} processes already; leave "
+            f"--processes {processes}: torchrun has started {started.world_size} processes already; leave "
             "out --processes, or start one process"
         )
 
@@ -141,39 +126,6 @@ def may_restart() -> bool:
 def is_orphan() -> bool:
     """Return True if the launcher, which started this process, was killed and can no longer stop it."""
     return world_size() > 1 and os.getppid() != _PARENT
-
-
-def rendezvous_url(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address at which the processes meet, as torch.distributed takes it.
-
-    MASTER_ADDR and MASTER_PORT name it; torchrun sets them. Without them, srun and mpirun on one machine use a port
-    derived from the process that started all others, and srun names the first of several machines.
-    """
-    here = place(environment)
-    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if here.launcher == "torchrun" and address and port:
-        return "env://"
-    if not address and here.launcher != "torchrun" and here.local_world_size == here.world_size:
-        address = "localhost"
-    if not address and here.launcher == "srun":
-        address = first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "")))
-    if not port and here.launcher == "srun" and environment.get("SLURM_JOB_ID", "").isdecimal():
-        port = str(20_000 + int(environment["SLURM_JOB_ID"]) % 20_000)
-    if not port and address == "localhost" and here.launcher != "torchrun":
-        port = str(20_000 + _PARENT % 20_000)
-    missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
-    if missing:
-        raise UsageError(
-            f"{here.world_size} processes cannot meet without {' and '.join(missing)}; set MASTER_ADDR to the machine "
-            "of rank 0 and MASTER_PORT to a free port there, or start the processes with torchrun"
-        )
-    return f"tcp://{address}:{port}"
-
-
-def first_host(node_list: str) -> str | None:
-    """Return the first host of a list of Slurm, such as `gpu[03-04,7],cpu1`; None if the list is empty."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", node_list)
-    return match[1] + (match[2] or "") if match else None
 
 
 def _check_loopback() -> None:

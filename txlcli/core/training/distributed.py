@@ -215,7 +215,7 @@ def join(device: torch.device, *, rank_timeout_s: float = 60.0, next_step: str =
     timeout = timedelta(seconds=rank_timeout_s)
     with signals.handling(signal.SIG_DFL):  # nothing is made yet that would have to be cleared away
         try:
-            store, _, _ = next(distributed.rendezvous(launcher.rendezvous_url(), rank, size, timeout=JOIN_TIMEOUT))
+            store, _, _ = next(distributed.rendezvous("env://", rank, size, timeout=JOIN_TIMEOUT))
             if local_size == size:  # torchrun keeps its store when it starts the processes again
                 store = distributed.PrefixStore(f"restart {launcher.restart_count()}", store)
             store.set(f"pid/{rank}", str(os.getpid()))
