@@ -1,15 +1,17 @@
 """txl eval without memory, with a cache, with dynamic evaluation."""
 
 import dataclasses
+import math
 
 import h5py
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter, done, json_of, refusal, train
-from txlcli.errors import TrainingError, UsageError
+from txlcli.config.settings import EvalSettings
+from txlcli.errors import UsageError
 from txlcli.workflows.evaluation import evaluate
-from txlcli.workflows.evaluation.adapted import best_dynamic_settings
-from txlcli.workflows.options import AdaptationSearch, EvalOptions
+from txlcli.workflows.evaluation.adapted import best_dynamic_settings, cache_positions, dynamic_positions
+from txlcli.workflows.options import EvalOptions
 from txlcli.workflows.workspace import Workspace
 
 SHORT = ["--positions", 60, "--batch-size", 2]
@@ -103,9 +105,16 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
     assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, 1 of them start without context." in table
 
 
+def evaluate_words(**options):
+    """Evaluate the run of words on 60 tokens, and return the rows and the messages."""
+    reporter = RecordingReporter()
+    options = EvalOptions(positions=60, batch_size=2, **options)
+    return evaluate.run("word", options, Workspace(**HERE, reporter=reporter)).rows, reporter.messages
+
+
 def test_the_parameters_are_searched_on_valid_for_every_split(here):
-    (_, on_test), messages_of_test = evaluate_adapted({}, cache=30)
-    (_, on_valid), messages = evaluate_adapted({}, cache=30, split="valid")
+    (_, on_test), messages_of_test = evaluate_words(cache=30)
+    (_, on_valid), messages = evaluate_words(cache=30, split="valid")
     assert on_test.adaptation == on_valid.adaptation
     assert on_test.loss_nats != on_valid.loss_nats
     message = "valid is used both for the search and for the result, which is therefore too optimistic"
@@ -113,62 +122,26 @@ def test_the_parameters_are_searched_on_valid_for_every_split(here):
     assert message not in messages_of_test
 
 
-def evaluate_adapted(search, **options):
-    """Evaluate the run of words on 60 tokens, and return the rows and the messages."""
-    reporter = RecordingReporter()
-    options = EvalOptions(**{"positions": 60, "batch_size": 2, "search": AdaptationSearch(**search), **options})
-    return evaluate.run("word", options, Workspace(**HERE, reporter=reporter)).rows, reporter.messages
+def test_the_search_scores_as_many_tokens_as_its_parameters_need():
+    settings = EvalSettings(seg_len=500, mem_len=0, batch_size=3)
+    assert cache_positions(settings, 10_000) == 2 * 10_000 * 3  # each of three lanes fills the cache twice
+    assert dynamic_positions(settings) == 50 * 500 * 3
+    settings = dataclasses.replace(settings, seg_len=5)
+    assert (cache_positions(settings, 5), dynamic_positions(settings)) == (50_000, 10_000)
 
 
-def test_learning_rates_that_give_a_nan_loss_are_not_selected(here):
-    (model, dynamic), _ = evaluate_adapted({"learning_rates": (0.0, 1e30)}, dynamic=True)
-    assert dynamic.adaptation["lr"] == 0.0
-    assert dynamic.loss_nats == pytest.approx(model.loss_nats, rel=1e-5)
-
-
-def test_an_adaptation_whose_loss_is_nan_is_named_and_the_other_rows_are_kept(here):
-    search = AdaptationSearch(learning_rates=(1e30,), larger_learning_rates=())
-    options = EvalOptions(dynamic=True, positions=60, batch_size=2, search=search)
-    result = evaluate.run("byte", options, Workspace(**HERE))
-    assert [row.method for row in result.rows] == ["model"]
-    with pytest.raises(TrainingError, match=r"^runs/byte: the loss of .* is not finite; leave out `dynamic`$"):
-        result.raise_pending()
-
-
-def test_the_search_scores_as_many_tokens_as_its_parameters_need(here):
-    search = {"cache_tokens": 10, "dynamic_tokens": 25, "dynamic_steps": 3}
-    (_, cache, dynamic), _ = evaluate_adapted(search, cache=12, dynamic=True, seg_len=5)
-    assert cache.adaptation["searched_on"] == 2 * 12 * 2  # each of two lanes fills the cache twice
-    assert dynamic.adaptation["searched_on"] == 3 * 5 * 2
-    (_, one_lane), _ = evaluate_adapted(search, dynamic=True, seg_len=5, batch_size=1)
-    assert one_lane.adaptation["searched_on"] == 25
-    (_, cache), _ = evaluate_adapted({**search, "cache_tokens": 50}, cache=5)
-    assert cache.adaptation["searched_on"] == 50
-
-
-def test_a_cache_that_no_lane_of_valid_fills_is_reported(here):
-    message = "a lane of valid has 25 tokens, fewer than the cache: theta and lambda are searched with a cache that is"
-    search = {"cache_tokens": 50, "cache_fills": 0}
-    for cache in (25, 26):
-        _, messages = evaluate_adapted(search, cache=cache)
-        assert any(line.startswith(message) for line in messages) == (cache == 26)
-
-
-def test_larger_learning_rates_are_tried_until_the_loss_increases():
+def test_larger_learning_rates_are_tried_until_the_loss_increases_or_is_nan():
     tried = []
 
     def loss_on_valid(settings):
         tried.append((settings.lr, settings.decay))
-        return abs(settings.lr - 0.012)
+        return abs(settings.lr - 0.012) if settings.lr < 0.02 else math.nan
 
-    reporter = RecordingReporter()
-    best = best_dynamic_settings(loss_on_valid, AdaptationSearch(), reporter)
-    assert (best.lr, reporter.messages) == (1e-2, [])
+    best = best_dynamic_settings(loss_on_valid)
+    assert best.lr == 1e-2
     assert {lr for lr, _ in tried} == {0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2}
     assert {decay for lr, decay in tried if lr == best.lr} == {0.0, 1e-3, 1e-2}
-    few = AdaptationSearch(learning_rates=(0.0, 1e-5), larger_learning_rates=(1e-4,))
-    best_dynamic_settings(loss_on_valid, few, reporter)
-    assert reporter.messages == ["lr = 0.0001 is the largest value tried: an even larger one might be better"]
+    assert best_dynamic_settings(lambda settings: settings.lr).lr == 0
 
 
 def test_auto_searches_for_the_memory_length_on_valid_and_applies_it_to_test(here):

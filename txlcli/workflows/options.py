@@ -218,24 +218,6 @@ class UserText:
     """Name in error messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptationSearch:
-    """Size and candidates of the search for the parameters of cache and dynamic evaluation, on the validation split."""
-
-    cache_tokens: int = 50_000
-    """Fewest tokens for the cache; more change the parameters little."""
-    cache_fills: int = 2
-    """Number of times that the tokens of one lane fill the cache, at least."""
-    dynamic_tokens: int = 10_000
-    """Fewest tokens for dynamic evaluation."""
-    dynamic_steps: int = 50
-    """Fewest steps of dynamic evaluation; with fewer, the decay has no effect."""
-    learning_rates: tuple[float, ...] = (0.0, 3e-5, 1e-4, 3e-4, 1e-3)
-    """Candidates that are all tried."""
-    larger_learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2, 1e-1)
-    """Candidates tried one by one for as long as each improves on the last."""
-
-
 def read_user_text(file: str, asked: str | None = None) -> UserText:
     """Read a text file, or stdin for "-"; errors begin with `asked`, by default the option and the file."""
     is_stdin, asked = file == "-", asked or f"`text` {file}"
@@ -312,8 +294,6 @@ class EvalOptions(Options):
     force: bool = force_option()
     timed: bool = True
     """True to time a vanilla model as well (slowdown)."""
-    search: AdaptationSearch = AdaptationSearch()
-    """Search for the parameters of `cache` and `dynamic`."""
 
     def _check(self) -> None:
         if self.text is not None:

@@ -39,10 +39,6 @@ from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace
 
-MAX_PAGE_TOKENS = 4_000_000
-"""Tokens of the longest text that a browser can show as one page, some 50 MB."""
-SECONDS_TO_TIME = 600.0
-"""Time for which processes wait at least: rank 0 alone times the model with and without memory."""
 NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
 """Keys of the result that evals.jsonl does not repeat in every row."""
 
@@ -234,11 +230,6 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
             longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
             lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest)))
             settings = dataclasses.replace(settings, batch_size=lanes)
-    if options.html is not None and len(text.targets) > MAX_PAGE_TOKENS:
-        raise UsageError(
-            f"`html` {options.html}: {text.title} has {len(text.targets):,} tokens, too many for a page; give "
-            f"`positions` {MAX_PAGE_TOKENS} or fewer"
-        )
     if options.searched or options.adapts or settings.temperature == AUTO:
         if text.split is None:
             texts.warn_if_trained_on(opened, "valid", workspace)
