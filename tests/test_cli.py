@@ -1,7 +1,5 @@
 """The command line as a whole: imports, help, unknown commands, signals."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -30,15 +28,6 @@ def test_a_path_longer_than_the_system_allows_is_one_line(words):
     assert result.exit_code in (1, 2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
-
-
-def test_symbols_missing_in_the_encoding_of_stdout_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    command = ["-m", "txlcli", "recipes", "copy", "enwik8", str(tmp_path / "naïve.toml")]
-    copied = python(*command)
-    assert (copied.returncode, copied.stderr) == (0, "")
-    assert "na?ve.toml; edit it" in copied.stdout
-    assert "na\\u00efve.toml" in python(*command, "--force", "--json").stdout
 
 
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
@@ -165,20 +154,6 @@ def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
     assert ended.stderr.endswith("" if "2>" in closing else said)
     assert "Traceback" not in ended.stderr
     assert txl("prepare", "--verify", "book", "--data-dir", tmp_path / "data").exit_code == 0
-
-
-@pytest.mark.parametrize("closing", ["2>&-", "2>/dev/full"])
-def test_a_command_whose_messages_cannot_be_written_continues(tmp_path, closing):
-    ended = prepared_with(tmp_path, closing)
-    assert ended.returncode == 0
-    assert json.loads(ended.stdout)["store"] == "data/book.h5"
-
-
-def test_only_rank_0_reports_sigterm_during_start_up(tmp_path):
-    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}
-    command = [sys.executable, "-c", STARTING, "txlcli.cli", "SIGTERM"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
 
 
 def test_the_wheel_holds_every_package():

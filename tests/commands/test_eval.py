@@ -15,14 +15,12 @@ from matplotlib.figure import Figure
 
 from tests.cards import read_card
 from tests.commands.novel import (
-    LONGEST_WAIT_S,
     cells,
     change_weights,
     done,
     json_of,
     on_a_full_disk,
     refusal,
-    start,
     text_of,
     train,
     txl,
@@ -472,15 +470,6 @@ def test_an_interrupted_sweep_keeps_its_finished_rows(here, watched, ending, cod
     table = txl("eval", "watched", "--mem-len", "0,5,13,20")
     assert [row[0] for row in cells(table)] == ["0", "5 *"]
     assert "Stopped before the last row." in table.stdout
-
-
-def test_the_rows_are_recorded_even_if_stdout_is_closed(here):
-    process = start("eval", "byte", "--mem-len", "0,5", "--json")
-    process.stdout.close()
-    process.stderr.read()
-    assert process.wait(LONGEST_WAIT_S) == 1
-    kept = [json.loads(line) for line in (here / "runs/byte/evals.jsonl").read_text().splitlines()]
-    assert [row["mem_len"] for row in kept] == [0, 5]
 
 
 def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):

@@ -293,19 +293,6 @@ def test_the_vanilla_model_has_two_classifiers_per_layer(name):
     assert f"{in_use:,}" in recipe.packaged(name)[1]
 
 
-def test_adaptive_input_shares_tables_and_projections():
-    n, d, inner, vocab_size = 16, 1024, 4096, 267_735
-    bands = [(20_000, 1024), (40_000, 256), (vocab_size - 60_000, 64)]
-    ends = sum(size * width + width * d for size, width in bands) + vocab_size + 2 * 1024 + 2
-    assert ends + layers(n, d, inner) == sizes_of("adaptive-input-wt103")[-1]
-
-
-def test_the_parameters_of_nvidias_base_model_by_formula():
-    n, d, heads, width, inner, _, _, vocab_size, parameters = sizes_of("wt103-nvidia")
-    layer = 5 * d * heads * width + 2 * d * inner + inner + d + 4 * d
-    assert vocab_size * (d + 1) + 3 * (d + 1) + n * layer + 2 * heads * width == parameters
-
-
 @pytest.mark.parametrize("name", NVIDIA)
 def test_the_learning_rate_falls_from_the_end_of_the_warm_up_to_nvidias_lowest(name):
     train, lowest = recipe.load(name).train, NVIDIA_TRAINING[name]["train.lowest_lr"]

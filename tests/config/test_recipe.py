@@ -1,6 +1,5 @@
 """Recipes: packaged ones are valid, the user's own are read strictly, --set comes last."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -217,15 +216,3 @@ def test_settings_written_as_a_table_resolve_to_equal_settings(name):
     assert "max_distance" not in table["eval"]
     assert table["train"]["clip"] == "none"
     assert recipe.resolve(table, where="here") == settings
-
-
-def test_lists_are_preserved_in_the_file_of_a_run(tiny):
-    overrides = ["model.cutoffs=[5, 11]", "model.div_val=2", "model.tie_projections=[true, false, true]"]
-    settings = recipe.load(tiny(), overrides)
-    assert settings.model.cutoffs == (5, 11)
-    assert settings.model.tie_projections == (True, False, True)
-    # JSON knows no tuples.
-    table = json.loads(json.dumps(recipe.to_table(settings)))
-    assert table["model"]["cutoffs"] == [5, 11]
-    assert recipe.resolve(table, where="here") == settings
-    assert "tie_projections" not in recipe.to_table(recipe.load(tiny()))["model"]

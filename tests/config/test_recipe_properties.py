@@ -1,6 +1,5 @@
 """Recipes of any values: what is accepted is kept exactly, and everything else is rejected in one line."""
 
-import dataclasses
 import json
 
 from hypothesis import given
@@ -36,15 +35,3 @@ def test_accepted_settings_are_kept_and_others_are_rejected_in_one_line(changes)
         assert refusal.startswith("tiny.toml")
     else:
         assert recipe.resolve(json.loads(json.dumps(recipe.to_table(settings))), where="run.json") == settings
-
-
-@given(
-    dropout=st.floats(0, 0.99), lr=st.floats(1e-9, 10.0), steps=st.integers(1, 2**31 - 1), lengths=st.integers(1, 10**6)
-)
-def test_legal_values_are_accepted_and_kept_exactly(dropout, lr, steps, lengths):
-    texts = [f"model.dropout={dropout!r}", f"train.lr={lr!r}", f"train.max_steps={steps}", f"train.mem_len={lengths}"]
-    settings = recipe.resolve_text(TINY, "tiny.toml", texts)
-    train = settings.train
-    assert (settings.model.dropout, train.lr, train.max_steps, train.mem_len) == (dropout, lr, steps, lengths)
-    assert recipe.resolve(recipe.to_table(settings), where="run.json") == settings
-    assert dataclasses.replace(settings) == settings

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests.commands.novel import RECIPE
-
 TXL = "from txlcli.__main__ import main\n\nif __name__ == '__main__':\n    main()\n"
 NAMES = ("signal", "selectors", "socket", "struct", "pickle", "numpy", "h5py", "torch", "sentencepiece", "txlcli")
 HOSTILE = "open('executed', 'a').write(__name__)\nraise ImportError\n"
@@ -39,12 +37,3 @@ def test_workers_import_nothing_from_the_working_directory(hostile, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("one two three four five\n" * 800_000)  # more than 16 MiB, from which workers read
     run(hostile, "prepare", text, "--tokenizer", "word", "--workers", 2)
-
-
-@pytest.mark.slow
-def test_the_processes_of_a_training_import_nothing_from_the_working_directory(hostile, tmp_path):
-    text, recipe = tmp_path / "byte.txt", tmp_path / "tiny.toml"
-    text.write_text("one two three four five\n" * 999)
-    recipe.write_text(RECIPE)
-    run(hostile, "prepare", text, "--name", "byte")
-    run(hostile, "train", recipe, "--processes", 2, "--max-steps", 1, "--set", "corpus.store=byte", "--quiet")

@@ -75,15 +75,3 @@ def test_the_repetition_of_a_warning_does_not_disturb_the_cleanup(number):
         warned_twice(number, done)
     assert done == ["cleanup"]
     assert signals.number_of(ended.value) == number
-
-
-def test_signals_stay_ignored_when_the_block_that_handled_them_ends():
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with signals.handling(lambda *_: None):
-            signals.ignore()
-        assert {signal.getsignal(number) for number in signals.ENDING} == {signal.SIG_IGN}
-    finally:
-        for number in signals.ENDING:
-            signal.signal(number, before if number == signal.SIGTERM else signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
