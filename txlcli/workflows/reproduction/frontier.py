@@ -75,8 +75,7 @@ def _comparison(runner: Runner, cells: Cells, mem_len: int) -> tuple[Grid, Grid]
         saved = [Measured(tuple(map(operator.sub, other, recurrence))) for other in others]
         in_seeds = [f"{gains} ({sum(gain > 0 for gain in gains.values)} of {len(recurrence)})" for gains in saved]
         differences.append([block, position, *in_seeds])
-    scored = f", its first {runner.scale.positions:,} tokens" if runner.scale.positions else ""
-    caption = f"Bits per character of the test split{scored}; lower is better; {runner.averaged}."
+    caption = f"Bits per character of the test split; lower is better; {runner.averaged}."
     columns = ["block", "positions", "recurrence", f"recurrence, M = {LONGER * mem_len}", *OTHERS]
     saving = "Bits per character that recurrence saves, with the same M; in brackets the seeds in which it saves any."
     return Grid(columns, results, caption), Grid(["block", "positions", *OTHERS], differences, saving)

@@ -68,8 +68,9 @@ class Runner:
     @property
     def averaged(self) -> str:
         """Meaning of a number, in words."""
-        seeds = len(self.seeds)
-        return "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
+        seeds, positions = len(self.seeds), self.scale.positions
+        scored = f", the first {positions:,} tokens of each split" if positions else ""
+        return ("one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds") + scored
 
     def settings(self, part: str) -> Settings:
         """Return the settings of the model for a part of the paper at this scale."""

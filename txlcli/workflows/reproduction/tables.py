@@ -29,33 +29,33 @@ class OurResult:
 
 def benchmark(runner: Runner, number: int) -> Section:
     """Make one of Tables 1 to 5: the paper's rows, with our numbers where txl has the model."""
-    paper, our_results = published.BENCHMARKS[number - 1], {}
-    settings = {part: runner.settings(part) for part in parts(f"table{number}")}
-    for part in settings:
-        valid, test = (runner.measure(part, split, paper.metric) for split in ("valid", "test"))
-        name = TABLES["parts"][f"table{number}"][part]
-        our_results[name] = OurResult(part, runner.run(part).parameters, valid, test)
+    paper, names = published.BENCHMARKS[number - 1], TABLES["parts"][f"table{number}"]
+    settings = {part: runner.settings(part) for part in names}
+    ours = {
+        name: OurResult(
+            model=part,
+            parameters=runner.run(part).parameters,
+            valid=runner.measure(part, "valid", paper.metric),
+            test=runner.measure(part, "test", paper.metric),
+        )
+        for part, name in names.items()
+    }
     rows = []
     for row in paper.rows:
-        ours = our_results.get(row.name)
-        cells = [f"{ours.parameters:,}", str(ours.valid), str(ours.test)] if ours else [""] * 3
+        own = ours.get(row.name)
+        cells = [f"{own.parameters:,}", str(own.valid), str(own.test)] if own else [""] * 3
         rows.append([row.label, *cells, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"])
     (store,) = {model.corpus.store for model in settings.values()}
     text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
     columns = ["system", "parameters", f"valid{text}", f"test{text}"]
     columns += ["paper: parameters", "paper: valid", "paper: test"]
-    scored = f", the first {runner.scale.positions:,} tokens of each split" if runner.scale.positions else ""
-    caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}{scored}. "
-    caption += "Empty: a system that txl does not have."
-    notes = [runner.scale.description]
-    if runner.scale.name != "paper":
-        models = [f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items()]
-        notes.append(f"Models: {'; '.join(models)}.")
+    caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}. Empty: a system that txl does not have."
+    models = "; ".join(f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items())
     return Section(
-        notes=notes,
+        notes=[runner.scale.description, f"Models: {models}."],
         grids=[Grid(columns, rows, caption)],
-        claims=_claims(paper, our_results),
-        data={name: dataclasses.asdict(result) for name, result in our_results.items()},
+        claims=_claims(paper, ours),
+        data={name: dataclasses.asdict(result) for name, result in ours.items()},
     )
 
 
@@ -120,7 +120,7 @@ def table6(runner: Runner) -> Section:
         value = Measured(tuple(perplexity(losses[length]) for losses in by_seed))
         rows.append(_cells(row, "-", str(value), str(length)))
     section = _section(runner, "table6", rows, models)
-    section.claims.extend(check(runner, models[LONGEST]) for check in (_check_longer, _check_harmless))
+    section.claims.extend(_check_lengths(runner, models[LONGEST]))
     return section
 
 
@@ -178,35 +178,28 @@ def _cells(row: published.Ablation, *ours: str) -> list[str]:
     return [", ".join(word for word in words if word), *ours, init, f"{row.ppl_best:.2f}", str(row.attn_len)]
 
 
-def _check_longer(runner: Runner, lengths: Lengths) -> Claim:
-    """Check that an attention length beyond that of training has a lower perplexity than the training settings.
+def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
+    """Check that longer attention than in training helps, and that up to four times the trained M does no harm.
 
-    Besides the lengths that the search tried, one and a half times the longest of training is measured.
+    Besides the lengths that the search tried, 2 and 4 times M and one and a half times the longest of training count.
     """
-    by_seed = _losses_at(runner, LONGEST, (lengths.trained * 3 // 2,))
-    longer = [
-        min(loss for length, loss in (tried | losses).items() if length > lengths.trained)
-        for tried, losses in zip(lengths.tried, by_seed, strict=True)
-    ]
-    text = f"Attention longer than in training ({lengths.trained} keys at most) lowers the perplexity"
-    return Claim.of_lower(text, Measured(tuple(map(perplexity, longer))), lengths.init)
-
-
-def _check_harmless(runner: Runner, lengths: Lengths) -> Claim:
-    """Check that perplexity at 2 and 4 times the trained M is within 0.5 % of that of all shorter lengths."""
-    mem_len = runner.settings(LONGEST).train.mem_len
-    worse = dict.fromkeys((2 * mem_len, 4 * mem_len), 0.0)
-    for losses, tried in zip(_losses_at(runner, LONGEST, tuple(worse)), lengths.tried, strict=True):
-        for length in worse:
-            shorter = min(loss for other, loss in (tried | losses).items() if other <= length)
-            worse[length] = max(worse[length], perplexity(losses[length] - shorter) - 1)
-    text = (
+    trained, mem_len = lengths.trained, runner.settings(LONGEST).train.mem_len
+    increases, longer = dict.fromkeys((2 * mem_len, 4 * mem_len), 0.0), []
+    measured = _losses_at(runner, LONGEST, sorted({*increases, trained * 3 // 2}))
+    for losses in (tried | more for tried, more in zip(lengths.tried, measured, strict=True)):
+        longer.append(perplexity(min(loss for length, loss in losses.items() if length > trained)))
+        for length, increase in increases.items():
+            best = min(loss for other, loss in losses.items() if other <= length)
+            increases[length] = max(increase, perplexity(losses[length] - best) - 1)
+    helps = f"Attention longer than in training ({trained} keys at most) lowers the perplexity"
+    harmless = (
         f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
         "shorter lengths)"
     )
-    increases = " and ".join(f"{share:+.2%} at M = {length}" for length, share in worse.items())
-    remark = ", the worst seed" if len(runner.seeds) > 1 else ""
-    return Claim(text, max(worse.values()) <= NOT_WORSE, f"here {increases}{remark}")
+    detail = "here " + " and ".join(f"{share:+.2%} at M = {length}" for length, share in increases.items())
+    detail += ", the worst seed" if len(runner.seeds) > 1 else ""
+    is_harmless = max(increases.values()) <= NOT_WORSE
+    return [Claim.of_lower(helps, Measured(tuple(longer)), lengths.init), Claim(harmless, is_harmless, detail)]
 
 
 def _section(runner: Runner, item: str, rows: list[list[str]], models: dict[str, Lengths]) -> Section:
@@ -227,7 +220,7 @@ def _section(runner: Runner, item: str, rows: list[list[str]], models: dict[str,
     caption = (
         "Perplexity per token of the validation split, as in the paper. init: with the training settings (segments of "
         "L with M before them; windows of L without recurrence). best: the lowest of all lengths. attention: the "
-        f"shortest length beyond which perplexity falls by less than 0.1 %. {runner.averaged.capitalize()}."
+        f"shortest length beyond which perplexity falls by less than 0.1 %. Ours: {runner.averaged}."
     )
     return Section(
         notes=[runner.scale.description],
