@@ -26,6 +26,9 @@ Run = Annotated[
     str | None,
     Argument(metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs),
 ]
+Runs = Annotated[
+    list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=completion.runs)
+]
 _folder = partial(Option, parser=command_lines.user_path, metavar="PATH")
 DataDir = Annotated[Path, _folder("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
 RunsDir = Annotated[

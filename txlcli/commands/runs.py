@@ -10,7 +10,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import RUNS_DIR, Json, Run, RunsDir, Verbose, with_options
+from txlcli.commands.options import RUNS_DIR, Json, Run, Runs, RunsDir, Verbose, with_options
 from txlcli.commands.verification import show_checks
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
@@ -154,49 +154,33 @@ def verify(
 
 @app.command("compare")
 @with_options
-def compare(
-    options: CurveOptions,
-    run_names: Annotated[
-        list[str] | None,
-        Argument(metavar="RUN RUN...", help="Two or more runs, by name or folder.", autocompletion=completion.runs),
-    ] = None,
-    runs_dir: RunsDir = RUNS_DIR,
-    json: Json = False,
-) -> None:
-    """Compare runs side by side.
+def compare(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+    """Compare two or more runs side by side.
 
     Shows differing settings, best and last losses, tokens per second and parameters.
     --plot plots the training and validation curves.
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    result = overview.compare(run_names or [], runs_dir)
+    histories = [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)]
+    result = overview.compare(histories)
     if options.plot is not None:
-        plot_curves(options.plot, [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)])
+        plot_curves(options.plot, histories)
     console.show_result(result, _show_comparison, json=json)
 
 
 @app.command("plot")
 @with_options
-def plot(
-    options: CurveOptions,
-    run_names: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="RUN...", help="Runs, by name or folder [default: the most recent].", autocompletion=completion.runs
-        ),
-    ] = None,
-    runs_dir: RunsDir = RUNS_DIR,
-) -> None:
-    """Plot the training and validation curves of one or more runs.
+def plot(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR) -> None:
+    """Plot the training and validation curves of runs.
 
-    Writes curves.png into the folder of the first run, unless --plot names another file.
+    Without RUN, plots the most recent one. Writes curves.png into the folder of the first run, unless --plot names
+    another file.
 
     Example: txl runs plot stdlib
     """
     runs = run_directory.find_each(run_names, runs_dir) if run_names else [run_directory.find(None, runs_dir)]
-    path = options.plot or runs[0].directory / CURVES
-    plot_curves(path, [history.read(run) for run in runs])
+    plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 
 def _show_comparison(result: Comparison) -> None:

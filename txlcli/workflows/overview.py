@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.errors import RunError, TxlError, UsageError, listed
+from txlcli.errors import RunError, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
@@ -129,13 +129,11 @@ def _saved(directory: Path) -> str:
     return datetime.fromtimestamp(run_directory.last_written(directory)).astimezone().isoformat(timespec="seconds")
 
 
-def compare(run_names: Sequence[str], runs_dir: Path) -> Comparison:
+def compare(histories: Sequence[History]) -> Comparison:
     """Compare two or more runs."""
-    runs = run_directory.find_each(run_names, runs_dir)
-    if len(runs) < 2:
-        known = listed(run_directory.names(runs_dir))
-        raise UsageError(f"compare needs two or more runs, not {len(runs)}; add others (known: {known})")
-    summaries = tuple(summarize(history.read(run)) for run in runs)
+    if len(histories) < 2:
+        raise UsageError('compare needs two or more runs; "txl runs" lists all')
+    runs, summaries = [past.run for past in histories], tuple(map(summarize, histories))
     return Comparison(
         runs=summaries,
         settings=recipe.differences([recipe.to_table(run.settings) for run in runs]),
