@@ -73,7 +73,7 @@ class ContextLength:
     model: str
     group: int
     """1 or 2: models are compared only within their group."""
-    recl: tuple[int, int, int]
+    recl: list[int]
     """For each r of TOP_R."""
 
 
@@ -119,13 +119,8 @@ ROW_TYPES = {**dict.fromkeys(range(1, 6), Result), 6: Ablation, 7: Method, 8: Co
 DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
 
 
-def _row(number: int, values: dict[str, Any]) -> Any:
-    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return ROW_TYPES[number](**tuples)
-
-
 TABLES: Mapping[int, Table[Any]] = {
-    table["number"]: Table(**{**table, "rows": tuple(_row(table["number"], row) for row in table["rows"])})
+    table["number"]: Table(**table | {"rows": tuple(ROW_TYPES[table["number"]](**row) for row in table["rows"])})
     for table in DATA["tables"]
 }
 LATER = tuple(LaterResult(**row) for row in DATA["later"]["rows"])

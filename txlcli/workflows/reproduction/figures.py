@@ -100,7 +100,7 @@ def _recl_notes(runner: Runner) -> list[str]:
 
 def table9(runner: Runner) -> Section:
     """Compare prediction with and without memory."""
-    recipe, options = runner.scale.timed_recipe, SpeedOptions(attn_len=runner.scale.attn_lens)
+    recipe, options = runner.scale.timed_recipe, SpeedOptions(attn_len=tuple(runner.scale.attn_lens))
     runner.record_command("speed", recipe, options=options)
     result = speed.run(recipe, options, runner.workspace)
     rows = [

@@ -1,7 +1,7 @@
 """Provides the tables with results: prepares texts, trains models and evaluates runs, each only once."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from txlcli.config import recipe
@@ -25,8 +25,6 @@ from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
 TRAINING = TrainOptions(caller_continues=True, resume_hint="repeat the same command to continue")
-Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Curves by name: x and y values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class Report:
     write: Callable[[Sequence[Section], str, Path], list[str]]
     """Write the report, given the name of the scale and the directory; return the paths."""
     plot_curves: Callable[..., None]
-    """Plot curves to a file: path, Curves, and as keywords x_label, y_label and title."""
+    """Plot curves to a file: path, x and y values by name, and as keywords x_label, y_label and title."""
     plot_gains: Callable[[Path, ReclResult], None]
     plot_perplexities: Callable[[Path, ReclResult], None]
     plot_attention: Callable[[AttentionResult, int, Path], None]

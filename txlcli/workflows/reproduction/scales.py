@@ -46,13 +46,13 @@ class Scale:
     """Tokens to score per evaluation; None is the whole split."""
     stride: int
     """Tokens predicted per window for models without memory; 1 is exact."""
-    attn_lens: tuple[int, ...]
+    attn_lens: list[int]
     """Attention lengths of Table 9."""
     recl_start: int
     """First context length of Table 8, and step."""
     recl_longest: int
     recl_positions: int
-    sample_tokens: tuple[int, ...]
+    sample_tokens: list[int]
     """Lengths of the samples of Appendix E."""
     context: int
     """Tokens of context of a sample."""
@@ -83,9 +83,7 @@ def get(name: str, *, has_ptb: bool) -> Scale:
         models["ptb-xl"] = dataclasses.replace(models["ptb-xl"], key=f"ptb-xl-on-{ptb}")
     if name == "small":
         models = {part: _smaller(model) for part, model in models.items()}
-    fields = {field.name for field in dataclasses.fields(Scale)}
-    lengths = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-    values = {key: value for key, value in (table | lengths).items() if key in fields}
+    values = {field.name: table[field.name] for field in dataclasses.fields(Scale) if field.name in table}
     return Scale(**values | {"name": name, "models": models})
 
 
