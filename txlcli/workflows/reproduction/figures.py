@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
@@ -29,7 +30,7 @@ def table8(runner: Runner) -> Section:
         [row.model, *(_format_recl(point, start) for point in models[part].recl), *map(str, row.recl)]
         for row, part in zip(published.TABLES[8].rows, RECL_PARTS, strict=True)
     ]
-    shares = [f"r = {share}" for share in published.TOP_R]
+    shares = [f"r = {share}" for share in ReclOptions().top_r]
     columns = ["model", *shares, *(f"paper: {share}" for share in shares)]
     # The paper's models have equal numbers of parameters only within each group.
     parameters = (", ".join(f"{part} {models[part].parameters:,}" for part in group) for group in GROUPS)
@@ -44,28 +45,33 @@ def table8(runner: Runner) -> Section:
 
 def recl_figure(runner: Runner, number: int) -> Section:
     """Plot Figure 3, the gains, or Figure 4, perplexity by context length."""
-    report = runner.report
-    flag, plot = ("--plot", report.plot_gains) if number == 3 else ("--plot-ppl", report.plot_perplexities)
     figures = []
     for index, group in enumerate(GROUPS, 1):
         file = f"figure{number}-group{index}.png"
         path = runner.directory / file
-        plot(path, _measure_group(runner, group, flag, str(path)))
+        if number == 3:
+            runner.report.plot_gains(path, _measure_group(runner, group, plot=path))
+        else:
+            runner.report.plot_perplexities(path, _measure_group(runner, group, plot_ppl=path))
         figures.append([file, f"Figure {number}, model group {index}: {', '.join(group)}"])
     return Section(notes=_recl_notes(runner), figures=figures)
 
 
-def _measure_group(runner: Runner, group: list[str], *plot: str) -> ReclResult:
+def _measure_group(
+    runner: Runner, group: list[str], *, plot: Path | None = None, plot_ppl: Path | None = None
+) -> ReclResult:
     """Return the result of `txl recl`, whose recorded command also plots it."""
     directories, scale = [str(runner.run(part).directory) for part in group], runner.scale
     options = ReclOptions(
         start=scale.recl_start,
         step=scale.recl_start,
         longest=scale.recl_longest,
-        top_r=published.TOP_R,
         positions=scale.recl_positions,
+        plot=plot,
+        plot_ppl=plot_ppl,
+        force=bool(plot or plot_ppl),
     )
-    runner.record_command("recl", *directories, *plot, options=options)
+    runner.record_command("recl", *directories, options=options)
     return recl.run(directories, options, runner.workspace)
 
 

@@ -77,21 +77,19 @@ class Runner:
     def run(self, part: str, seed: int = FIRST_SEED) -> Run:
         """Return the finished run of a model; train or resume it if necessary."""
         model, name = self.scale.models[part], self.scale.run_name(part, seed)
-        directory = self.workspace.runs_dir / name
-        changes = (*model.changes, f"train.seed={seed}")
-        self._prepare(model.settings().corpus.store)
-        words = [word for change in model.changes for word in ("--set", change)]
-        self.record_command("train", model.recipe, "--name", name, "--seed", str(seed), *words)
+        options = dataclasses.replace(TRAINING, name=name, seed=seed, overrides=model.changes)
+        directory, settings = self.workspace.runs_dir / name, recipe.load(model.recipe, options.changes)
+        self._prepare(settings.corpus.store)
+        self.record_command("train", model.recipe, options=options)
         if run_directory.has_weights(directory):
             run = run_directory.open_run(directory)
-            if run.settings != recipe.load(model.recipe, changes):
+            if run.settings != settings:
                 raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
             if history.read(run).state != "finished":
                 start.resume(str(directory), TRAINING, self.workspace)
         else:  # a training process that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
-            options = dataclasses.replace(TRAINING, name=name, force=replaces, overrides=changes)
-            start.train(model.recipe, options, self.workspace)
+            start.train(model.recipe, dataclasses.replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
@@ -131,7 +129,7 @@ class Runner:
             preparing.run(source, options, workspace.data_dir, reporter=workspace.reporter)
         preparing.clean(workspace.data_dir)
 
-    def record_command(self, *words: str, options: Options | None = None) -> None:
+    def record_command(self, *words: str, options: Options) -> None:
         """Record a command line; directories and the device are added unless they are the defaults."""
         workspace = self.workspace
         device = ["--device", workspace.device] if workspace.device != "auto" and words[0] != "prepare" else []
@@ -141,12 +139,14 @@ class Runner:
             self.commands.append(line)
 
 
-def _flags(options: Options | None) -> list[str]:
+def _flags(options: Options) -> list[str]:
     """Return the options that are not defaults as words of a command line."""
     words = []
-    for name, value in options.changed().items() if options else ():
+    for name, value in options.changed().items():
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
+        if name == "overrides":
+            words += [word for change in value for word in ("--set", change)]
+        elif isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{flag}")
         else:
             words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
