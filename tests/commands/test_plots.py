@@ -1,6 +1,5 @@
 """Figures are written in the format of the extension."""
 
-import resource
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -69,20 +68,6 @@ def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
     assert str(caught.value) == (
         f"{tmp_path / 'curve.png'}: the figure cannot be written (Is a directory); check the folder"
     )
-
-
-def test_a_figure_that_cannot_be_written_completely_keeps_the_old_one(tmp_path):
-    draw(tmp_path / "curve.png")
-    before = (tmp_path / "curve.png").read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(TxlError, match="the figure cannot be written"):
-            draw(tmp_path / "curve.png", log_x=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
-    assert (tmp_path / "curve.png").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["a$\\bad$", "$x", "$\\frac{$", "two\nlines", "\x1b[31m", "語"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from txlcli.errors import RunError, UsageError
+from txlcli.errors import RunError
 from txlcli.runs import log_file
 from txlcli.runs.log_file import read
 
@@ -58,15 +58,6 @@ def test_a_line_that_another_process_could_not_finish_is_skipped_if_that_is_allo
     path.write_text(f"{whole[:length]}\n{whole}")
     assert read(path, skip_truncated=True) == REPORTS[:1]
     with pytest.raises(RunError, match="line 1 is damaged"):
-        read(path)
-
-
-def test_a_file_of_ten_terabytes_is_rejected_before_it_fills_the_memory(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with path.open("wb") as file:
-        file.write(log_file.to_line({"kind": "train", "step": 1}).encode())
-        file.truncate(10 << 40)  # without using the disk
-    with pytest.raises(UsageError, match=r"metrics\.jsonl: larger than 256 MiB"):
         read(path)
 
 
