@@ -19,8 +19,9 @@ import torch
 import typer
 
 from txlcli import console
+from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import check_precision, describe, pick_device
-from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token
+from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token
 from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.errors import UsageError
 
@@ -73,9 +74,8 @@ def steps(work, comparison, device):
     our_step, peer_step = made.our_step(model, work), made.peer_step(theirs.to(device), work)
     tokens, count = work.batch_size * work.seg_len, made.min_steps(device)
     found = {precision: Contestant(lambda p=precision: our_step(p), tokens, count) for precision in comparison.ours}
-    flops = training_flops_per_token(
-        model.settings, work.vocab_size, seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.batch_size
-    )
+    sizes = TrainSettings(max_steps=1, seg_len=work.seg_len, mem_len=work.mem_len, batch_size=work.batch_size)
+    flops = step_flops_per_token(model.settings, work.vocab_size, sizes)
     return {**found, "peer": Contestant(lambda: peer_step(comparison.peer), tokens, count)}, flops, {}
 
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.measures.cost import decoding_flops_per_token, training_flops_per_token, window_flops_per_prediction
+from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
@@ -66,7 +66,9 @@ def operations(work):
 
 def test_a_training_step_multiplies_as_much_as_the_formula():
     step = training()
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
+    expected = step_flops_per_token(
+        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
+    )
     unseen = unseen_flops_per_token(step.model.settings, L)
     assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
 
@@ -74,7 +76,9 @@ def test_a_training_step_multiplies_as_much_as_the_formula():
 @pytest.mark.parametrize("queries", [17, 1])
 def test_blocks_of_queries_skip_most_keys_that_no_query_sees(queries):
     step = training(min_queries=queries)
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
+    expected = step_flops_per_token(
+        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
+    )
     blocks = [23, 23, 21] if queries == 17 else [1] * L
     unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
     assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
@@ -122,7 +126,9 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
 
 def test_recomputing_repeats_the_scores_and_the_softmax():
     step = training(recompute=True)
-    expected = training_flops_per_token(step.model.settings, V, seg_len=L, mem_len=M, batch_size=B)
+    expected = step_flops_per_token(
+        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
+    )
     expected += unseen_flops_per_token(step.model.settings, L)
     scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
     logits = 2 * B * L * V * WIDTH

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.core.builders import V, draw_tokens, model_settings, rnn_settings, small_model, small_rnn
 from tests.core.work_counters import unseen_flops_per_token
 from txlcli.config.bands import bands
+from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.cost import (
     counted_shares,
     decoding_flops_per_token,
-    training_flops_per_token,
+    step_flops_per_token,
     vocabulary_products,
     window_flops_per_prediction,
     zipf_shares,
@@ -22,6 +24,7 @@ from txlcli.core.measures.cost import (
 from txlcli.core.model.losses import Objective
 
 B, L, M = 3, 5, 7
+sizes = partial(TrainSettings, max_steps=1)
 COMPRESSIVE = {"arch": "compressive", "compressed_len": 3, "compression_rate": L}
 MEMORY_TOKENS = {"arch": "rmt", "segment_len": L, "n_memory_tokens": 2}
 
@@ -110,7 +113,7 @@ def read_memory(model, mem_len):
 def test_a_training_step_equals_the_count_of_pytorch(mem_len, changed):
     model = small_model(dtype=torch.float32, **changed)
     counted = count(model, read_memory(model, mem_len), draw_tokens(B, L), mem_len=mem_len)
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=mem_len, batch_size=B)
+    formula = step_flops_per_token(model.settings, V, sizes(seg_len=L, mem_len=mem_len, batch_size=B))
     assert counted == pytest.approx(B * L * (formula + unseen_flops_per_token(model.settings, L)), rel=1e-12)
 
 
@@ -123,7 +126,7 @@ def test_a_step_with_a_trained_memory_equals_the_count_of_pytorch(norm, changed,
     memory, tokens = model.full_memory(B, mem_len), draw_tokens(B, seg_len)
     with FlopCounterMode(display=False) as counter:
         model.objective(tokens, tokens, memory, Objective(mem_len=mem_len))[0].backward()
-    formula = training_flops_per_token(model.settings, V, seg_len=seg_len, mem_len=mem_len, batch_size=B)
+    formula = step_flops_per_token(model.settings, V, sizes(seg_len=seg_len, mem_len=mem_len, batch_size=B))
     unseen = unseen_flops_per_token(model.settings, rows) * rows / L
     assert counter.get_total_flops() == pytest.approx(B * seg_len * (formula + unseen), rel=1e-12)
 
@@ -146,7 +149,7 @@ def test_auxiliary_classifiers_count_for_as_long_as_they_are_trained():
     # the second token throughout, next to the model's own softmax.
     plain = model_settings(position="learned", n_positions=L)
     with_losses = dataclasses.replace(plain, auxiliary_losses=True)
-    cost = [training_flops_per_token(model, V, seg_len=L, mem_len=0, batch_size=B) for model in (plain, with_losses)]
+    cost = [step_flops_per_token(model, V, sizes(seg_len=L, mem_len=0, batch_size=B)) for model in (plain, with_losses)]
     assert cost[1] - cost[0] == pytest.approx(6 * (2 * 0.25 + 1) * 19 * 14)
 
 
@@ -189,7 +192,7 @@ def test_an_adaptive_training_step_equals_the_count_of_pytorch(tied):
     assert min(read) > 0
     wanted = [15, 5, 2]  # all need the head
     ends = sum(count * products for count, products in zip(read + wanted, EMBEDDED + SCORED, strict=True))
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=M, batch_size=B)
+    formula = step_flops_per_token(model.settings, V, sizes(seg_len=L, mem_len=M, batch_size=B))
     formula += unseen_flops_per_token(model.settings, L)
     # Forward and twice that backward, two operations each.
     by_zipf = 6 * sum(vocabulary_products(model.settings, V))
@@ -200,7 +203,7 @@ def test_shares_are_counted_in_a_text():
     cut = bands(model_settings(cutoffs=(7, 13)), V)
     assert counted_shares(cut, np.array([0, 6, 7, 12, 3, 18, 1, 2])) == [5 / 8, 2 / 8, 1 / 8]
     even, head_only = (
-        training_flops_per_token(model_settings(cutoffs=(7, 13)), V, seg_len=L, mem_len=M, batch_size=B, shares=shares)
+        step_flops_per_token(model_settings(cutoffs=(7, 13)), V, sizes(seg_len=L, mem_len=M, batch_size=B), shares)
         for shares in ([1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0])
     )
     assert even - head_only == pytest.approx(6 * 14 * (6 + 6) / 3)
@@ -218,7 +221,7 @@ def test_one_token_of_a_recurrent_model_equals_a_calculation_by_hand():
 def test_a_training_step_of_a_recurrent_model_equals_the_count_of_pytorch(arch):
     model = small_rnn(arch)  # in float64 an LSTM runs as products that PyTorch counts
     counted = count(model, model.first_memory(B, 0), draw_tokens(B, L), mem_len=0)
-    formula = training_flops_per_token(model.settings, V, seg_len=L, mem_len=0, batch_size=B)
+    formula = step_flops_per_token(model.settings, V, sizes(seg_len=L, mem_len=0, batch_size=B))
     # No gradient goes back into the state that the segment before left: one product less in each lane and layer.
     without = 2 * B * 4 * (11 * 11 + 11 * 11 + 7 * 7) if arch == "lstm" else 0
     assert counted == pytest.approx(B * L * formula - without, rel=1e-12)

@@ -236,29 +236,14 @@ def window_flops_per_prediction(
     return 2.0 * (layers + (window * embedding + softmax))
 
 
-def training_flops_per_token(
-    model: ModelSettings,
-    vocab_size: int,
-    *,
-    seg_len: int,
-    mem_len: int,
-    batch_size: int,
-    reread_len: int = 0,
-    shares: Shares | None = None,
-) -> float:
-    """Return the operations per predicted token of one segment, forward and backward. Only keys that queries see count.
-
-    The backward pass takes twice the forward pass. The layers read `reread_len` tokens more than are predicted.
-    """
-    products, read_len = ARCHITECTURES[model.arch](model), reread_len + seg_len
-    layers = products.training(seg_len=read_len, mem_len=mem_len, batch_size=batch_size) * read_len / seg_len
-    once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
-    return 2.0 * (layers + 3 * once)
-
-
 def step_flops_per_token(
     model: ModelSettings, vocab_size: int, train: TrainSettings, shares: Shares | None = None
 ) -> float:
-    """Return `training_flops_per_token` with the sizes of these settings."""
-    sizes = {key: getattr(train, key) for key in ("seg_len", "mem_len", "batch_size", "reread_len")}
-    return training_flops_per_token(model, vocab_size, **sizes, shares=shares)
+    """Return the operations per predicted token of a training step. Only keys that queries see count.
+
+    The backward pass takes twice the forward pass. The layers read `reread_len` tokens more than are predicted.
+    """
+    products = ARCHITECTURES[model.arch](model)
+    layers = products.training(seg_len=train.read_len, mem_len=train.mem_len, batch_size=train.batch_size)
+    once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
+    return 2.0 * (layers * train.read_len / train.seg_len + 3 * once)
