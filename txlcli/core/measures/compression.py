@@ -115,12 +115,10 @@ class CodedText:
 
 
 class _Escapes:
-    """Adaptive probabilities of an escape and of the bytes after it."""
+    """Codes symbols that the vocabulary lacks: an escape, as likely as it was so far, the length, and the bytes."""
 
     def __init__(self) -> None:
         self._symbols, self._escapes = 1.0, FIRST_ESCAPES
-        self._lengths = np.ones((1, MAX_BYTES_OF_A_SYMBOL))
-        self._bytes = np.ones((1, 256))
 
     def extend(self, probabilities: Probabilities) -> Probabilities:
         """Append the probability of an escape: (n, V) -> (n, V + 1)."""
@@ -134,22 +132,17 @@ class _Escapes:
         rows = np.flatnonzero(read == probabilities.shape[1])
         for row in rows:
             place = int(places[row])
-            text.others[place] = self._code(coder, text.others.get(place))
+            symbol = np.frombuffer(text.others.get(place, b"0"), dtype=np.uint8).astype(np.int64)
+            (last,) = coder.code(_uniform(1, MAX_BYTES_OF_A_SYMBOL), np.array([len(symbol) - 1]))
+            symbol = np.resize(symbol, last + 1)  # unchanged if it is encoded
+            text.others[place] = coder.code(_uniform(len(symbol), 256), symbol).astype(np.uint8).tobytes()
             read[row] = int(probabilities[row].argmax())
         self._symbols += len(places)
         self._escapes += len(rows)
 
-    def _code(self, coder: SymbolCoder, symbol: bytes | None) -> bytes:
-        """Code the 1 to 4 bytes of a symbol, and return them; None if it is decoded."""
-        length = 1 + _code_adaptively(coder, self._lengths, len(symbol or b"0") - 1)
-        return bytes(_code_adaptively(coder, self._bytes, byte) for byte in symbol or bytes(length))
 
-
-def _code_adaptively(coder: SymbolCoder, counts: Probabilities, symbol: int) -> int:
-    """Code a symbol by the counts (1, S) of those before it, and count it."""
-    coded = int(coder.code(counts, np.array([symbol]))[0])
-    counts[0, coded] += 1
-    return coded
+def _uniform(count: int, symbols: int) -> Probabilities:
+    return np.full((count, symbols), 1.0 / symbols)
 
 
 def code_text(
