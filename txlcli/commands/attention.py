@@ -83,20 +83,16 @@ def rows(result: "AttentionResult") -> list[list[str]]:
 
 
 def notes(result: "AttentionResult") -> list[str]:
-    """Return the settings, and what the columns and the figures show."""
-    settings, encoding = result.settings, ENCODINGS[result.position]
-    limit = f"max_distance = {settings.max_distance}, " if encoding.limits_distance else ""
+    """Return the settings, and what the columns and Figure 6 show."""
+    settings = result.settings
+    limit = f"max_distance = {settings.max_distance}, " if ENCODINGS[result.position].limits_distance else ""
     lines = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
-        "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory.",
+        "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory; "
+        "width: number of distances over which a head's average attention is spread (exp of its entropy).",
     ]
     if 6 in result.figures:
         heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
         lines.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
-    if 7 in result.figures and encoding.score_terms == ("a", "b"):
-        lines.append("Figure 7: terms (a) and (b) only; this encoding has no biases u and v, so no (c) and (d).")
-    if not encoding.score_terms:
-        lines.append(f'Figure 7: none; the score of position = "{result.position}" is term (a) alone.')
-    lines.append("width: number of distances over which a head's average attention is spread (exp of its entropy).")
     return lines

@@ -1,6 +1,5 @@
 """Figures 5 to 7 (Appendix D): attention by distance, of the score and of its terms, and of heads to tokens."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,13 +7,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.ticker import MaxNLocator
 
 from txlcli.commands import plots
 from txlcli.core.measures.attention_maps import Numbers, strongest
 from txlcli.workflows.attention import AttentionResult
 
 MAX_LAYER_LABELS = 16
-SHADES = "YlGnBu"
 UNSEEN, SEEN, MARKED = "#dfe7f2", "0.25", "#d62728"
 FAINTEST = 30  # the palest colour is uniform attention / 30
 FAINT_RED = 0.15  # a marked token stays visible even without attention
@@ -28,7 +27,6 @@ TERM_TITLES = {
     "b": "(b) content-dependent position bias",
     "d": "(d) global position bias",
 }
-NAMES = {" ": "␣", "\\n": "⏎", "\\t": "⇥", "\\r": "␍"}
 
 
 def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
@@ -42,8 +40,7 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
             )
             for layer, head in result.shown
         }
-        targets, context = result.tokens
-        plot_heads(path, heads, targets=targets, context=context, title=f"{subject}, from token {maps.at:,} on")
+        plot_heads(path, heads, targets=result.tokens[0], title=f"{subject}, from token {maps.at:,} on")
         return
     what, terms = ("Attention of", {"": maps.by_distance}) if figure == 5 else ("Softmax of each term,", maps.by_term)
     plot_by_distance(path, terms, title=f"{what} {subject}, averaged over {maps.queries:,} tokens")
@@ -71,59 +68,42 @@ def plot_by_distance(path: Path, terms: Mapping[str, Numbers], *, title: str) ->
     plots.save(figure, path)
 
 
-def plot_heads(
-    path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[str], context: Sequence[str], title: str
-) -> None:
+def _show_heads(axes: Axes, attention: Numbers, scale: LogNorm, *, labelled: bool) -> ScalarMappable:
+    layers, heads, distances = attention.shape
+    rows = attention.reshape(layers * heads, distances)[:, ::-1]
+    edges = (distances - 0.5, -0.5, -0.5, layers * heads - 0.5)
+    image = axes.imshow(
+        rows, aspect="auto", origin="lower", interpolation="nearest", cmap="YlGnBu", norm=scale, extent=edges
+    )
+    for border in range(1, layers):
+        axes.axhline(border * heads - 0.5, color="0.3", linewidth=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("distance (tokens before the query)")
+    if labelled:
+        named = range(0, layers, -(-layers // MAX_LAYER_LABELS))
+        axes.set_yticks([(layer + 0.5) * heads - 0.5 for layer in named], [str(layer + 1) for layer in named])
+        axes.set_ylabel(f"layer ({heads} heads each)" if heads > 1 else "layer")
+    axes.tick_params(axis="y", length=0)
+    return image
+
+
+def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[str], title: str) -> None:
     """Plot Figure 6: one panel per head, one row per target token, one column per context token of the first target.
 
-    Args:
-        heads: (R, C) by title, NaN where the query sees no key.
-        targets: names of the R tokens.
-        context: names of the C tokens, shown if there is room.
+    `heads` has attention (R, C) by title, NaN where the query sees no key; `targets` the names of the R tokens.
     """
-    count = len(context)
-    wide = count > 100
-    width, margin = (13.0, 1.1) if wide else (max(7.0, 2.2 + 0.13 * count), 1.7)
-    figure = plots.new_figure(width, margin + (0.55 + 0.17 * len(targets)) * len(heads))
+    figure = plots.new_figure(13.0, 1.1 + (0.55 + 0.17 * len(targets)) * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, attention) in zip(column, heads.items(), strict=True):
         show_head(axes, attention)
         axes.set_title(name, fontsize=9, loc="left")
         axes.set_yticks(range(len(targets)), map(token_label, targets), fontsize=7, parse_math=False)
-        axes.tick_params(axis="y" if wide else "both", length=0)
-    if wide:
-        ticks = [1, *round_distances(count + 1)[1:]]
-        axes.set_xticks([count - tick for tick in ticks], map(str, ticks), fontsize=8)
-        axes.set_xlabel("context (tokens before the first target)")
-    else:
-        labels = [token_label(token) for token in context]
-        size, turn = (7, 0) if max(map(len, labels)) <= 1 else (6, 90)
-        axes.set_xticks(range(count), labels, fontsize=size, rotation=turn, parse_math=False)
-        axes.set_xlabel("context, up to the first target")
+        axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("context (tokens before the first target)")
     figure.supylabel("target token", fontsize=10)
     figure.suptitle(f"{plots.literal(title)}\n{LEGEND}", fontsize=10)
     plots.save(figure, path)
-
-
-def _show_heads(axes: Axes, attention: Numbers, scale: LogNorm, *, labelled: bool) -> ScalarMappable:
-    layers, heads, distances = attention.shape
-    rows = attention.reshape(layers * heads, distances)[:, ::-1]
-    edges = (-(distances - 0.5), 0.5, -0.5, layers * heads - 0.5)
-    image = axes.imshow(
-        rows, aspect="auto", origin="lower", interpolation="nearest", cmap=SHADES, norm=scale, extent=edges
-    )
-    for border in range(1, layers):
-        axes.axhline(border * heads - 0.5, color="0.3", linewidth=0.6)
-    ticks = [-tick for tick in round_distances(distances)]
-    axes.set_xticks(ticks, [str(-tick) for tick in ticks])
-    axes.set_xlabel("distance (tokens before the query)")
-    if labelled:
-        every = -(-layers // MAX_LAYER_LABELS)
-        named = [layer for layer in range(layers) if layer % every == 0 or layer == layers - 1]
-        axes.set_yticks([(layer + 0.5) * heads - 0.5 for layer in named], [str(layer + 1) for layer in named])
-        axes.set_ylabel(f"layer ({heads} heads each)" if heads > 1 else "layer")
-    axes.tick_params(axis="y", length=0)
-    return image
 
 
 def show_head(axes: Axes, attention: Numbers) -> None:
@@ -133,18 +113,13 @@ def show_head(axes: Axes, attention: Numbers) -> None:
     picture = white + (grey - white) * strength
     marked = white + (red - white) * (FAINT_RED + (1 - FAINT_RED) * strength)
     picture = np.where(strongest(attention)[..., None], marked, picture)
-    axes.imshow(np.where(np.isnan(attention)[..., None], unseen, picture), aspect="auto", interpolation="nearest")
-
-
-def round_distances(distances: int) -> list[int]:
-    """Return about eight round numbers from 0 to n - 1."""
-    rough = max(1.0, (distances - 1) / 8)
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(int(factor * power) for factor in (1, 2, 5, 10) if factor * power >= rough)
-    return list(range(0, distances, step))
+    queries, context = attention.shape
+    edges = (context + 0.5, 0.5, queries - 0.5, -0.5)
+    picture = np.where(np.isnan(attention)[..., None], unseen, picture)
+    axes.imshow(picture, aspect="auto", interpolation="nearest", extent=edges)
 
 
 def token_label(token: str) -> str:
-    """Return the name of a token, shortened."""
-    token = NAMES.get(token, token)
+    """Return the name of a token, shortened, with a visible blank."""
+    token = token.replace(" ", "␣")
     return token if len(token) <= LONGEST_LABEL else token[: LONGEST_LABEL - 1] + "…"
