@@ -9,10 +9,7 @@ import torch
 from tests.core.builders import V, model_settings, rnn_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
-from txlcli.core.backend import ScoreTerms
-from txlcli.core.kernels.attention_tiles import TiledAttention, first_tiles_only
 from txlcli.core.kernels.private import observed_results, onednn_has_bf16, tensors_without_data
-from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.measures.forecast import LiveBytes, logit_bytes, parameters_by_part, step_bytes
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import make_model
@@ -269,18 +266,3 @@ def test_recomputing_layers_keeps_their_inputs_and_on_cuda_all_of_one_layer():
     assert again[1] - again[0] == inputs
     assert kept[1] - kept[0] > 5 * inputs
     assert again[0] == pytest.approx(kept[0] - 5 * (kept[1] - kept[0] - inputs) + (kept[1] - kept[0]), rel=0.1)
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("cache_bytes", [1 << 10, 1 << 14])  # of a block of queries, and of three sequences
-def test_the_first_tiles_take_the_memory_of_all(cache_bytes, recompute):
-    peaks = []
-    for which in (contextlib.nullcontext(), first_tiles_only()):
-        live = LiveBytes()
-        with tensors_without_data(), observed_results(live.observe), which:
-            query, key, value = (torch.empty(12, 2, length, 8, requires_grad=True) for length in (11, 24, 24))
-            attend = TiledAttention(Workspace(cache_bytes=cache_bytes, min_queries=3), recompute=recompute)
-            terms = ScoreTerms(24, position_key=torch.empty(2, 24, 8, requires_grad=True))
-            attend(query, key, value, terms, dropout=0.1).sum().backward()
-        peaks.append(live.peak)
-    assert peaks[0] == peaks[1] > 0

@@ -7,9 +7,7 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key. In one tile: b sequences, l queries, k keys.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,17 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.kernels.attention_inputs import AttentionInputs
-from txlcli.core.kernels.device import generator_state, set_generator_state, setting
+from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
 from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace, fits_in_one_tile
-
-_first_tiles_only = ContextVar("_first_tiles_only", default=False)
-
-
-def first_tiles_only() -> AbstractContextManager[None]:
-    """Compute only the tiles of the first sequences inside this block, to forecast the memory that all tiles share."""
-    return setting(_first_tiles_only, True)
 
 
 class TiledAttention:
@@ -132,14 +123,10 @@ class Tiling:
             position_keys=position_keys,
         )
 
-    def computed_sequences(self, batch_size: int) -> int:
-        """Return how many of B sequences are computed: of two tiles, one is still held while the next one begins."""
-        return min(batch_size, 2 * self.sequences) if _first_tiles_only.get() else batch_size
-
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
         others = inputs.key_len - inputs.seg_len  # keys that are not of the queries
-        for first in range(0, self.computed_sequences(inputs.query.shape[0]), self.sequences):
+        for first in range(0, inputs.query.shape[0], self.sequences):
             for end in range(inputs.seg_len, 0, -self.queries):
                 begin = max(0, end - self.queries)
                 yield Tile(first=first, sequences=self.sequences, begin=begin, queries=end - begin, keys=others + end)
@@ -220,9 +207,6 @@ def _attend(
         if mask is not None:
             probability = probability * tile.select_scores(mask)
         _multiply_into(tile.select_queries(out), probability, _dense(tile.select_keys(inputs.value)))
-    computed = tiling.computed_sequences(query.shape[0])
-    if saved and computed < query.shape[0]:  # the memory of the other tiles
-        saved.append(key.new_empty(query.shape[0] - computed, sum(map(Tensor.numel, saved)) // computed))
     if mask is not None:
         out.mul_(1 / (1 - dropout))
     probabilities.release()
@@ -237,17 +221,13 @@ class _Call(NamedTuple):
     recompute: bool
     workspace: Workspace
 
-    def inputs(self, tensors: Sequence[Any]) -> AttentionInputs:
-        """Return the inputs with these tensors."""
-        return AttentionInputs(self.reach, *tensors)
-
 
 class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Tensor:
-        inputs = call.inputs(tensors)
+        inputs = AttentionInputs(call.reach, *tensors)
         ctx.rng_state = generator_state(inputs.key.device) if call.recompute and call.dropout else None
         out, probabilities, mask = _attend(
             inputs, dropout=call.dropout, save=not call.recompute, workspace=call.workspace
@@ -261,7 +241,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         kept, call = ctx.saved_tensors, ctx.call  # read once: a layer that is computed again gives them once
         tensors, mask, saved = kept[:6], kept[6], kept[7:]
-        inputs = call.inputs(tensors)
+        inputs = AttentionInputs(call.reach, *tensors)
         query, key = inputs.query, inputs.key
         tiling = Tiling.of(inputs, call.workspace)
         recomputed = _Probabilities(inputs, tiling, call.workspace) if call.recompute else None

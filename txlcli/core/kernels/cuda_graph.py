@@ -22,8 +22,16 @@ class CaptureGraph(Protocol):
         """See `capture`."""
 
 
+def _own_pool() -> None:
+    """Return no pool: a graph then has memory of its own."""
+
+
 def capture(
-    run: Callable[[], Result], device: torch.device, *, pool: Any = None, warm_up: int = WARM_UP
+    run: Callable[[], Result],
+    device: torch.device,
+    *,
+    pool: Callable[[], Any] = _own_pool,
+    warm_up: int = WARM_UP,
 ) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
@@ -32,13 +40,13 @@ def capture(
     Args:
         run: launches kernels, and waits for none.
         device: of its tensors.
-        pool: memory that graphs share, of which one is replayed at a time; by default the graph's own.
+        pool: returns memory that graphs share, of which one is replayed at a time.
         warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
     if device.type == "cpu":
         return run
     try:
-        return _capture(run, device, pool, warm_up)
+        return _capture(run, device, pool(), warm_up)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -60,15 +68,7 @@ def graphs_of_one_pool() -> CaptureGraph:
 
     The result of one must be read before another is replayed.
     """
-    pool = functools.cache(torch.cuda.graph_pool_handle)  # made at the first capture
-
-    def capture_in_pool(
-        run: Callable[[], Result], device: torch.device, *, warm_up: int = WARM_UP
-    ) -> Callable[[], Result]:
-        of_device = pool() if device.type == "cuda" else None
-        return capture(run, device, pool=of_device, warm_up=warm_up)
-
-    return capture_in_pool
+    return functools.partial(capture, pool=functools.cache(torch.cuda.graph_pool_handle))
 
 
 def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:

@@ -52,24 +52,17 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Check that the device has fast matrix products in this precision."""
     if precision not in DTYPES:
         raise UnknownNameError("precision", precision, DTYPES)
-    if precision == "tf32":
-        if device.type != "cuda":
-            raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
-        check_ampere(device, "precision tf32", "use fp32 or fp16")
+    if precision == "tf32" and device.type != "cuda":
+        raise UsageError("precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU")
+    if precision == "tf32" and (capability := torch.cuda.get_device_capability(device)) < AMPERE:
+        needed = "precision tf32 needs a GPU of compute capability {}.{} or higher".format(*AMPERE)
+        raise UsageError(f"{needed}, not {{}}.{{}}; use fp32 or fp16".format(*capability))
     if device.type == "mps" and precision != "fp32":
         raise UsageError(f"precision {precision} needs a CPU or a CUDA device; use fp32 with `device` mps")
     if precision == "fp16" and device.type != "cuda":
         raise UsageError("precision fp16 needs a CUDA device; use bf16 or fp32 on the CPU")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UsageError("this CUDA device has no bf16; use precision fp16 or fp32")
-
-
-def check_ampere(device: torch.device, feature: str, instead: str) -> None:
-    """Check that a CUDA device is recent enough for a feature; `instead` is the next step without it."""
-    capability = torch.cuda.get_device_capability(device)
-    if capability < AMPERE:
-        oldest, this = (".".join(map(str, numbers)) for numbers in (AMPERE, capability))
-        raise UsageError(f"{feature} needs a GPU of compute capability {oldest} or higher, not {this}; {instead}")
 
 
 def product_dtype(precision: str, weights: torch.dtype) -> torch.dtype:
@@ -108,10 +101,7 @@ def available_bytes(device: torch.device, *, meminfo: Path = MEMINFO) -> int | N
     free = _free_bytes(meminfo)
     if free is None:
         return None
-    pages = int(STATM.read_text(encoding="ascii").split()[1])
-    held = pages * resource.getpagesize()
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return free + held if limit == resource.RLIM_INFINITY else min(free + held, limit)
+    return free + int(STATM.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def used_by_others(device: torch.device) -> int:

@@ -208,7 +208,7 @@ class _Normalizer(torch.autograd.Function):
         ctx: Any, work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor]:
         total, logit, saved_logits = _normalize(work, hidden, table, bias, chosen, keep=not work.recompute)
-        ctx.work, ctx.spent = work, False
+        ctx.work = work
         ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
         return total, logit
 
@@ -217,9 +217,6 @@ class _Normalizer(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
         hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
         work = ctx.work
-        if ctx.spent and work.rows.spends_logits and saved_logits:
-            raise RuntimeError("the first backward pass has overwritten the logits")
-        ctx.spent = True
         grad_hidden = torch.zeros(hidden.shape, dtype=total.dtype, device=hidden.device)
         grad_table, grad_bias = work.spare.acquire(table), torch.zeros_like(bias)
         if not len(hidden):

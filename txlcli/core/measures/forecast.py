@@ -18,7 +18,6 @@ from torch import Tensor
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, RnnSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.attention_tiles import first_tiles_only
 from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.normalizer import BlockSize
@@ -246,7 +245,7 @@ def _saved_bytes(step: _Step) -> int:
             saved.observe(tensor)
         return tensor
 
-    contexts = [unlimited_memory(), tensors_without_data(), first_tiles_only()]
+    contexts = [unlimited_memory(), tensors_without_data()]
     if in_layers:
         contexts.append(observed_results(live.observe))
     if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
