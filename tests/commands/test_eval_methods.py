@@ -50,18 +50,6 @@ def test_a_run_with_a_window_sees_that_many_keys_at_most(here):
     assert len(json_of("generate", "windowed", "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
 
 
-@pytest.mark.parametrize("position", ["shaw", "sinusoid", "learned"])
-def test_every_encoding_trains_evaluates_and_generates(here, position):
-    learned = [] if position == "sinusoid" else ["model.n_positions=5"]
-    train(f"model.position={position}", "train.loss_part=half", "train.seg_len=4", *learned, name="memory")
-    assert json_of("eval", "memory", *SHORT)["rows"][0]["tokens"] == 60
-    none = [f"model.position={position}", "train.mem_len=0", "eval.mem_len=0", *learned]
-    train(*none, name="windows")
-    assert json_of("eval", "windows", "--attn-len", 5, *SHORT)["rows"][0]["tokens"] == 60
-    for run in ("memory", "windows"):
-        assert len(json_of("generate", run, "--prompt", "the fox", "--tokens", 12)["samples"][0]["tokens"]) == 12
-
-
 @pytest.mark.parametrize("position", ["sinusoid", "learned"])
 def test_absolute_positions_have_no_limit_of_distances_and_no_memory_that_was_not_trained(here, position):
     learned = ["model.n_positions=5"] if position == "learned" else []

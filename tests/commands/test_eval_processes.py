@@ -10,7 +10,7 @@ import h5py
 import pytest
 
 from tests.commands.novel import change_weights, done, json_of, start, wait_for
-from tests.commands.processes import TORCHRUN, ended, on_linux, processes_in, start_ranks
+from tests.commands.processes import ended, on_linux, processes_in, start_ranks
 from txlcli.runs import history, run_directory
 from txlcli.system import signals
 
@@ -57,17 +57,6 @@ def test_processes_find_the_losses_of_one_process(here, arguments):
 
 
 @pytest.mark.slow
-def test_processes_search_for_a_length_together(here):
-    arguments = ["byte", "--mem-len", "auto", "--batch-size", 2, "--positions", 200]
-    result, expected = in_processes(*arguments), alone(*arguments)
-    assert_same(result, expected)
-    assert result["search"]["found"] == expected["search"]["found"]
-    assert [trial["length"] for trial in result["search"]["tried"]] == [
-        trial["length"] for trial in expected["search"]["tried"]
-    ]
-
-
-@pytest.mark.slow
 def test_the_losses_of_processes_are_written_and_recorded_once(here):
     run = run_directory.find("byte", Path("runs"))
     before = len(list(history.read_evals(run)))
@@ -82,14 +71,6 @@ def test_the_losses_of_processes_are_written_and_recorded_once(here):
     with h5py.File("one.h5") as one, h5py.File("two.h5") as two:
         for name in one:
             assert two[name][()] == pytest.approx(one[name][()], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_torchrun_evaluates_in_its_processes(here):
-    arguments = ["eval", "byte", "--mem-len", "0,5", "--device", "cpu", "--json"]
-    stdout, stderr = ended(start(*TORCHRUN, *arguments, module="torch.distributed.run"), 0)
-    assert sum(line.startswith("evaluating ") for line in stderr) == 1
-    assert_same(json.loads(stdout), alone("byte", "--mem-len", "0,5"))
 
 
 @pytest.mark.slow
