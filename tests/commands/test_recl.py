@@ -136,7 +136,7 @@ def test_a_run_trained_without_memory_is_evaluated_by_windows_whose_max_distance
 
 
 def positions_of(count, longest=15):
-    from txlcli.core.measures.contexts import sample_positions
+    from txlcli.core.measures.recl import sample_positions
     from txlcli.data.token_store import TokenStore
 
     tokens = len(TokenStore.open("data/novel.h5").ids("test")) - 1  # the first byte has no context

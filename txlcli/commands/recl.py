@@ -73,12 +73,8 @@ def _notes(result: "ReclResult") -> list[str]:
         f"RECL: context length in tokens beyond which {result.step_tokens:,} more improve perplexity by less than "
         f"{100 * result.threshold:g} %."
     ]
-    points = [point for model in result.models for point in model.recl]
-    shortest = result.context_tokens[0]
-    if any(point.grid_ended for point in points):
+    if any(point.grid_ended for model in result.models for point in model.recl):
         notes.append(">=: every step improved perplexity; give a larger --longest.")
-    if any(point.recl_tokens == shortest for point in points):
-        notes.append(f"{shortest:,}: no step improved perplexity, so RECL may be less; give a smaller --start.")
     notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
     return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in _named(result).items()]
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 import txlcli
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.contexts import context_losses, read_length, sample_positions
-from txlcli.core.measures.recl import Recl, gains, recl
+from txlcli.core.measures.recl import Recl, context_losses, gains, read_length, recl, sample_positions
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, reading, replacing_losses
@@ -100,6 +99,10 @@ class _Member:
     """L, M and the limit on distances; M = 0 for a model without memory."""
     facts: dict[str, Any]
     """Everything that a loss at a context length depends on."""
+
+    def read_lengths(self, contexts: Sequence[int]) -> list[int]:
+        """Return how many tokens the model reads for each context length."""
+        return [read_length(self.opened.model, self.settings, context_len) for context_len in contexts]
 
     def saved_losses(self, directory: Path, context_len: int, positions: NDArray[np.int64]) -> Path:
         """Return the file with the losses of these positions at a context length, which need not exist."""
@@ -216,24 +219,22 @@ def _group_losses(
     directory = workspace.runs_dir / SAVED_LOSSES
     with errors_of_writing(directory):
         directory.mkdir(exist_ok=True)
-    lengths = [[read_length(member.opened.model, member.settings, at) for at in contexts] for member in group]
-    paths = [
-        {length: member.saved_losses(directory, length, positions) for length in of_member}
-        for member, of_member in zip(group, lengths, strict=True)
-    ]
-    missing = [{length: path for length, path in by_length.items() if not _is_intact(path)} for by_length in paths]
-    tokens = [len(positions) * sum(of_member) for of_member in missing]
-    count = len(positions) * sum(map(len, missing))
-    reporter.say(f"{count:,} losses to compute, {sum(tokens):,} tokens to read; saved in {directory}")
-    for member, of_member, total in zip(group, missing, tokens, strict=True):
-        with reporter.progress(str(member.opened.run.directory), total=total, unit="tokens") as bar:
-            for length, path in of_member.items():
-                losses = _compute(member, text, positions, length, options.batch_size, bar)
-                with replacing_losses(path) as file:
-                    add_array(file, "losses_nats", losses)
-    return np.array(
-        [[_read(by_length[at]) for at in of_member] for by_length, of_member in zip(paths, lengths, strict=True)]
+    files = {
+        (member, length): member.saved_losses(directory, length, positions)
+        for member in group
+        for length in member.read_lengths(contexts)
+    }
+    missing = {part: path for part, path in files.items() if not _is_intact(path)}
+    tokens = len(positions) * sum(length for _, length in missing)
+    reporter.say(
+        f"{len(positions) * len(missing):,} losses to compute, {tokens:,} tokens to read; saved in {directory}"
     )
+    with reporter.progress("RECL", total=tokens, unit="tokens") as bar:
+        for (member, length), path in missing.items():
+            losses = _compute(member, text, positions, length, options.batch_size, bar)
+            with replacing_losses(path) as file:
+                add_array(file, "losses_nats", losses)
+    return np.array([[_read(files[member, at]) for at in member.read_lengths(contexts)] for member in group])
 
 
 def _read(path: Path) -> NDArray[np.float32]:
@@ -270,5 +271,5 @@ def _compute(
                 f"{non_finite_advice(opened.precision, 'train it again')}"
             )
         parts.append(losses)
-        bar.advance(context_len * len(part), f"context {context_len:,}")
+        bar.advance(context_len * len(part), f"{opened.run.name}, context {context_len:,}")
     return np.concatenate(parts)

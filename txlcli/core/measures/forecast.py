@@ -288,10 +288,10 @@ def _network(step: _Step) -> LanguageModel:
 
 
 class LiveBytes:
-    """Bytes of the tensors that exist, and the most that existed at once; sparse tensors are left out."""
+    """Bytes of the tensors that exist; sparse tensors are left out."""
 
     def __init__(self) -> None:
-        self.now = self.peak = 0
+        self.now = 0
         self._storages: set[int] = set()
 
     def observe(self, tensor: Tensor) -> None:
@@ -303,7 +303,6 @@ class LiveBytes:
         if key not in self._storages:
             self._storages.add(key)
             self.now += size
-            self.peak = max(self.peak, self.now)
             weakref.finalize(storage, self._free, key, size)
 
     def _free(self, key: int, size: int) -> None:
