@@ -83,6 +83,11 @@ def test_twenty_steps_are_those_of_float64_on_the_cpu(backend, precision, of_flo
 
 
 @ON_CUDA
+def test_steps_of_lamb_are_those_of_a_cpu():
+    assert_close(*(losses(device, "train.optimizer=lamb", "train.lr=0.05") for device in ("cuda", "cpu")), 1e-4)
+
+
+@ON_CUDA
 @pytest.mark.parametrize("recompute", ["false", "layers"])
 def test_captured_steps_have_the_dropout_and_the_losses_of_eager_ones(recompute):
     captured = losses("cuda", *DROPOUT, f"train.recompute={recompute}")

@@ -1,6 +1,5 @@
 """Training on a CUDA device: deterministic runs, LAMB without waiting, measured steps. Skipped without a GPU."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -78,31 +77,6 @@ def test_deterministic_kernels_leave_tf32_as_it_is():
     before = torch.backends.cuda.matmul.fp32_precision
     with deterministic_kernels(CUDA, enabled=True):
         assert torch.backends.cuda.matmul.fp32_precision == before
-
-
-def test_steps_of_lamb_do_not_wait_for_the_device(tmp_path):
-    training = start(tmp_path, "train.optimizer=lamb", "train.deterministic=false")
-    for _ in range(3):
-        training.update()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(2):
-            training.update()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_lamb_on_cuda_takes_the_steps_of_a_cpu(tmp_path):
-    settings = recipe.load("stdlib", [*SMALL, "train.optimizer=lamb", "model.dropout=0"])
-    losses = {}
-    for device in (torch.device("cpu"), CUDA):
-        train = dataclasses.replace(settings.train, lr=0.01)
-        ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
-        segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
-        model = new_model(settings.model, V, seed=train.seed, device=device)
-        training = Training(model, train, segments, saver=Saver(tmp_path))
-        losses[device.type] = [float(training.update()[0]) for _ in range(8)]
-    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4)
 
 
 def test_steps_are_timed_without_waiting_between_them():

@@ -196,7 +196,7 @@ class Bench:
         if train.compile == "auto" and compiles:  # as in a long run
             train = dataclasses.replace(train, compile="on")
         if train.compile == "on":
-            check_compiler(self.device, "training", 'time a recipe with train.compile = "off"')
+            check_compiler(self.device, 'time a recipe with train.compile = "off"')
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
         if self.device.type == "cpu" and train.batch_size > most:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)

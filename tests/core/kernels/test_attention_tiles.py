@@ -6,7 +6,6 @@ import torch
 from tests.core.attention_cases import (
     SINGLE_QUERIES,
     TILINGS,
-    TWO_SEQUENCES,
     B,
     D,
     H,
@@ -19,7 +18,6 @@ from tests.core.attention_cases import (
     laid_out,
     workspace_of,
 )
-from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_tiles import Tiling
 from txlcli.core.kernels.score_buffer import scores_at_once
@@ -52,22 +50,14 @@ def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(min_
     assert [tile.keys for tile in tiles[: len(blocks)]] == [M + L - sum(blocks[:n]) for n in range(len(blocks))]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("positions", [True, False])
-@pytest.mark.parametrize("tiling", [TWO_SEQUENCES, *TILINGS])
-def test_recomputed_probabilities_give_equal_output_and_gradients(dropout, positions, tiling):
-    inputs, weight = draw_inputs(batch_size=4, reach=9), draw(4, H, L, D, seed=9)
-    if not positions:
-        inputs[4] = inputs[5] = None
-    given = [tensor for tensor in inputs if tensor is not None]
-    results = []
+def test_a_recomputed_mask_leaves_the_generator_as_it_is():
+    inputs, results = draw_inputs(), []
     for recompute in (False, True):
         torch.manual_seed(6)
-        workspace = workspace_of(tiling)
-        out = attend(*inputs, reach=9, dropout=dropout, recompute=recompute, workspace=workspace)
+        out = attend_all(*inputs, dropout=0.4, recompute=recompute)
         torch.rand(5)  # another use of the generator before the backward pass
-        results.append((out, *torch.autograd.grad((out * weight).sum(), given), torch.rand(3)))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)  # the generator's state is equal, too
+        results.append((out, *torch.autograd.grad(out.sum(), inputs), torch.rand(3)))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
@@ -159,18 +149,3 @@ def test_equal_position_keys_need_not_be_repeated(dtype, tiling, reach, max_dist
             for one in (terms, few)
         )
         torch.testing.assert_close(given, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 0.02)
-
-
-@pytest.mark.parametrize(
-    ("dropout", "recompute", "tiling", "sizes"),
-    sampled(7, [0.0, 0.4], [False, True], TILINGS, [(3, 5, 5), (3, 5, 2), (3, 3, 3), (1, 5, 5)]),  # sizes: L, K, n
-)
-def test_gradient_equals_finite_differences(dropout, recompute, tiling, sizes):
-    seg_len, key_len, reach = sizes
-    inputs = draw_inputs(seg_len=seg_len, key_len=key_len, reach=reach, width=2)
-
-    def with_one_seed(*tensors):
-        torch.manual_seed(8)
-        return attend_all(*tensors, dropout=dropout, recompute=recompute, workspace=workspace_of(tiling))
-
-    assert torch.autograd.gradcheck(with_one_seed, inputs)

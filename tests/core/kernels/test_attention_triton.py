@@ -13,8 +13,7 @@ import torch
 from tests.core.attention_cases import call, draw
 from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
-from tests.core.kernels.test_attention_equality import with_gradients
-from tests.core.kernels.triton_cases import LARGE, RELATIVE, SMALL, TERMS
+from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gradients
 from tests.samples import sampled
 from txlcli.core.model import attention
 
@@ -25,6 +24,20 @@ triton = pytest.importorskip("triton", reason="Triton's interpreter runs the ker
 from txlcli.core.kernels import attention_triton  # noqa: E402 - after the environment is known
 
 B, H = 2, 3
+SMALL = {  # L, K, n, D
+    "a single key": (1, 1, 1, 16),
+    "a single query": (1, 43, 43, 16),
+    "no memory": (5, 5, 5, 41),
+    "reach below L": (21, 34, 9, 24),
+    "reach below K": (21, 75, 50, 64),
+    "as far as TF's memory": (16, 33, 18, 96),
+}
+LARGE = {
+    "several tiles": (130, 203, 203, 64),
+    "several tiles, reach below K": (130, 203, 150, 41),
+    "several tiles, no memory": (130, 130, 130, 128),
+    "several tiles, reach below L": (130, 171, 70, 16),
+}
 arguments = partial(equality.arguments, batch_size=B)
 
 

@@ -23,7 +23,7 @@ def no_compiler():
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_the_error_names_it():
     with pytest.raises(UsageError) as caught:
-        check_compiler(CPU, "compile", "leave it out")
+        check_compiler(CPU, "leave it out")
     assert str(caught.value).startswith("compile: PyTorch finds no working compiler for cpu (")
     assert str(caught.value).endswith("; install g++, or leave it out")
 

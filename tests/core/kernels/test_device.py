@@ -1,6 +1,5 @@
 """Devices and precisions: which are selected, which are rejected."""
 
-
 import pytest
 import torch
 

@@ -52,23 +52,47 @@ def strided(rows):
     return torch.stack([rows, rows], dim=-1)[..., 0]
 
 
+needs_bf16 = pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 on this machine")
+IN_BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
+
+
+def products(function, lead, given, *, with_bias, lay, in_bf16):
+    """Output and gradients of a function, the former also without gradients; the number of products by oneDNN."""
+    rows, weight, bias = draw(*lead, INPUTS).to(given), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
+    leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
+    with OneDnnCounter() as onednn:
+        with torch.autocast(**IN_BF16, enabled=in_bf16):
+            out = function(lay(rows), *leaves[1:])
+        grads = torch.autograd.grad((out * draw(*lead, OUTPUTS, seed=6)).sum(), leaves)
+    if not in_bf16:
+        with torch.inference_mode():
+            torch.testing.assert_close(function(lay(rows), *leaves[1:]), out.detach(), rtol=0, atol=0)
+    return [out, *grads], onednn.count
+
+
 @needs_onednn
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("lead", [(1,), (L,), (B, L), (B, 0), (B, 3, L)], ids=str)
 @pytest.mark.parametrize("lay", [torch.Tensor.clone, strided])
 def test_output_and_gradients_equal_plain_products(everywhere, with_bias, lead, lay):
-    results = []
-    for function in (linear, F.linear):
-        rows, weight, bias = draw(*lead, INPUTS), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
-        leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
-        with OneDnnCounter() as onednn:
-            out = function(lay(rows), *leaves[1:])
-            grads = torch.autograd.grad((out * draw(*lead, OUTPUTS, seed=6)).sum(), leaves)
-        assert onednn.count == (2 if function is linear else 0)
-        with torch.inference_mode():
-            torch.testing.assert_close(function(lay(rows), *leaves[1:]), out.detach(), rtol=0, atol=0)
-        results.append((out, *grads))
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    how = {"with_bias": with_bias, "lay": lay, "in_bf16": False}
+    (found, count), (expected, none) = (
+        products(function, lead, torch.float32, **how) for function in (linear, F.linear)
+    )
+    assert (count, none) == (2, 0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_bf16
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lay", [torch.Tensor.clone, strided])
+def test_under_autocast_output_and_gradients_equal_plain_products(everywhere, with_bias, given, lay):
+    how = {"with_bias": with_bias, "lay": lay, "in_bf16": True}
+    (found, count), (expected, none) = (products(function, (B, L), given, **how) for function in (linear, F.linear))
+    assert (count, none) == (2, 0)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    assert [one.dtype for one in found] == [torch.bfloat16, given, *[torch.float32] * (len(found) - 2)]
 
 
 def test_the_compiler_traces_one_graph_of_products():
@@ -86,29 +110,6 @@ def test_a_product_can_be_modified_in_place_and_saves_only_rows_and_weight(every
         out = linear(rows, weight)
     assert kept == [rows.data_ptr(), weight.data_ptr()]
     torch.testing.assert_close(out.mul_(3), 3 * F.linear(rows, weight), rtol=1e-5, atol=1e-5)
-
-
-needs_bf16 = pytest.mark.skipif(not onednn_has_bf16(), reason="oneDNN has no bf16 on this machine")
-IN_BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
-
-
-@needs_bf16
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lay", [torch.Tensor.clone, strided])
-def test_under_autocast_output_and_gradients_equal_plain_products(everywhere, with_bias, given, lay):
-    results = []
-    for function in (linear, F.linear):
-        rows, weight, bias = draw(B, L, INPUTS).to(given), draw(OUTPUTS, INPUTS, seed=4), draw(OUTPUTS, seed=5)
-        leaves = [tensor.requires_grad_() for tensor in ((rows, weight, bias) if with_bias else (rows, weight))]
-        with OneDnnCounter() as onednn:
-            with torch.autocast(**IN_BF16):
-                out = function(lay(rows), *leaves[1:])
-            grads = torch.autograd.grad((out * draw(B, L, OUTPUTS, seed=6)).sum(), leaves)
-        assert onednn.count == (2 if function is linear else 0)
-        results.append((out, *grads))
-    torch.testing.assert_close(*results, rtol=0.02, atol=0.02)
-    assert [one.dtype for one in results[0]] == [torch.bfloat16, given, *[torch.float32] * (len(leaves) - 1)]
 
 
 @needs_bf16

@@ -19,11 +19,13 @@ def block_size(tokens, ids):
     return BlockSize(cpu_tokens=tokens, cpu_bytes=4 * tokens * ids, id_multiple=1)
 
 
-def random_inputs(tokens=T, dtype=torch.float64):
+def random_inputs(tokens=T, ids=N, dtype=torch.float64):
+    """Hidden states, table and bias, each with a gradient, and one id per token, among them the first and the last."""
     generator = torch.Generator().manual_seed(1)
-    hidden, table, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((tokens, W), (N, W), (N,)))
-    chosen = torch.randint(N, (tokens,), generator=generator)
-    return [tensor.requires_grad_() for tensor in (hidden, table, bias)], chosen
+    tensors = [torch.randn(*shape, generator=generator).to(dtype) for shape in ((tokens, W), (ids, W), (ids,))]
+    chosen = torch.randint(ids, (tokens,), generator=generator)
+    chosen[:2] = torch.tensor([0, ids - 1])[:tokens]
+    return [tensor.requires_grad_() for tensor in tensors], chosen
 
 
 def from_all_logits(hidden, table, bias, chosen):

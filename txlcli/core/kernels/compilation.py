@@ -65,12 +65,11 @@ def portable_reason(device: torch.device, width: int) -> str | None:
     return f"attention without Triton's kernels, which takes longer and more memory: {problem}"
 
 
-def check_compiler(device: torch.device, feature: str, instead: str) -> None:
+def check_compiler(device: torch.device, instead: str) -> None:
     """Compile a small function to find out whether PyTorch can.
 
     Args:
         device: to compile for.
-        feature: that needs the compiler.
         instead: next step without it.
     """
     try:
@@ -80,7 +79,7 @@ def check_compiler(device: torch.device, feature: str, instead: str) -> None:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         compiler = "Triton" if device.type == "cuda" else "g++"
-        missing = f"{feature}: PyTorch finds no working compiler for {device.type} ({reason})"
+        missing = f"compile: PyTorch finds no working compiler for {device.type} ({reason})"
         raise UsageError(f"{missing}; install {compiler}, or {instead}") from error
 
 

@@ -79,8 +79,7 @@ def relu_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
     The backward pass needs the result only, which the following product keeps anyway: the inner activations are the
     widest of a layer.
     """
-    has_gradient = torch.is_grad_enabled()
-    if has_gradient:
+    if torch.is_grad_enabled():
         dropped: Tensor = _ReluDropout.apply(hidden, rate, variational)
         return dropped
-    return drop(F.relu(hidden, inplace=not has_gradient), rate, variational=variational)
+    return drop(F.relu(hidden, inplace=True), rate, variational=variational)

@@ -182,7 +182,7 @@ class TransformerXL(LanguageModel):
 
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
-        check_compiler(self.device, "compile", "`compile` off")
+        check_compiler(self.device, "`compile` off")
         prepare_compiler()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
@@ -194,7 +194,7 @@ class TransformerXL(LanguageModel):
 
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
-        check_compiler(self.device, "compile", "`compile` off")
+        check_compiler(self.device, "`compile` off")
         prepare_compiler()
         attend = FastAttention(backends.COMPILED.attend, compiled(scaled_queries))
         self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))

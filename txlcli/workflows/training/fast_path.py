@@ -49,7 +49,7 @@ def _reason_against(run: Run, device: torch.device, processes: int, steps: int) 
     if seconds < MIN_SECONDS:
         return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
     try:
-        check_compiler(device, "compile", "training is slower without")
+        check_compiler(device, "training is slower without")
     except UsageError as error:
         return str(error)
     return None
