@@ -231,12 +231,6 @@ def test_no_position_score_of_a_key_that_is_not_seen_counts():
     assert results[0][-1][:, :, ~unused].all()
 
 
-def test_distances_that_share_a_position_score_have_no_gradient():
-    *given, reach, _, dropped = operands()
-    with pytest.raises(ValueError, match="share a position score"):
-        attention_triton.attention(*given, reach, 9, dropped)
-
-
 def read_and_train(backend, changes):
     """Log-probabilities of three segments with memory, and the gradients of a step."""
     model = small_model(dtype=torch.float32, **changes).train()

@@ -10,7 +10,6 @@ import torch
 from tests import reference
 from tests.core.attention_cases import (
     DEFAULT,
-    SHAPES,
     TILINGS,
     UNEQUAL_BLOCKS,
     B,
@@ -26,14 +25,6 @@ from tests.core.attention_cases import (
 )
 from tests.core.builders import small_model
 from txlcli.core.kernels.score_buffer import DenseScoreBuffer, PaddedScoreBuffer, ScoreShape, Workspace
-
-
-@pytest.mark.parametrize(("seg_len", "key_len"), SHAPES)
-def test_a_padded_buffer_is_shifted_index_by_index(seg_len, key_len):
-    buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, seg_len, key_len, key_len, key_len), fill=-math.inf)
-    score = draw(B * H, seg_len, key_len)
-    buffer.by_distance.copy_(score)
-    np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, key_len))
 
 
 @pytest.mark.parametrize("reach", range(1, M + L))

@@ -334,9 +334,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.reach, columns, ctx.dropped = inputs
-    if 0 < columns < ctx.reach:
-        raise ValueError("distances that share a position score have no gradient")
+    *tensors, ctx.reach, _, ctx.dropped = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 

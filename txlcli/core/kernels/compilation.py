@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from txlcli.core.kernels.device import AMPERE
-from txlcli.core.kernels.private import constant_for_compiler
+from txlcli.core.kernels.private import constant_for_compiler, prepare_compiler
 from txlcli.errors import UsageError
 
 P = ParamSpec("P")
@@ -66,12 +66,13 @@ def portable_reason(device: torch.device, width: int) -> str | None:
 
 
 def check_compiler(device: torch.device, instead: str) -> None:
-    """Compile a small function to find out whether PyTorch can.
+    """Prepare the compiler, and compile a small function to find out whether PyTorch can.
 
     Args:
         device: to compile for.
         instead: next step without it.
     """
+    prepare_compiler()
     try:
         torch.compile(torch.neg)(torch.ones(2, device=device))
     except torch.OutOfMemoryError:

@@ -35,7 +35,7 @@ def capture(
 ) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
-    Return `run` itself on a CPU. If CUDA cannot capture the function, raise a UsageError.
+    If CUDA cannot capture the function, raise a UsageError.
 
     Args:
         run: launches kernels, and waits for none.
@@ -43,8 +43,6 @@ def capture(
         pool: returns memory that graphs share, of which one is replayed at a time.
         warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
-    if device.type == "cpu":
-        return run
     try:
         return _capture(run, device, pool(), warm_up)
     except torch.OutOfMemoryError:

@@ -38,20 +38,15 @@ class BlockSize:
     kept_bytes: int = 1 << 30
     """Most bytes of logits that are kept for a backward pass by row kernels on a GPU; more are computed again."""
 
-    def limits(self, hidden: Tensor, ids: int) -> tuple[int, int]:
-        """Return the largest numbers of tokens and ids of a block, for hidden (T, w) and n ids."""
-        tokens = max(1, len(hidden))
-        on_cpu = hidden.device.type == "cpu"
-        height = min(tokens, self.cpu_tokens) if on_cpu else tokens
-        width = (self.cpu_bytes if on_cpu else self.gpu_bytes) // (4 * height)
-        return height, min(ids, max(self.id_multiple, width // self.id_multiple * self.id_multiple))
-
     def blocks(self, hidden: Tensor, ids: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the tokens and ids of each block; all ids of some tokens come before the next tokens."""
-        height, width = self.limits(hidden, ids)
-        for first in range(0, len(hidden), height):
+        """Yield the tokens and ids of each block of hidden (T, w) and n ids, all ids of some tokens before the next."""
+        tokens, on_cpu = len(hidden), hidden.device.type == "cpu"
+        height = max(1, min(tokens, self.cpu_tokens) if on_cpu else tokens)
+        fitting = (self.cpu_bytes if on_cpu else self.gpu_bytes) // (4 * height)
+        width = max(self.id_multiple, fitting // self.id_multiple * self.id_multiple)
+        for first in range(0, tokens, height):
             for begin in range(0, ids, width):
-                yield slice(first, min(first + height, len(hidden))), slice(begin, min(begin + width, ids))
+                yield slice(first, min(first + height, tokens)), slice(begin, min(begin + width, ids))
 
 
 DEFAULT_SIZE = BlockSize()

@@ -19,7 +19,6 @@ from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn
-from txlcli.core.kernels.private import prepare_compiler
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
@@ -183,7 +182,6 @@ class TransformerXL(LanguageModel):
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
         check_compiler(self.device, "`compile` off")
-        prepare_compiler()
         self._compiles = True
         self.set_attention_backend(self.attention_backend)
         if self._recompute == "layers":  # the compiler repeats the random numbers of its own graph
@@ -195,7 +193,6 @@ class TransformerXL(LanguageModel):
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
         check_compiler(self.device, "`compile` off")
-        prepare_compiler()
         attend = FastAttention(backends.COMPILED.attend, compiled(scaled_queries))
         self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
         for layer in self.layers:
