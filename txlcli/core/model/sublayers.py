@@ -23,9 +23,7 @@ class LayerNorm(nn.LayerNorm):
         if width == d_model:
             return super().forward(hidden)
         mean = hidden.sum(-1, keepdim=True) / d_model
-        centered = torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0)
-        normed = centered * torch.rsqrt(centered.square().sum(-1, keepdim=True) / d_model + self.eps)
-        scaled = normed * aligned(self.weight, width)
+        scaled = _scaled(torch.where(torch.arange(width, device=hidden.device) < d_model, hidden - mean, 0.0), self)
         return scaled if self.bias is None else scaled + aligned(self.bias, width)
 
 
@@ -34,11 +32,13 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalize (B, L, d or wider)."""
-        (d_model,), width = self.normalized_shape, hidden.shape[-1]
-        if width == d_model:
-            return super().forward(hidden)
-        root = torch.rsqrt(hidden.square().sum(-1, keepdim=True) / d_model + (self.eps or 0.0))
-        return hidden * root * aligned(self.weight, width)
+        return super().forward(hidden) if hidden.shape[-1:] == self.normalized_shape else _scaled(hidden, self)
+
+
+def _scaled(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    """Divide rows of d numbers and zeros by their root mean square, and multiply them by the gains."""
+    root = torch.rsqrt(hidden.square().sum(-1, keepdim=True) / norm.normalized_shape[0] + (norm.eps or 0.0))
+    return hidden * root * aligned(norm.weight, hidden.shape[-1])
 
 
 def make_norm(settings: TransformerSettings) -> nn.LayerNorm | nn.RMSNorm:
