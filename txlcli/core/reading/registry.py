@@ -8,14 +8,8 @@ from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 
-READERS: dict[str, type[Reader]] = {
-    "transformer": Decoder,
-    "compressive": CompressiveReader,
-    "rmt": StateReader,
-    "lstm": StateReader,
-    "qrnn": StateReader,
-}
-"""Class of the reader of a model, for each value of `model.arch`."""
+READERS: dict[str, type[Reader]] = {"transformer": Decoder, "compressive": CompressiveReader}
+"""Class of the reader of a model, for values of `model.arch` whose memory is not what `forward` returns."""
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
@@ -36,7 +30,7 @@ def make_reader(
     reading = Reading(
         settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, compiles=compiles
     )
-    return READERS[model.settings.arch](model, reading)
+    return READERS.get(model.settings.arch, StateReader)(model, reading)
 
 
 def make_window_reader(
@@ -48,7 +42,7 @@ def make_window_reader(
         seg_len=min(CHUNK, length), mem_len=length, max_distance=settings.max_distance, same_length="off"
     )
     reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True, compiles=compiles)
-    return READERS[model.settings.arch](model, reading)
+    return READERS.get(model.settings.arch, StateReader)(model, reading)
 
 
 def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:
