@@ -98,16 +98,17 @@ def bands_of(numbers, settings):
     return {"embedding": embedding, "softmax": softmax, **clusters}
 
 
+def options_of(settings):
+    """The keyword arguments of the functions of `reference` that read with a model."""
+    names = {"norm": settings.norm, "norm_type": settings.parts.norm_type, "norm_eps": settings.norm_eps}
+    return {**names, "position": settings.position}
+
+
 def compressive_options(settings, *, mem_len):
     """The keyword arguments of `reference.forward_compressive` for a model."""
     lengths = {"mem_len": mem_len, "compressed_len": settings.compressed_len}
-    return {
-        "lengths": {**lengths, "rate": settings.compression_rate, "compression": settings.compression},
-        "norm": settings.norm,
-        "norm_type": settings.parts.norm_type,
-        "norm_eps": settings.norm_eps,
-        "position": settings.position,
-    }
+    lengths |= {"rate": settings.compression_rate, "compression": settings.compression}
+    return {"lengths": lengths, **options_of(settings)}
 
 
 def read_compressive(model, tokens, lengths, *, mem_len, **limits):
@@ -142,10 +143,7 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
             weights,
             mem_len=mem_len,
             memory_start=model.settings.memory_start,
-            norm=model.settings.norm,
-            norm_type=model.settings.parts.norm_type,
-            norm_eps=model.settings.norm_eps,
-            position=model.settings.position,
+            **options_of(model.settings),
             key_limit=key_limit,
             max_distance=max_distance,
         )

@@ -57,17 +57,7 @@ def exact_gradients(model, memory, **limits):
     past = [layer[0].numpy() for layer in memory]
 
     def loss():
-        log_probs, _ = reference.forward(
-            READ,
-            past,
-            weights,
-            mem_len=M,
-            norm=settings.norm,
-            norm_type=settings.parts.norm_type,
-            norm_eps=settings.norm_eps,
-            position=settings.position,
-            **limits,
-        )
+        log_probs, _ = reference.forward(READ, past, weights, mem_len=M, **oracle.options_of(settings), **limits)
         return reference.cross_entropy_nats(log_probs, TARGETS).sum()
 
     return oracle.exact_gradients(numbers, loss)

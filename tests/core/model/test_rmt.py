@@ -25,12 +25,7 @@ def with_memory_tokens(position="relative", *, sizes=POSITIONS, **changed):
 def by_oracle(weights, settings, row):
     """Log-probabilities (T, V) of one text, and the state after its last complete segment."""
     state, parts = weights["first_state"], []
-    options = {
-        "norm": settings.norm,
-        "norm_type": settings.parts.norm_type,
-        "norm_eps": settings.norm_eps,
-        "position": settings.position,
-    }
+    options = oracle.options_of(settings)
     for first in range(0, len(row), settings.segment_len):
         segment = row[first : first + settings.segment_len]
         log_probs, written = reference.forward_with_tokens_of_memory(segment, state, weights, **options)
