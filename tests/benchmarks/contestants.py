@@ -9,7 +9,6 @@ Axes: B batch, L segment, M memory, V vocabulary.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -26,7 +25,6 @@ from txlcli.exchange.huggingface import DEFAULTS, model_settings
 
 CLIP, LR = 0.25, 2.5e-4
 SEGMENTS = 256  # of the text that our steps read: more than steps, since an epoch begins without memory
-NOWHERE = Path()
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def our_model(theirs, work, *, training):
     settings = our_settings(work, training=training)
     layout = layout_of("hugging_face", settings, work.vocab_size)
     tensors = layout.read(theirs.state_dict(), "the peer")
-    return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)), NOWHERE)
+    return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)))
 
 
 def our_step(model, work):

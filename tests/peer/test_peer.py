@@ -99,7 +99,7 @@ def imported(model):
     settings = model_settings(DEFAULTS | model.config.to_dict())
     layout = layout_of("hugging_face", settings, V)
     tensors = layout.read(model.state_dict(), "the peer")
-    return build_model(settings, V, Checkpoint(grouped("model", tensors)), Path("the peer")).eval(), layout
+    return build_model(settings, V, Checkpoint(grouped("model", tensors))).eval(), layout
 
 
 def limits(model):

@@ -85,7 +85,7 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
     saved = checkpoint.load(path, to_evaluate=True)
     check_checkpoint(run, saved, path)
     group = saved.weights_to_evaluate
-    model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, path, group=group)
+    model = checkpoint.build_model(run.settings.model, run.vocab_size, saved, group=group)
     return OpenRun(run, model.to(torch_device).eval(), vocab, saved, precision)
 
 

@@ -154,7 +154,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, arch, precisio
     first = run(rnn_training(tmp_path / "parts", arch, precision=precision), until=stop)
     saved = checkpoint.load(tmp_path / "parts/last.safetensors")
     settings = rnn_settings(arch, dropout=0.3, word_dropout=0.1)
-    model = checkpoint.build_model(settings, V, saved, tmp_path)
+    model = checkpoint.build_model(settings, V, saved)
     resumed = rnn_training(tmp_path / "parts", arch, precision=precision, model=model)
     torch.manual_seed(999)
     resumed.restore(saved)

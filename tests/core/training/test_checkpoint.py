@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.core.builders import V, draw_tokens, read_segments, small_model
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.errors import RunError
@@ -126,7 +126,7 @@ def model_checkpoint(model):
 def test_a_loaded_model_has_the_same_logits(path):
     model, tokens = small_model(norm="pre", tie_biases=False), draw_tokens(2, 5)
     checkpoint.save(path, model_checkpoint(model))
-    loaded = checkpoint.build_model(model.settings, V, checkpoint.load(path), path)
+    loaded = checkpoint.build_model(model.settings, V, checkpoint.load(path))
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     assert torch.equal(*(read_segments(one, tokens, [2, 3], mem_len=7)[0] for one in (model, loaded.eval())))
 
@@ -153,26 +153,3 @@ def test_a_group_read_alone_is_compared_with_its_checksums(path):
     assert torch.equal(checkpoint.load(path, to_evaluate=True).tensors["model.a"], tensors["model.a"])
     with pytest.raises(RunError, match=r"damaged checkpoint \(optimizer\.a has a wrong checksum\)"):
         checkpoint.load(path)
-
-
-W_Q = "layers.1.attention.w_q.weight"
-
-
-@pytest.mark.parametrize(
-    ("change", "vocab_size", "named"),
-    [
-        (lambda tensors: tensors.pop(f"model.{W_Q}"), V, f'"{W_Q}"'),
-        (lambda tensors: tensors.update({"model.layers.2.w": torch.ones(1)}), V, '"layers.2.w"'),
-        (lambda _: None, V + 4, "embedding.tables.0"),
-    ],
-    ids=["missing", "unexpected", "shape"],
-)
-def test_a_tensor_that_does_not_fit_the_settings_is_named(path, change, vocab_size, named):
-    saved = model_checkpoint(small_model())
-    change(saved.tensors)
-    with pytest.raises(RunError) as caught:
-        checkpoint.build_model(model_settings(), vocab_size, saved, path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: the weights do not fit the run's settings (")
-    assert message.endswith("); restore the run's files from one copy")
-    assert named in message

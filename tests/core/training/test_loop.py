@@ -378,7 +378,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(tmp_path):
     best = checkpoint.load(training.saver.best_path)
     assert best.state["step"] == 1 + losses.index(min(losses))
     assert best.state["best_nats"] == training.best_nats == min(losses)
-    model = checkpoint.build_model(training.model.settings, V, best, training.saver.best_path)
+    model = checkpoint.build_model(training.model.settings, V, best)
     settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
     scores = score(Stream(model, *training.valid, settings))
     assert scores.total_nats / 30 == pytest.approx(min(losses), rel=1e-6)
@@ -637,7 +637,7 @@ def test_training_ends_after_validations_without_improvement_and_a_resumed_one_s
     assert training.has_ended
     assert 2 < last < 12
     saved = checkpoint.load(tmp_path / "ended/last.safetensors")
-    model = checkpoint.build_model(training.model.settings, V, saved, tmp_path)
+    model = checkpoint.build_model(training.model.settings, V, saved)
     again = new_training(tmp_path / "ended", **rising, stop_after=2, model=model)
     again.restore(saved)
     assert again.has_ended

@@ -54,7 +54,7 @@ def resumed(directory, **changed):
     """Resume as a new process: it has only the file, other weights and another state of the random generator."""
     saved = checkpoint.load(directory / "last.safetensors")
     initial = fresh(directory, **changed)
-    model = checkpoint.build_model(initial.model.settings, V, saved, directory)
+    model = checkpoint.build_model(initial.model.settings, V, saved)
     training = fresh(directory, model=model, **changed)
     torch.manual_seed(999)
     training.restore(saved)

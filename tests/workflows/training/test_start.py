@@ -1,50 +1,26 @@
 """Starting a training: which directory the run gets, and what is left of a run without a checkpoint."""
 
-import dataclasses
-
 import pytest
 from filelock import FileLock
 
 from tests.commands.novel import HERE, RecordingReporter, card, done, refusal
 from txlcli.errors import BusyError
-from txlcli.runs import run_directory
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 
-@pytest.fixture
-def new_run(here):
-    """Return a run "tiny" whose directory does not exist yet."""
-    run = run_directory.open_run(here / "runs/byte")
-    return dataclasses.replace(run, directory=here / "runs/tiny", recipe_name="tiny")
-
-
 def test_trainings_that_start_together_get_different_directories(here):
-    reporter = RecordingReporter()
+    workspace = Workspace(**HERE, reporter=RecordingReporter())
     with FileLock("runs/.locks/tiny"):
-        start.train("tiny.toml", TrainOptions(max_steps=1), Workspace(**HERE, reporter=reporter))
-    assert "runs/tiny was taken by another process; this run is runs/tiny-2" in reporter.messages
+        start.train("tiny.toml", TrainOptions(max_steps=1), workspace)
+        with pytest.raises(BusyError, match=r"runs/tiny is being written by another process"):
+            start.train("tiny.toml", TrainOptions(max_steps=1, name="tiny"), workspace)
     assert card("runs/tiny-2")["recipe"] == "tiny"
     assert not (here / "runs/tiny").exists()
     with FileLock("runs/.locks/tiny-2", blocking=False):
         pass
     done("train", "--resume", "tiny-2")
-
-
-def test_a_directory_that_appeared_meanwhile_is_not_used(here, new_run):
-    (here / "runs/tiny").mkdir()
-    with start.claim_run_directory(new_run, is_required=False, reporter=RecordingReporter()) as run:
-        assert run.directory == here / "runs/tiny-2"
-
-
-def test_a_directory_that_is_asked_for_is_not_replaced_by_another(here, new_run):
-    with (
-        FileLock("runs/.locks/tiny"),
-        pytest.raises(BusyError, match=r"runs/tiny is being written by another process"),
-        start.claim_run_directory(new_run, is_required=True, reporter=RecordingReporter()),
-    ):
-        pass
 
 
 def test_a_run_in_training_cannot_be_replaced_and_is_discarded_without_a_checkpoint(here):

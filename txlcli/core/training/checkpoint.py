@@ -24,14 +24,12 @@ from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import make_model
 from txlcli.core.training.distributed import World
-from txlcli.errors import RunError, TrainingError, shortened
+from txlcli.errors import RunError, TrainingError
 from txlcli.system import checkpoint_header
 from txlcli.system.atomic_files import replacing
 from txlcli.system.input_files import check_regular
 
 CPU = torch.device("cpu")
-MAX_DETAILS = 300
-"""Characters of PyTorch's error about weights, which lists every one of them."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,6 @@ def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[st
         ) from error
     if state["format"] > checkpoint_header.FORMAT:
         raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
-    if type(state.get("step")) is not int or not isinstance(state.get("model", {}), dict):
-        raise _damaged(path, "its state has no step, or no settings")
     return state, checksums
 
 
@@ -168,25 +164,16 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         name, _, key = full_name.rpartition(".")
         parameter = parameters[name]
         if id(parameter) in own:  # fused kernels need the step counter on the device of the parameter
-            allocated = optimizer.state[parameter].get(key)
-            if allocated is not None and allocated.shape != value.shape:
-                raise ValueError(f"{shortened(full_name)} has the shape {tuple(value.shape)}")
             optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def build_model(
-    settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, path: Path, *, group: str = "model"
+    settings: ModelSettings, vocab_size: int, checkpoint: Checkpoint, *, group: str = "model"
 ) -> LanguageModel:
     """Build a model with the checkpoint's weights, or with another group of tensors of the same names."""
     with torch.device("meta"):
         model = make_model(settings, vocab_size)
-    try:
-        model.load_state_dict(checkpoint.group(group), assign=True)
-    except RuntimeError as error:
-        details = shortened(" ".join(str(error).split()), MAX_DETAILS)
-        raise RunError(
-            f"{path}: the weights do not fit the run's settings ({details}); restore the run's files from one copy"
-        ) from error
+    model.load_state_dict(checkpoint.group(group), assign=True)
     return model.requires_grad_()
 
 
@@ -206,9 +193,6 @@ def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], par
     for layer in range(len(memories[0])) if tensors else ():
         of_all_lanes = torch.cat([tensors[f"{part}.{layer}"] for part in range(len(saved))])
         for memory, part in zip(memories, parts, strict=True):
-            is_wide = of_all_lanes.dim() < 3 or of_all_lanes.shape[-1] == memory[layer].shape[-1]  # (B, M, d)
-            if not is_wide or len(of_all_lanes) < part.stop:
-                raise ValueError(f"the memory of layer {layer} has the shape {tuple(of_all_lanes.shape)}")
             memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
 
 

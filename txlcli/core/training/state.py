@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from txlcli.config.settings import TrainSettings
@@ -21,7 +20,7 @@ from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.step import CaptureGraph, make_step
-from txlcli.errors import RecipeError, RunError, shortened
+from txlcli.errors import RecipeError, RunError
 
 
 def scheduled_lr(settings: TrainSettings, step: int) -> float:
@@ -76,7 +75,7 @@ class Plateau:
     def restore(self, state: dict[str, float]) -> None:
         """Restore the state from a checkpoint; another schedule keeps its own rate."""
         if self._settings.schedule == "plateau":
-            self.scale, self._waited = float(state["scale"]), int(state["waited"])
+            self.scale, self._waited = state["scale"], int(state["waited"])
 
 
 class TrainingState:
@@ -166,17 +165,6 @@ class TrainingState:
         """Resume exactly where a checkpoint was written; the model has its weights already."""
         if not saved.group("rng"):
             raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
-        try:
-            self._restore(saved)
-        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()))
-            raise RunError(
-                f"{self.saver.last_path}: its resume state does not fit the run ({reason}); restore it from a copy"
-            ) from error
-
-    def _restore(self, saved: Checkpoint) -> None:
         state = saved.state
         if (kind := state["average"]["kind"]) != self.settings.average:
             raise RecipeError(
@@ -184,11 +172,8 @@ class TrainingState:
                 f'"{self.settings.average}" during the training; start a new run instead'
             )
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
-        counts = (self.validated, self.position.epoch, self.position.segment)
-        if min(counts) < 0 or self.position.segment >= self.segments.per_epoch:
-            raise ValueError("its position is outside of the text")
-        self.best_nats = math.inf if state["best_nats"] is None else float(state["best_nats"])
-        self.stale = int(state["stale"])
+        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
+        self.stale = state["stale"]
         self.plateau.restore(state["plateau"])
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])

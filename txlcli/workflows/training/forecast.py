@@ -136,7 +136,7 @@ def plan_run(
 ) -> PlannedRun:
     """Check a training run as `start.train` does, except for its devices, and plan it."""
     name, settings = start.load_settings(recipe_source, options, workspace.runs_dir)
-    directory = start.new_directory(name, options, workspace.runs_dir)
+    directory = next(start.new_directories(name, options, workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
     if options.begin_from is not None and store is not None:
         initial_weights.read(options.begin_from, settings.model, store, workspace)

@@ -1,17 +1,27 @@
-"""Says what a training run will do: its sizes, its text, its device."""
+"""Says what a training run will do: its sizes, its text, its device, and if its layers are compiled."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
-from txlcli.config.settings import Settings
+from txlcli.config.settings import Settings, TrainSettings
+from txlcli.core.kernels.compilation import check_compiler, triton_problem
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
 from txlcli.core.measures.cost import Shares, step_flops_per_token
+from txlcli.core.measures.gpus import expected_share
+from txlcli.core.measures.timing import peak_flops_per_s
+from txlcli.core.training.checkpoint import Checkpoint
+from txlcli.core.training.distributed import World, of_one_process
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
+from txlcli.workflows.reporter import Reporter
+
+MIN_SECONDS = 120.0
+"""Shortest time of a run, without a compiler, that pays for compiling its layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +112,39 @@ def check_device(settings: Settings, device: torch.device, *, processes: int) ->
             f'train.parallel = "{settings.train.parallel}" needs at least two processes; start with `processes` N or '
             "torchrun, or add `overrides` train.parallel=ddp"
         )
+
+
+def decide_compile(
+    run: Run, saved: Checkpoint | None, device: torch.device, world: World, *, last_step: int | None, reporter: Reporter
+) -> TrainSettings:
+    """Return the settings with train.compile = "auto" decided; a resumed run continues as before: it stays exact."""
+    train = run.settings.train
+    if train.compile != "auto" or device.type != "cuda" or run.settings.model.head_width is None:
+        return train
+    compiles = saved.state.get("compiled") if saved is not None else None
+    if compiles is None:
+        reason = _reason_against(run, device, world.size, last_step or train.max_steps)
+        if reason is not None:
+            reporter.say(f"layers are not compiled: {reason}")
+        compiles = not world.any_of(reason is not None)
+    return dataclasses.replace(train, compile="on" if compiles else "off")
+
+
+def _reason_against(run: Run, device: torch.device, processes: int, steps: int) -> str | None:
+    """Return why the layers should not be compiled; None if they should."""
+    settings = run.settings
+    train = of_one_process(settings.train, processes)
+    if train.parallel == "fsdp":
+        return 'train.parallel = "fsdp" divides their weights'
+    if problem := triton_problem(device):
+        return f"kernels of the compiler do not run; {problem}"
+    step_flops = train.batch_size * train.seg_len * flops_per_token(run)
+    rate = expected_share(settings.model, step_flops, device.type).share * peak_flops_per_s(device, train.precision)
+    seconds = steps * step_flops / rate
+    if seconds < MIN_SECONDS:
+        return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
+    try:
+        check_compiler(device, "training is slower without")
+    except UsageError as error:
+        return str(error)
+    return None

@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from itertools import islice
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -34,13 +33,11 @@ from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training import execution, initial_weights, out_of_memory, plan, trackers
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
-from txlcli.workflows.training.fast_path import decide_compile
 from txlcli.workflows.training.initial_weights import InitialWeights
 from txlcli.workflows.training.request import read_settings
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
-MAX_TAKEN = 100  # directories to try; on a file system without locks every directory may seem to be taken
 LR_JUMP = 1.1
 """Factor between the learning rates of two steps from which a resumed run reports it."""
 FIXED_KEYS = (
@@ -68,7 +65,7 @@ def train(
     """Train a recipe into a new run, until its end or a limit."""
     (name, settings), directory, store = load_settings(recipe_source, options, workspace.runs_dir), Path(), None
     if launcher.is_main():
-        directory = new_directory(name, options, workspace.runs_dir)
+        directory = next(new_directories(name, options, workspace.runs_dir))
         store = _open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
     with _joined(settings, workspace) as (world, device):
         store = store or _open_store(settings, workspace)
@@ -78,18 +75,13 @@ def train(
         run = new_run(name, settings, directory, store)
         run = dataclasses.replace(run, origin=weights.origin) if weights else run
         splits = read_splits(settings, store, workspace.reporter)
-        is_named = options.name is not None or options.force
-        claimed = claim_run_directory(run, is_required=is_named, reporter=workspace.reporter)
-        with claimed if world.is_rank_zero else nullcontext(run) as run:
+        with claim_run_directory(run, options) if world.is_rank_zero else nullcontext(run) as run:
             devices = plan.describe_devices(device, world.size)
             text = store, splits[0]
             planned = plan.plan(run, text, until_step=options.max_steps, devices=devices, processes=world.size)
             workspace.reporter.say(f"training {planned}")
-            explain_attention(run.settings, device, workspace.reporter)
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
-            last_step, reporter = options.max_steps, workspace.reporter
-            decided = decide_compile(run, None, device, world, last_step=last_step, reporter=reporter)
-            training = _build(decided, store, splits, world, device, initial=weights)
+            training = _build(run, store, splits, (world, device), options, workspace.reporter, begin=weights)
             del weights  # they may be as large as the model
             created = _created(run, training, store, force=options.force)
             with created if world.is_rank_zero else nullcontext():
@@ -112,11 +104,8 @@ def resume(
             saved = _load_checkpoint(run, store)
             _agree(world, run.settings, store, saved)
             splits = read_splits(run.settings, store, workspace.reporter)
-            last_step, reporter = options.max_steps, workspace.reporter
-            decided = decide_compile(run, saved, device, world, last_step=last_step, reporter=reporter)
-            training = _build(decided, store, splits, world, device, saved)
+            training = _build(run, store, splits, (world, device), options, workspace.reporter, begin=saved)
             _check_resumed(run, before, training, options.max_steps)
-            explain_attention(run.settings, device, workspace.reporter)
             run = _record_changes(run, before, training.step, workspace.reporter)
             if world.is_rank_zero:
                 run.drop_metrics_after(training.step, validated=training.validated)
@@ -168,33 +157,28 @@ def _check_options(settings: Settings, options: TrainOptions) -> None:
     options.check_steps(settings.train.max_steps)
 
 
-def new_directory(name: str, options: TrainOptions, runs_dir: Path) -> Path:
-    """Return the directory for the run of a recipe of this name, without creating it."""
-    directory = runs_dir / (options.name or name)
+def new_directories(name: str, options: TrainOptions, runs_dir: Path) -> Iterator[Path]:
+    """Yield directories for the run of a recipe of this name: the one that is asked for, or each free one."""
     if options.name is None and not options.force:
-        directory = next(run_directory.free_directories(runs_dir, directory.name))
+        yield from run_directory.free_directories(runs_dir, name)
+    directory = runs_dir / (options.name or name)
     run_directory.check_free(directory, force=options.force)
-    return directory
+    yield directory
 
 
 @contextmanager
-def claim_run_directory(run: Run, *, is_required: bool, reporter: Reporter) -> Iterator[Run]:
-    """Lock the directory of a new run while the block runs; no other process writes there.
-
-    If another training has taken the directory meanwhile, the run gets the next free one, unless `is_required`.
-    """
-    free = islice(run_directory.free_directories(run.directory.parent, run.recipe_name), MAX_TAKEN)
+def claim_run_directory(run: Run, options: TrainOptions) -> Iterator[Run]:
+    """Lock the first directory for a new run that no other process has locked, while the block runs."""
     with ExitStack() as lock:
-        for directory in [run.directory] if is_required else free:
-            with suppress(BusyError):
+        for directory in new_directories(run.recipe_name, options, run.directory.parent):
+            try:
                 lock.enter_context(run_directory.locked(directory))
-                break
-        else:
-            busy = "is being written by another process; wait for it, or choose another `name`"
-            raise BusyError(f"{run.directory} {busy}")
-        if directory != run.directory:
-            reporter.say(f"{run.directory} was taken by another process; this run is {directory}")
-        yield dataclasses.replace(run, directory=directory)
+            except BusyError:
+                if options.name is not None or options.force:
+                    raise
+            else:
+                yield dataclasses.replace(run, directory=directory)
+                return
 
 
 @contextmanager
@@ -292,14 +276,17 @@ def _build(
     run: Run,
     store: TokenStore,
     splits: Splits,
-    world: World,
-    device: torch.device,
-    saved: Checkpoint | None = None,
+    joined: tuple[World, torch.device],
+    options: TrainOptions,
+    reporter: Reporter,
     *,
-    initial: InitialWeights | None = None,
+    begin: Checkpoint | InitialWeights | None,
 ) -> Training:
-    """Build the training of a run: new weights, `initial` ones or the state of a checkpoint; nothing is written."""
-    settings, vocab_size, train = run.settings.model, run.vocab_size, run.settings.train
+    """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
+    (world, device), saved = joined, begin if isinstance(begin, Checkpoint) else None
+    explain_attention(run.settings, device, reporter)
+    settings, vocab_size = run.settings.model, run.vocab_size
+    train = plan.decide_compile(run, saved, device, world, last_step=options.max_steps, reporter=reporter)
     identity = {
         "recipe": run.recipe_name,
         "model": recipe.function_keys(settings),
@@ -312,10 +299,10 @@ def _build(
     with out_of_memory.explained(run.settings, vocab_size, device, world.size):
         if saved is None:
             model = new_model(settings, vocab_size, seed=train.seed, device=first_device)
-            if initial is not None:
-                initial.copy_into(model)
+            if isinstance(begin, InitialWeights):
+                begin.copy_into(model)
         else:
-            model = checkpoint.build_model(settings, vocab_size, saved, saver.last_path).to(first_device)
+            model = checkpoint.build_model(settings, vocab_size, saved).to(first_device)
         training = Training(model, train, *splits, saver, world)
         if saved is not None:
             training.restore(saved)

@@ -11,7 +11,7 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reporter import CallbackReporter
-from txlcli.workflows.training.fast_path import decide_compile
+from txlcli.workflows.training.plan import decide_compile
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -27,7 +27,7 @@ def decided(*changes, device=CUDA, saved=None):
     reporter = CallbackReporter(lambda text, done, total: lines.append(text))
     checkpoint = None if saved is None else Checkpoint({}, saved)
     after = decide_compile(run, checkpoint, device, SINGLE_PROCESS, last_step=None, reporter=reporter)
-    return after.settings.train.compile, lines
+    return after.compile, lines
 
 
 @pytest.mark.parametrize(
