@@ -13,13 +13,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from tests.benchmarks.peer import compare
 from tests.gpu.stage import Skip
 from tests.gpu.test_cuda_steps import losses, start
 from txlcli.config import recipe
 from txlcli.core.kernels.device import check_precision, pick_device
+from txlcli.core.measures.profiling import StepProfiler
 from txlcli.core.measures.timing import measure, peak_flops_per_s
 from txlcli.core.training.loop import new_model
 from txlcli.workflows.reporter import CallbackReporter
@@ -120,23 +120,13 @@ def training(name, changes, device, toy):
     yield {"recipe": name, "parameters": sum(parameter.numel() for parameter in timed.model.parameters())}
     yield asdict(timed.training())
     once = Bench(timed.model, timed.settings, CallbackReporter(), precision=timed.precision, repeat=1, peak=timed.peak)
-    # On a GPU kernels alone: the host has many times as many events, which take a minute to add up.
-    with profile(activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]) as profiler:
-        once.training()
-    yield from kernel_times(profiler, "self_device_time_total" if device == "cuda" else "self_cpu_time_total")
-
-
-def kernel_times(profiler, clock):
-    """Yield the time and number of all kernels, then the kernels that take the most time."""
-    us, calls = collections.Counter(), collections.Counter()
-    for event in profiler.events():
-        if time := getattr(event, clock):
-            us[event.name] += time
-            calls[event.name] += 1
-    yield {"profiled_ms": us.total() / 1e3, "profiled_kernels": calls.total()}
-    fields = ("name", "calls_per_step", "ms_per_step", "share")
-    rows = ((name, calls[name], time / 1e3, time / us.total()) for name, time in us.most_common(MAX_KERNELS))
-    yield {"kernels": [dict(zip(fields, row, strict=True)) for row in rows]}
+    profiler = StepProfiler(on_cuda=device == "cuda", after=0, steps=1)
+    profiler.on_step(0)
+    once.training()
+    profiler.on_step(1)
+    profile = asdict(profiler.result)
+    yield {"profiled_ms": profile["ms_per_step"], "profiled_kernels": profile["calls_per_step"]}
+    yield {"kernels": profile["kernels"][:MAX_KERNELS]}
 
 
 def first_gradient(device, *changes, dtype):

@@ -98,7 +98,7 @@ def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Wo
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
     """Reject options that contradict each other, or the program which started this process."""
     if launch.dry_run:
-        options.exclude("max_minutes", because="`dry_run` takes no steps")
+        options.exclude("profile", "max_minutes", because="`dry_run` takes no steps")
     if launch.seeds > 1 and (options.resume or launcher.is_started()):
         raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
     launcher.check_processes(launch.processes)

@@ -1,6 +1,7 @@
 """Tables of the result of a training run, and of its forecast, on this machine or on other GPUs."""
 
 from txlcli import console
+from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.execution import TrainingResult
@@ -9,6 +10,8 @@ from txlcli.workflows.training.scaling import ScaleForecast
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
+MAX_KERNELS, MAX_NAME = 20, 60
+"""Kernels of a profile to list, and characters of their names."""
 PURPOSES = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -115,3 +118,17 @@ def show_result(result: TrainingResult) -> None:
         "next": result.next_command,
     }
     console.show_facts(f"{run.name}: {run.parameters:,} parameters", facts)
+    if result.profile is not None:
+        _show_profile(result.profile)
+
+
+def _show_profile(profile: StepProfile) -> None:
+    """Print the kernels that take the most time in a step as a table."""
+    rows = [
+        [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
+        for kernel in profile.kernels[:MAX_KERNELS]
+    ]
+    steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
+    all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
+    notes = [f"All: {all_kernels}. Trace: {profile.trace}; open it at https://ui.perfetto.dev."]
+    console.show_table(f"kernels of {steps}", ("kernel", "calls a step", "ms a step", "share"), rows, notes)

@@ -670,6 +670,9 @@ class TrainOptions(Options):
     skip_nonfinite: int | None = option(
         "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
     )
+    profile: int | None = option(
+        "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder.", metavar="N"
+    )
     force: bool = force_option()
     caller_continues: bool = False
     """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""

@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter
 from txlcli.core.kernels.device import threads
 from txlcli.core.training.reports import StepReport
-from txlcli.errors import Interrupted
+from txlcli.errors import Interrupted, UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import execution, start
@@ -68,6 +69,34 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
     assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
     assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
     assert not list((here / "runs").glob(".byte*"))
+
+
+def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
+    workspace, lines = Workspace(**HERE, reporter=RecordingReporter()), []
+    plain = start.train("tiny.toml", EVERY_STEP, workspace)
+    options = TrainOptions(log_every=1, profile=3)
+    result = start.train("tiny.toml", options, workspace, on_report=lines.append)
+    assert result.best_nats == plain.best_nats
+    *_, line = lines
+    assert (line["kind"], line["first_step"], line["steps"]) == ("profile", 5, 3)  # M is full after one, and 3 warm up
+    products = {kernel["name"]: kernel for kernel in line["kernels"]}
+    assert products["aten::mm"]["calls_per_step"] > 4
+    assert sum(kernel["ms_per_step"] for kernel in line["kernels"]) == pytest.approx(line["ms_per_step"])
+    assert sum(kernel["share"] for kernel in line["kernels"]) == pytest.approx(1)
+    assert any(
+        event.get("name") == "aten::mm" for event in json.loads(Path(result.profile.trace).read_text())["traceEvents"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "max_steps", "advice"),
+    [(4, None, "give at most 3"), (1, 4, "take more steps, or leave it out")],
+)
+def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, profile, max_steps, advice):
+    options = TrainOptions(profile=profile, max_steps=max_steps)
+    with pytest.raises(UsageError, match=f"`profile` {profile}: .* every 4 steps; {advice}$"):
+        start.train("tiny.toml", options, Workspace(**HERE))
+    assert not (here / "runs/tiny").exists()
 
 
 def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):

@@ -19,10 +19,11 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import describe
 from txlcli.core.measures.cost import counted_shares
 from txlcli.core.measures.gpus import data_sheet_flops_per_s
+from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import Report
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import Interrupted, TxlError
+from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
@@ -37,6 +38,8 @@ WAITING, FIRST_HINT_S = 2.0, 20.0
 """Time of training per CPU time of this process from which other programs slow it down, and when it is first seen."""
 Line = dict[str, Any]
 OnReport = Callable[[Line], None]
+TRACE = "trace.json"
+"""File of a run folder with the kernels of profiled steps, for Chrome or Perfetto."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class TrainingResult:
     """Command that evaluates a finished run, or resumes an unfinished one."""
     mfu: float | None = None
     """Share of the GPU's peak rate, by its data sheet, in the steps of the last report; None if it is not known."""
+    profile: StepProfile | None = None
 
 
 def settings_facts(settings: Settings) -> dict[str, str]:
@@ -78,7 +82,7 @@ def execute(
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
-        mfu = _take_steps(run, training, options, caught, reporter, on_report)
+        mfu, profile = _take_steps(run, training, options, caught, reporter, on_report)
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
@@ -99,7 +103,7 @@ def execute(
         next_command = command_line("eval", str(run.directory), *split, data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
-    return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu)
+    return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu, profile)
 
 
 def replaced_without_progress(run: Run, training: Training) -> bool:
@@ -114,8 +118,8 @@ def _take_steps(
     caught: list[int],
     reporter: Reporter,
     on_report: OnReport | None,
-) -> float | None:
-    """Take the steps; rank 0 returns `mfu` of the result."""
+) -> tuple[float | None, StepProfile | None]:
+    """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
     deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes is not None else None
     failures: list[Exception] = []
 
@@ -125,10 +129,12 @@ def _take_steps(
         return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
 
     with ExitStack() as stack:
+        profiler = _profiler(run, training, options.profile, options.max_steps) if options.profile else None
         log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
         if training.world.is_rank_zero:
             log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
-        watch = [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
+            stack.callback(profiler.stop if profiler else int)
+        observers = _observers(log, profiler, training, reporter) if log else []
         try:
             _say_notes(training, reporter)
             for report in training.run(
@@ -136,7 +142,7 @@ def _take_steps(
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
-                on_step=[log.show_step, *watch] if log else [],
+                on_step=observers,
             ):
                 _say_notes(training, reporter)
                 try:
@@ -149,7 +155,36 @@ def _take_steps(
                 raise
         if failures:
             raise failures[0]  # all processes have saved, if they could
-    return log.mfu if log else None
+    profile = profiler.result if profiler else None
+    if profile and on_report:
+        on_report({"kind": "profile", **dataclasses.asdict(profile)})
+    return log.mfu if log else None, profile
+
+
+def _observers(
+    log: "TrainingLog", profiler: StepProfiler | None, training: Training, reporter: Reporter
+) -> list[Callable[[int], None]]:
+    """Return what rank 0 calls after every step, with its number."""
+    watch = [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
+    return [log.show_step, *watch, *([profiler.on_step] if profiler else [])]
+
+
+def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
+    """Return a profiler of steps after the warm-up, between two validations."""
+    train = run.settings.train
+    last = min(until_step or train.max_steps, train.max_steps)
+    after = training.step + -(-train.mem_len // train.seg_len) + WARM_UP
+    if steps > (before_validation := train.valid_every - after % train.valid_every):
+        after += before_validation
+    most = min(train.valid_every, last - after)
+    if steps > most:
+        raise UsageError(
+            f"`profile` {steps}: the warm-up ends with step {after:,}, the training run with step {last:,}, and a "
+            f"validation follows every {train.valid_every:,} steps; "
+            + (f"give at most {most:,}" if most > 0 else "take more steps, or leave it out")
+        )
+    on_cuda = training.device.type == "cuda"
+    return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=run.directory / TRACE)
 
 
 def _say_notes(training: Training, reporter: Reporter) -> None:

@@ -1,0 +1,83 @@
+"""Kernel times of training steps by name, and their trace."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from txlcli.system.atomic_files import replacing
+
+WARM_UP = 3
+"""Steps with a full memory before the recording: the first ones compile kernels and capture graphs."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Time of all kernels of one name; on a CPU, of the operators."""
+
+    name: str
+    calls_per_step: float
+    ms_per_step: float
+    share: float
+    """Share of the time of all kernels."""
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Kernels of some training steps."""
+
+    first_step: int
+    steps: int
+    ms_per_step: float
+    """Sum over all kernels, which may run side by side."""
+    calls_per_step: float
+    kernels: tuple[KernelTime, ...]
+    """Those that take the most time first."""
+    trace: str | None
+    """File of the trace."""
+
+
+class StepProfiler:
+    """Records the kernels of `steps` training steps after step `after`, and writes a trace for Chrome or Perfetto."""
+
+    result: StepProfile | None = None
+    """None until all steps are taken."""
+
+    def __init__(self, *, on_cuda: bool, after: int, steps: int, trace: Path | None = None) -> None:
+        # On a GPU kernels alone: the host has many times as many events, which take a minute to add up.
+        self._profiler = profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU])
+        self._clock = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+        self._after, self._steps, self._trace = after, steps, trace
+        self._is_running = False
+
+    def on_step(self, step: int) -> None:
+        """Begin or end the recording after this step."""
+        if step == self._after:
+            self._profiler.start()
+            self._is_running = True
+        if self._is_running and step == self._after + self._steps:
+            self.stop()
+            self.result = self._summary()
+            if self._trace is not None:
+                with replacing(self._trace) as temporary:
+                    self._profiler.export_chrome_trace(str(temporary))
+
+    def stop(self) -> None:
+        """End the recording, if it runs."""
+        if self._is_running:
+            self._profiler.stop()
+            self._is_running = False
+
+    def _summary(self) -> StepProfile:
+        us, calls, steps = Counter[str](), Counter[str](), self._steps
+        for event in self._profiler.events() or ():
+            if time := getattr(event, self._clock):
+                us[event.name] += time
+                calls[event.name] += 1
+        total = us.total()
+        kernels = (
+            KernelTime(name, calls[name] / steps, time / steps / 1e3, time / total) for name, time in us.most_common()
+        )
+        trace = str(self._trace) if self._trace else None
+        return StepProfile(self._after + 1, steps, total / steps / 1e3, calls.total() / steps, tuple(kernels), trace)
