@@ -52,15 +52,6 @@ def test_a_saved_checkpoint_loads_unchanged(path):
     assert {key: loaded.state[key] for key in STATE} == STATE
 
 
-def test_tensors_load_by_group(path):
-    checkpoint.save(path, Checkpoint(TENSORS, STATE))
-    loaded = checkpoint.load(path)
-    assert loaded.group("model").keys() == {"a", "b.c"}
-    assert loaded.group("memory").keys() == {"0.0"}
-    assert loaded.group("mod") == {}
-    assert checkpoint.grouped("model", loaded.group("model")).keys() == {"model.a", "model.b.c"}
-
-
 def test_a_checkpoint_is_a_safetensors_file_with_json(path):
     checkpoint.save(path, Checkpoint(TENSORS, STATE))
     data = path.read_bytes()

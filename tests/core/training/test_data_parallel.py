@@ -25,7 +25,6 @@ from tests.core.multiprocess.checks import (
     validated,
 )
 from tests.core.training.test_loop import (
-    LANES,
     assert_equal,
     losses_of,
     new_training,
@@ -177,13 +176,6 @@ ZERO = {
 """Trainings whose optimizer state is divided (train.parallel = "zero")."""
 VALIDATED = {"average": "exponential", "valid_batch_size": 4}
 """A validation of 30 tokens in four lanes, of which the last one is shorter."""
-LONG = {
-    "sgd": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "max_steps": 50, "valid_every": 50},
-    "adam": {"optimizer": "adam", "max_steps": 50, "accumulate": 2, "valid_every": 50, "average": "none"},
-}
-"""Trainings of 50 steps."""
-RELATIVE = {"sgd": 1e-5, "adam": 1e-3}
-"""Largest relative difference of a loss from that of one process: Adam divides small gradients by their size."""
 FSDP = {
     "muon": {"optimizer": "muon"},
     "lamb": {"optimizer": "lamb", "average": "none"},
@@ -259,16 +251,6 @@ def test_lanes_that_do_not_divide_evenly_have_equal_weights(two, tmp_path):
     reports = steps_of(run(training))
     assert two["uneven"]["losses"] == pytest.approx(losses_of(reports), abs=1e-5)
     torch.testing.assert_close(torch.tensor(two["uneven"]["weights"]), flat(training), rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_lanes_that_do_not_divide_among_four_have_equal_weights(run_checks, tmp_path):
-    found = run_checks(4, ("steps", "trained", {"directory": str(tmp_path / "four"), "optimizer": "sgd", "lr": 0.5}))
-    training = alone(tmp_path / "one", optimizer="sgd", lr=0.5)
-    reports = steps_of(run(training))
-    assert LANES % 4
-    assert found["steps"]["losses"] == pytest.approx(losses_of(reports), abs=1e-5)
-    torch.testing.assert_close(torch.tensor(found["steps"]["weights"]), flat(training), rtol=0, atol=1e-5)
 
 
 def test_a_resumed_training_of_two_equals_one_that_never_stopped(two):
@@ -352,17 +334,6 @@ def test_every_architecture_is_compressed_validated_saved_and_resumed_in_every_m
     assert [line[:2] for line in found["losses"]] == [line[:2] for line in expected]
     assert [line[2] for line in found["losses"]] == pytest.approx([line[2] for line in expected], abs=2e-6)
     assert found["resumed"] == found["losses"][-len(found["resumed"]) :]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_50_steps_of_two_processes_have_the_losses_of_one(run_checks, tmp_path, mode, name):
-    expected = losses_of(run(alone(tmp_path, **LONG[name])))
-    settings = {"directory": str(tmp_path / "divided"), "parallel": mode, **LONG[name]}
-    found = run_checks(2, ("divided", "trained", settings))["divided"]
-    assert [loss for _, _, loss in found["reports"]] == pytest.approx(expected, rel=RELATIVE[name])
-    assert found["difference"] == 0
 
 
 @pytest.mark.parametrize("name", sampled(2, FSDP))

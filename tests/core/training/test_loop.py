@@ -126,22 +126,21 @@ def test_the_same_seed_gives_the_same_weights():
     assert not torch.equal(first, other)
 
 
-def test_the_first_loss_is_uniform_and_the_loss_falls_on_a_repetitive_text(tmp_path):
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    [
+        ({}, math.log(V)),
+        # Four ids and two clusters, then one of 3 or of 12: of 3 1 4 1 5 9 2 6, four are in the head, three in a tail
+        # of three, and one in the other.
+        ({"cutoffs": (4, 7), "div_val": 2}, math.log(6) + (3 * math.log(3) + math.log(12)) / 8),
+    ],
+    ids=["whole", "adaptive"],
+)
+def test_the_first_loss_is_uniform_and_the_loss_falls_on_a_repetitive_text(tmp_path, shape, first):
     ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
-    reports = run(new_training(tmp_path, ids=ids, valid=False, max_steps=100, schedule="constant"))
+    reports = run(new_training(tmp_path, ids=ids, shape=shape, valid=False, max_steps=100, schedule="constant"))
     losses = losses_of(reports)
-    assert losses[0] == pytest.approx(math.log(V), abs=0.1)
-    assert losses[-1] < 0.1
-
-
-def test_an_adaptive_softmax_starts_uniform_within_its_bands_and_fits_a_repetitive_text(tmp_path):
-    # Four ids and two clusters, then one of 3 or of 12: of 3 1 4 1 5 9 2 6, four are in the head, three in a tail of
-    # three, and one in the other.
-    ids = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.uint8), 50)
-    model = new_model(model_settings(cutoffs=(4, 7), div_val=2), V, seed=1, device=CPU)
-    reports = run(new_training(tmp_path, ids=ids, model=model, valid=False, max_steps=100, schedule="constant"))
-    losses = losses_of(reports)
-    assert losses[0] == pytest.approx(math.log(6) + (3 * math.log(3) + math.log(12)) / 8, abs=0.1)
+    assert losses[0] == pytest.approx(first, abs=0.1)
     assert losses[-1] < 0.1
 
 
@@ -345,14 +344,24 @@ def test_validation_has_as_many_keys_as_training(seg_len, mem_len, valid_seg_len
     assert (evaluation.batch_size, evaluation.max_distance, evaluation.same_length) == (3, None, "off")
 
 
-def test_validation_is_the_mean_loss_of_the_split(tmp_path):
-    training = new_training(tmp_path, valid_every=2, dropout=0.3)
+@pytest.mark.parametrize(
+    "average", [{}, {"average": "asgd", "average_patience": 1}, {"average": "exponential"}], ids=str
+)
+def test_a_validation_is_the_mean_loss_of_the_split_with_the_average_if_there_is_one(tmp_path, average):
+    rising = {"optimizer": "sgd", "lr": 3.0, "clip": None, "schedule": "constant", "max_steps": 12}
+    training = new_training(tmp_path, valid_every=1, dropout=0.2, **average, **rising)
+    averaged = 0
     for report in reports_of(training):
         if isinstance(report, ValidReport):
+            averaged += report.averaged
+            own = weights(training)
+            training.model.load_state_dict(training.average.weights if report.averaged else own)
             settings = EvalSettings(seg_len=L, mem_len=M, batch_size=2, same_length="off")
             scores = score(Stream(training.model, *training.valid, settings))
             assert report.tokens == len(scores.losses_nats) == 30
             assert report.loss_nats == pytest.approx(scores.total_nats / 30, rel=1e-6)
+            training.model.load_state_dict(own)
+    assert (averaged > 1) == bool(average)
 
 
 def test_it_validates_every_valid_every_steps_and_at_the_end(tmp_path):
@@ -498,19 +507,6 @@ def test_more_skipped_steps_in_a_row_than_allowed_end_the_training(tmp_path, wha
         run(training)
 
 
-def test_skipped_steps_do_not_change_the_steps_that_follow_an_epochs_start(tmp_path):
-    # With a skipped step at the end of the first epoch, the next epoch starts without memory in both trainings.
-    ids = draw_split(LANES * 2 * L + 1, seed=5)  # two segments per epoch
-    skipped = skipping(tmp_path / "skipped", "loss", [2], ids=ids, skip_nonfinite=1, schedule="constant")
-    run(skipped)
-    expected = new_training(tmp_path / "expected", ids=ids, valid=False, max_steps=6, schedule="constant")
-    expected.update()
-    expected.position = expected.segments.next_position(expected.position)
-    expected.step = 2
-    run(expected)
-    assert_equal(weights(skipped), weights(expected))
-
-
 def test_in_fp16_gradients_that_always_overflow_end_the_training(tmp_path):
     training = new_training(tmp_path, precision="fp16", valid=False, max_steps=60)
     multiply_gradients(training, math.inf)
@@ -562,18 +558,6 @@ def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):
         training.on_validation(Total(math.nan, tokens=2, seconds=1.0))
     assert checkpoint.load(training.saver.last_path).state["step"] == 2
     assert not training.saver.best_path.exists()
-
-
-def test_checking_the_loss_before_a_save_changes_nothing(tmp_path):
-    training = new_training(tmp_path, valid=False, max_steps=6)
-    run(training, until=2)
-    memory = [one.clone() for one in training.memories[0]]
-    rng_state = torch.get_rng_state()
-    training.save_last()
-    assert torch.equal(torch.get_rng_state(), rng_state)
-    assert all(map(torch.equal, training.memories[0], memory))
-    assert training.model.training
-    assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
 ALWAYS = 1e-9

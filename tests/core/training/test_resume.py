@@ -91,8 +91,8 @@ def test_a_stop_at_the_validation_that_begins_an_average_loses_nothing(tmp_path)
     whole = run(fresh(tmp_path / "whole", **changed))
     begun = fresh(tmp_path / "parts", **changed)
     first = list(reports_of(begun, until_step=3))
-    assert begun.average.triggered
-    assert not begun.average.active
+    assert begun.average.first is not None
+    assert not begun.average.weights
     second = run(resumed(tmp_path / "parts", **changed))
     assert timeless(first + second) == timeless(whole)
     assert_same_file(tmp_path / "whole", tmp_path / "parts")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.training.state import Plateau, scheduled_lr
+from txlcli.core.training.schedule import Plateau, scheduled_lr
 
 
 def train_settings(**changed):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
+from txlcli.config import recipe
 from txlcli.errors import UsageError
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start, trackers
@@ -44,8 +45,9 @@ def losses(kind):
 
 
 class Recording:
-    def __init__(self, run):
-        self.run, self.values, self.closed, self.tracked_id = run, [], False, "some-id"
+    def __init__(self, run, after, tracked_id):
+        self.run, self.after, self.given_id = run, after, tracked_id
+        self.values, self.closed, self.tracked_id = [], False, "some-id"
         type(self).last = self
 
     def log(self, values, step):
@@ -71,15 +73,15 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
     recording = backend(Recording)
     start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
     tracker = recording.last
-    assert (tracker.run.name, tracker.run.tracked_id, tracker.run.after) == ("mine", None, 0)
-    assert tracker.run.config == card("runs/mine")["settings"]
+    assert (tracker.run.name, tracker.given_id, tracker.after) == ("mine", None, 0)
+    assert recipe.to_table(tracker.run.settings) == card("runs/mine")["settings"]
     assert tracker.closed
     for (step, values), line in zip(tracker.values, reports("runs/mine"), strict=True):
         assert step == line["step"]
         assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
         assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
     start.resume("mine", TrainOptions(overrides=("train.max_steps=9",)), workspace())
-    assert (recording.last.run.tracked_id, recording.last.run.after) == ("some-id", 7)
+    assert (recording.last.given_id, recording.last.after) == ("some-id", 7)
 
 
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])

@@ -18,21 +18,11 @@ from txlcli.config.settings import TrainSettings
 class Average:
     """Weights to evaluate, kept next to the trained ones in their dtype, fp32. This base class keeps no average."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._parameters = dict(weights)
-        self._values: dict[str, Tensor] = {}  # empty until the average begins
-        self.steps = 0
-        """Updates of the average so far."""
-
-    @property
-    def active(self) -> bool:
-        """True if there is an average to evaluate; until then the trained weights are evaluated."""
-        return self.steps > 0
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The average by parameter name; empty before it begins."""
-        return self._values if self.active else {}
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self.weights: dict[str, Tensor] = {}
+        """The average by parameter name; empty before it begins: then the trained weights are evaluated."""
+        self._steps = 0
 
     def update(self, step: int) -> None:
         """Include the weights after optimizer step number `step`."""
@@ -41,11 +31,11 @@ class Average:
         """Take the loss of a validation into account."""
 
     def _begin(self) -> None:
-        self._values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self.weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def _apply(self, rule: Callable[[list[Tensor], list[Tensor], int], None]) -> None:
-        rule(list(self._values.values()), list(self._parameters.values()), self.steps)
-        self.steps += 1
+        rule(list(self.weights.values()), list(self._parameters.values()), self._steps)
+        self._steps += 1
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -66,31 +56,26 @@ class Average:
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, next to `weights`."""
-        return {"steps": self.steps}
+        return {"steps": self._steps}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the average from a checkpoint; the model has its weights already."""
-        self.steps = int(state["steps"])
+        self._steps = state["steps"]
         if weights:
-            self._values = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
+            self.weights = {name: weights[name].to(parameter.device) for name, parameter in self._parameters.items()}
 
 
 class Mean(Average):
-    """Mean of the weights after every step later than step number `first`."""
+    """Mean of the weights after every step later than step number `first`; None if it is not known yet."""
 
-    def __init__(self, weights: Mapping[str, Tensor], first: int | None) -> None:
-        super().__init__(weights)
-        self._first = first
-
-    @property
-    def triggered(self) -> bool:
-        """True if it is known which step is the first to be included."""
-        return self._first is not None
+    def __init__(self, parameters: Mapping[str, Tensor], first: int | None) -> None:
+        super().__init__(parameters)
+        self.first = first
 
     def update(self, step: int) -> None:
         """Include the weights after a step; all steps have equal weight."""
-        if self.active or (self._first is not None and step > self._first):
-            if not self.active:
+        if self.weights or (self.first is not None and step > self.first):
+            if not self.weights:
                 self._begin()
             self._apply(get_swa_multi_avg_fn())
 
@@ -101,23 +86,23 @@ class AveragedSgd(Mean):
     The trigger is the first validation whose loss is above the lowest loss more than `patience` validations before it.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], patience: int) -> None:
-        super().__init__(weights, None)
+    def __init__(self, parameters: Mapping[str, Tensor], patience: int) -> None:
+        super().__init__(parameters, None)
         self._patience = patience
         self._losses: list[float] = []
 
     def on_validation(self, loss_nats: float) -> None:
-        if not self.triggered:
+        if self.first is None:
             earlier = self._losses[: max(0, len(self._losses) - self._patience)]
-            self._first = 0 if earlier and loss_nats > min(earlier) else None  # all steps from now on
+            self.first = 0 if earlier and loss_nats > min(earlier) else None  # all steps from now on
             self._losses.append(loss_nats)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "losses": self._losses, "triggered": self.triggered}
+        return {**super().state(), "losses": self._losses, "triggered": self.first is not None}
 
     def restore(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         super().restore(state, weights)
-        self._losses, self._first = [*map(float, state["losses"])], 0 if state["triggered"] else None
+        self._losses, self.first = state["losses"], 0 if state["triggered"] else None
 
 
 class ExponentialAverage(Average):
@@ -126,23 +111,23 @@ class ExponentialAverage(Average):
     It begins as the initial weights; the small decay of the first steps soon forgets them.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        super().__init__(weights)
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
+        super().__init__(parameters)
         self._decay = decay
         self._begin()
 
     def update(self, step: int) -> None:
         """Include the weights after a step; later steps have more weight."""
-        number = self.steps + 1
+        number = self._steps + 1
         self._apply(get_ema_multi_avg_fn(min(self._decay, (1 + number) / (10 + number))))
 
 
-def make_average(weights: Mapping[str, Tensor], settings: TrainSettings) -> Average:
+def make_average(parameters: Mapping[str, Tensor], settings: TrainSettings) -> Average:
     """Return the average of weights that train.average names."""
     if settings.average == "asgd":
-        return AveragedSgd(weights, settings.average_patience)
+        return AveragedSgd(parameters, settings.average_patience)
     if settings.average == "mean":
-        return Mean(weights, settings.schedule_steps)
+        return Mean(parameters, settings.schedule_steps)
     if settings.average == "exponential":
-        return ExponentialAverage(weights, settings.average_decay)
-    return Average(weights)
+        return ExponentialAverage(parameters, settings.average_decay)
+    return Average(parameters)

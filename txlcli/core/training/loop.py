@@ -6,30 +6,37 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import check_free_memory, send
-from txlcli.core.model.base import LanguageModel
+from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.reading.scoring import Total
-from txlcli.core.training.distributed import SINGLE_PROCESS, World
+from txlcli.core.training import checkpoint
+from txlcli.core.training.averaging import make_average
+from txlcli.core.training.checkpoint import Checkpoint, grouped
+from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
+from txlcli.core.training.parallel import make_parallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
+from txlcli.core.training.schedule import Plateau, scheduled_lr
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
-from txlcli.core.training.state import TrainingState
-from txlcli.core.training.step import CaptureGraph
+from txlcli.core.training.step import CaptureGraph, make_step
 from txlcli.core.training.validation import Split, validate
-from txlcli.errors import TrainingError
+from txlcli.errors import RecipeError, RunError, TrainingError
 
 CALMER = "lower train.lr, or train with warm-up or norm = pre"
 
 
-class Training(TrainingState):
+class Training:
     """A model in training, with everything that a checkpoint saves.
 
     Each of several processes has one of these and runs the same steps. What depends on one of them (a signal, the
@@ -48,12 +55,31 @@ class Training(TrainingState):
         capture_graph: CaptureGraph | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(model, settings, segments, saver or Saver(), world, capture_graph=capture_graph)
-        self.valid = valid
+        self.model, self.settings, self.segments, self.valid, self.world = model, settings, segments, valid, world
+        self.saver, self.device, self._clock = saver or Saver(), model.device, clock
+        first = world.rank * settings.accumulate
+        self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
+        self.parallel = make_parallel(model, settings, world)
+        is_single_cpu = self.device.type == "cpu" and world.size == 1
+        model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
+        model.recompute(settings.recompute)
+        model.set_attention_backend(settings.attention)
+        if settings.compile == "on":
+            model.compile_layers()
+        tail_shares = [segments.share(band.first, band.end) for band in model.softmax.bands[1:]]
+        self.train_step = make_step(self.parallel, capture_graph, tail_shares)
+        self.average = make_average(self.parallel.own_weights(), settings)
+        self.plateau = Plateau(settings)
+        self.step, self.position = 0, StreamPosition()
+        self.validated = 0
+        """The step of the last validation."""
+        self.best_nats = math.inf
+        self.stale = 0
+        """Validations since the last improvement."""
+        self.memories = self.empty_memories()
         self._skipped = self._skipped_in_a_row = 0
         self.checks_every_step = self.device.type == "cpu"
         """True if every step checks that its numbers are finite; on CUDA that would stall the queue of kernels."""
-        self._clock = clock
         self._mark_saved()
         if not world.is_rank_zero:
             torch.manual_seed(self.seed_of_step())
@@ -97,7 +123,7 @@ class Training(TrainingState):
                 if self.step % report_every == 0 or self.step == last_step:
                     yield from self._report_steps()
                 if self.settings.keep_every and self.step % self.settings.keep_every == 0:
-                    self._write_weights(self.saver.step_path(self.step))
+                    self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports
             self.save_last()
 
@@ -221,7 +247,7 @@ class Training(TrainingState):
         self.validated = self.step
         is_best = loss_nats < self.best_nats
         self.plateau.on_validation(improved=is_best)
-        averaged = self.average.active
+        averaged = bool(self.average.weights)
         self.stale = 0 if is_best else self.stale + 1
         if is_best:
             self.best_nats = loss_nats
@@ -287,6 +313,74 @@ class Training(TrainingState):
     def _take_snapshot(self, tensors: dict[str, Tensor]) -> None:
         """Copy the tensors of a checkpoint on rank 0; what was gathered from parts is a copy already."""
         self.saver.take(tensors, step=self.step, copied=self.parallel.weights_are_divided)
+
+    @property
+    def epoch(self) -> float:
+        """Epochs read so far."""
+        return self.position.epoch + self.position.segment / self.segments.segments_in(self.position.epoch)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step number `step`."""
+        return scheduled_lr(self.settings, step) * self.plateau.scale
+
+    def empty_memories(self) -> list[Memory]:
+        """Return the memory before the first segment, one for each micro-batch of this process."""
+        return [self.parallel.first_memory(len(part), self.settings.mem_len) for part in self._parts]
+
+    def gather(self) -> dict[str, Tensor]:
+        """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
+        return {
+            **self.gather_weights(),
+            **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
+            **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
+            **grouped("optimizer", self.parallel.gather_optimizer(self.train_step.optimizer)),
+        }
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Return the weights and their average by full name on rank 0; all processes must call this."""
+        model, average = map(self.parallel.gather_weights, (self.parallel.own_weights(), self.average.weights))
+        return grouped("model", model) | grouped("average", average)
+
+    def state(self) -> dict[str, Any]:
+        """Return the plain data of a checkpoint."""
+        return {
+            "step": self.step,
+            "place": asdict(self.position),
+            "validated": self.validated,
+            "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
+            "stale": self.stale,
+            "average": {"kind": self.settings.average, **self.average.state()},
+            "plateau": self.plateau.state(),
+            "scaler": self.train_step.scaler.state_dict(),
+            **({"compiled": self.train_step.compiles} if self.device.type == "cuda" else {}),
+        }
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Resume exactly where a checkpoint was written; the model has its weights already."""
+        if not saved.group("rng"):
+            raise RunError(f"{self.saver.last_path}: holds weights only; restore it from a copy")
+        state = saved.state
+        if (kind := state["average"]["kind"]) != self.settings.average:
+            raise RecipeError(
+                f'{self.saver.last_path}: trained with train.average = "{kind}", which cannot become '
+                f'"{self.settings.average}" during the training; start a new run instead'
+            )
+        self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
+        self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
+        self.stale = state["stale"]
+        self.plateau.restore(state["plateau"])
+        if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
+            self.train_step.scaler.load_state_dict(state["scaler"])
+        averages = saved.group("average").items()
+        self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
+        self.parallel.restore_optimizer(self.train_step.optimizer, saved.group("optimizer"))
+        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
+        checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
+
+    def seed_of_step(self) -> int:
+        """Return a seed for the random numbers of this process after this step."""
+        key = (self.settings.seed, self.step, self.world.rank)
+        return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -4,7 +4,7 @@ A factory divides the parameters into named groups. The learning rate of a group
 factor. To add an optimizer, call `register_optimizer`.
 """
 
-import inspect
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -64,8 +64,8 @@ def parameter_group(name: str, parameters: Iterable[Tensor], *, lr_factor: float
     return {"name": name, "params": list(parameters), "lr_factor": lr_factor}
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[dict[str, Any]]:
-    """Return groups of parameters, given with their names, for train.embedding_lr and train.decay_norms.
+def parameter_groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Return groups of the parameters of a model for train.embedding_lr and train.decay_norms.
 
     The groups depend on the settings alone; in a part of a model, some may be empty.
     """
@@ -74,7 +74,7 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], settings: TrainS
         for factor in (1.0, settings.embedding_lr)
         for decays in ((True,) if settings.decay_norms else (True, False))
     }
-    for name, parameter in named:
+    for name, parameter in model.named_parameters():
         factor = settings.embedding_lr if name.startswith("embedding.") else 1.0
         is_matrix = parameter.dim() > 1 and not name.endswith(("_bias", "_biases"))
         groups[factor, is_matrix or settings.decay_norms].append(parameter)
@@ -89,27 +89,15 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """Make the optimizer that train.optimizer names."""
     try:
         optimizer = OPTIMIZERS[settings.optimizer].make(model, settings)
-        _check(optimizer, model)
+        grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if missing := [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]:
+            raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise RecipeError(
             f'train.optimizer = "{settings.optimizer}" cannot train this model: {reason}; use another, such as "adamw"'
         ) from error
     return optimizer
-
-
-def _check(optimizer: Optimizer, model: nn.Module) -> None:
-    """Reject, with a ValueError, a step with a closure, and groups without a parameter or their factor of the rate."""
-    try:
-        inspect.signature(optimizer.step).bind()
-    except TypeError as error:
-        raise ValueError("its step needs a closure, which training does not give") from error
-    if not all("lr_factor" in group for group in optimizer.param_groups):
-        raise ValueError("a group of it has no lr_factor, which parameter_group sets")
-    grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    missing = [name for name, parameter in model.named_parameters() if id(parameter) not in grouped]
-    if missing:
-        raise ValueError(f"it has no group for {shortened(', '.join(missing))}")
 
 
 def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
@@ -148,8 +136,8 @@ class Lamb(Optimizer):
     at each step to decide whether to skip it.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], settings: TrainSettings) -> None:
-        super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        super().__init__(parameter_groups(model, settings), {"lr": settings.lr, "weight_decay": settings.weight_decay})
         self._betas = settings.betas
         self._owners: dict[tuple[int, ...], Tensor] = {}  # by the rows of each weight: the weight of each row
         _allocate(self, "exp_avg", "exp_avg_sq")
@@ -218,14 +206,9 @@ def _launches_kernels(group: dict[str, Any]) -> bool:
     return isinstance(group["lr"], Tensor) or any(parameter.is_cuda for parameter in group["params"])
 
 
-def _make_lamb(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """LAMB; each parameter tensor is scaled alone."""
-    return Lamb(parameter_groups(model.named_parameters(), settings), settings)
-
-
 def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
     sgd = torch.optim.SGD(
-        parameter_groups(model.named_parameters(), settings),
+        parameter_groups(model, settings),
         lr=settings.lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -236,18 +219,9 @@ def _make_sgd(model: nn.Module, settings: TrainSettings) -> Optimizer:
     return sgd
 
 
-def _make_adam(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """Adam; weight decay is an L2 penalty in the gradient."""
-    return _adam(torch.optim.Adam, model.named_parameters(), settings)
-
-
-def _make_adamw(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """AdamW; weight decay is decoupled from the gradient (Loshchilov and Hutter 2019)."""
-    return _adam(torch.optim.AdamW, model.named_parameters(), settings)
-
-
-def _adam(cls: type[torch.optim.Adam], named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> Optimizer:
-    (beta_1, beta_2), groups = settings.betas, parameter_groups(named, settings)
+def _make_adam(cls: type[torch.optim.Adam], model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """Adam with an L2 penalty in the gradient, or AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    (beta_1, beta_2), groups = settings.betas, parameter_groups(model, settings)
     adam = cls(
         groups,
         lr=settings.lr,
@@ -335,7 +309,7 @@ def _make_muon(model: nn.Module, settings: TrainSettings) -> Optimizer:
         adjust_lr_fn="match_rms_adamw",
     )
     _allocate(muon, "momentum_buffer")
-    return CombinedOptimizer(muon, _adam(torch.optim.AdamW, others.items(), settings))
+    return CombinedOptimizer(muon, _make_adam(torch.optim.AdamW, ModelPart(others), settings))
 
 
 def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
@@ -344,9 +318,9 @@ def _is_layer_matrix(name: str, shape: torch.Size) -> bool:
 
 
 OPTIMIZERS = {
-    "adam": OptimizerEntry(_make_adam, lambda *_: 2, capturable=True),
-    "adamw": OptimizerEntry(_make_adamw, lambda *_: 2, capturable=True),
-    "lamb": OptimizerEntry(_make_lamb, lambda *_: 2, capturable=True),
+    "adam": OptimizerEntry(functools.partial(_make_adam, torch.optim.Adam), lambda *_: 2, capturable=True),
+    "adamw": OptimizerEntry(functools.partial(_make_adam, torch.optim.AdamW), lambda *_: 2, capturable=True),
+    "lamb": OptimizerEntry(Lamb, lambda *_: 2, capturable=True),
     "muon": OptimizerEntry(
         _make_muon, lambda name, shape, _: 1 if _is_layer_matrix(name, shape) else 2, capturable=True
     ),

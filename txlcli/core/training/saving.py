@@ -11,27 +11,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from txlcli.core.kernels.device import MEMINFO, check_free_memory
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 
-WriteCheckpoint = Callable[[Path, Checkpoint], None]
-"""Writes one file, as `checkpoint.save` does."""
-
 
 class Saver:
     """Writes the checkpoints of a training run, one after another in a thread; only a kill ends the process before.
 
     Without enough free memory for a copy, files are written from the tensors themselves, and the step waits for them.
-
-    Args:
-        directory: of the run.
-        identity: part of the state in every file.
-        write: writes a file.
-        meminfo: Linux's report of free memory.
+    The `identity` is part of the state in every file.
     """
 
     def __init__(
@@ -39,7 +30,7 @@ class Saver:
         directory: Path = Path(),
         identity: Mapping[str, Any] | None = None,
         *,
-        write: WriteCheckpoint = checkpoint.save,
+        write: Callable[[Path, Checkpoint], None] = checkpoint.save,
         meminfo: Path = MEMINFO,
     ) -> None:
         self._identity, self._write, self._meminfo = identity or {}, write, meminfo
@@ -86,17 +77,18 @@ class Saver:
         """Copy the tensors of a step, by their full names, once the files of the previous snapshot are written."""
         self.forget()
         self.step, self._snapshot = step, {name: tensor.detach() for name, tensor in tensors.items()}
-        self._is_copy = copied or self._has_room()
-        if self._is_copy and not copied:
-            self._snapshot = {name: tensor.to("cpu", copy=True) for name, tensor in self._snapshot.items()}
+        self._is_copy = True
+        if not copied:
+            try:
+                size = sum(tensor.nbytes for tensor in self._snapshot.values())
+                check_free_memory(size, checkpoint.CPU, meminfo=self._meminfo)
+                self._snapshot = {name: tensor.to("cpu", copy=True) for name, tensor in self._snapshot.items()}
+            except MemoryError:
+                self._is_copy = False
 
     def write_last(self, state: dict[str, Any]) -> None:
         """Write all tensors of the snapshot, and the present state."""
         self._start(self.last_path, self._snapshot, state)
-
-    def step_path(self, step: int) -> Path:
-        """Return the path of the weights of a step that train.keep_every keeps."""
-        return self.last_path.with_name(f"step-{step}.safetensors")
 
     def write_weights(self, path: Path, state: dict[str, Any]) -> None:
         """Write the weights to evaluate, the average if there is one, and the present state."""
@@ -109,12 +101,3 @@ class Saver:
         self._files.append(self._thread.submit(self._write, path, saved))
         if not self._is_copy:
             self.wait()
-
-    def _has_room(self) -> bool:
-        """Return True if the host has memory for a copy."""
-        needed = sum(tensor.nbytes for tensor in self._snapshot.values())
-        try:
-            check_free_memory(needed, torch.device("cpu"), meminfo=self._meminfo)
-        except MemoryError:
-            return False
-        return True

@@ -47,6 +47,8 @@ class EagerStep:
         """True if compiled layers are used, once the memory is full."""
         self.notes: list[str] = []
         """Lines for the user about paths that could not be taken."""
+        self._padded_seg_len: Tensor | None = None
+        """Number of targets that are not padding (0-d), if the segment at work has padding."""
 
     @property
     def skips_steps(self) -> bool:
@@ -138,11 +140,6 @@ class EagerStep:
             self.scaler.scale(objective * (share * self._parallel.world.size)).backward()
         return torch.stack([loss, objective - loss]).detach() * share
 
-    @property
-    def _padded_seg_len(self) -> Tensor | None:
-        """Number of targets that are not padding (0-d), if the segment at work has padding."""
-        return None
-
     def _is_full(self, memory: Memory) -> bool:
         """Return True if the memory of a model with attention has its full length."""
         return self._model.memory_is_full(memory, self._settings.mem_len)
@@ -193,10 +190,9 @@ class CapturedStep(EagerStep):
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
             return self._without_graph(*unpadded, memories, progress=progress)
-        self._inputs.copy_(inputs)
-        self._targets.copy_(send(targets, inputs.device))
-        for own_rows, given in zip(chain(*self._tail_rows), chain(*rows), strict=True):
-            own_rows.copy_(send(given, inputs.device))
+        given = (inputs, targets, *chain(*rows))
+        for own_tokens, tokens in zip((self._inputs, self._targets, *chain(*self._tail_rows)), given, strict=True):
+            own_tokens.copy_(send(tokens, inputs.device))
         for memory, own in zip(memories, self._memories, strict=True):
             if memory[0] is not own[0]:
                 foreach.copy_(own, memory)
@@ -207,27 +203,21 @@ class CapturedStep(EagerStep):
                 parameter.grad = gradient
         return losses_and_norm[:2].clone()
 
-    @property
-    def _padded_seg_len(self) -> Tensor | None:
-        return self._seg_len if self._is_fixed and self._settings.seg_len_jitter else None
-
     def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
         """Return `AdaptiveSoftmax.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
         part = "full" if self._settings.seg_len_jitter else self._settings.loss_part  # else weights leave out the rest
         counted = targets[:, counted_positions(targets.shape[1], part)]
-        parts = [part.flatten() for part in counted.split([len(memory[0]) for memory in memories])]
-        found = [self._model.softmax.rows_of_tails(part) for part in parts]
-        most = [[_capacity(len(part) * share, len(part)) for share in self._tail_shares] for part in parts]
-        if any(
-            len(rows) > size
-            for tails, sizes in zip(found, most, strict=True)
-            for rows, size in zip(tails, sizes, strict=True)
-        ):
-            return None
-        return [
-            [F.pad(rows, (0, size - len(rows)), value=len(part)) for rows, size in zip(tails, sizes, strict=True)]
-            for part, tails, sizes in zip(parts, found, most, strict=True)
-        ]
+        of_parts = []
+        for part in counted.split([len(memory[0]) for memory in memories]):
+            count = part.numel()
+            tails = self._model.softmax.rows_of_tails(part.flatten())
+            sizes = [_capacity(count * share, count) for share in self._tail_shares]
+            if any(len(rows) > size for rows, size in zip(tails, sizes, strict=True)):
+                return None
+            of_parts.append(
+                [F.pad(rows, (0, size - len(rows)), value=count) for rows, size in zip(tails, sizes, strict=True)]
+            )
+        return of_parts
 
     def _without_graph(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
         """Do what `EagerStep` does; if memory runs out, drop the graphs, which hold the memory of another step."""
@@ -296,11 +286,11 @@ class CapturedStep(EagerStep):
         """Compute gradients and the new memories; return the losses and the norm of the gradients, (3,)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         memories = [list(memory) for memory in self._memories]
-        self._is_fixed = True
+        self._is_fixed, self._padded_seg_len = True, self._seg_len if self._settings.seg_len_jitter else None
         try:
             losses = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
         finally:
-            self._is_fixed, self._model.softmax.tail_rows = False, None
+            self._is_fixed, self._padded_seg_len, self._model.softmax.tail_rows = False, None, None
         for own, new in zip(self._memories, memories, strict=True):
             foreach.copy_(own, new)
         return torch.stack([*losses, losses[0] if self.scaler.is_enabled() else super().norm()])

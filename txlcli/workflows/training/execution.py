@@ -21,7 +21,7 @@ from txlcli.core.measures.cost import counted_shares
 from txlcli.core.measures.gpus import data_sheet_flops_per_s
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
-from txlcli.core.training.reports import Report
+from txlcli.core.training.reports import Report, StepReport
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
@@ -131,10 +131,14 @@ def _take_steps(
     with ExitStack() as stack:
         profiler = _profiler(run, training, options.profile, options.max_steps) if options.profile else None
         log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
+        on_step: list[Callable[[int], None]] = []
         if training.world.is_rank_zero:
             log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
-            stack.callback(profiler.stop if profiler else int)
-        observers = _observers(log, profiler, training, reporter) if log else []
+            on_step += [log.show_step]
+            on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
+            if profiler:
+                stack.callback(profiler.stop)
+                on_step.append(profiler.on_step)
         try:
             _say_notes(training, reporter)
             for report in training.run(
@@ -142,7 +146,7 @@ def _take_steps(
                 should_stop=should_stop,
                 until_step=options.max_steps,
                 on_valid_tokens=log.show_validation if log else None,
-                on_step=observers,
+                on_step=on_step,
             ):
                 _say_notes(training, reporter)
                 try:
@@ -161,14 +165,6 @@ def _take_steps(
     return log.mfu if log else None, profile
 
 
-def _observers(
-    log: "TrainingLog", profiler: StepProfiler | None, training: Training, reporter: Reporter
-) -> list[Callable[[int], None]]:
-    """Return what rank 0 calls after every step, with its number."""
-    watch = [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
-    return [log.show_step, *watch, *([profiler.on_step] if profiler else [])]
-
-
 def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
     """Return a profiler of steps after the warm-up, between two validations."""
     train = run.settings.train
@@ -179,9 +175,8 @@ def _profiler(run: Run, training: Training, steps: int, until_step: int | None) 
     most = min(train.valid_every, last - after)
     if steps > most:
         raise UsageError(
-            f"`profile` {steps}: the warm-up ends with step {after:,}, the training run with step {last:,}, and a "
-            f"validation follows every {train.valid_every:,} steps; "
-            + (f"give at most {most:,}" if most > 0 else "take more steps, or leave it out")
+            f"`profile` {steps}: {max(most, 0):,} steps fit between the warm-up, which ends with step {after:,}, and "
+            f"the end or a validation, every {train.valid_every:,} steps; profile fewer steps, or train for more"
         )
     on_cuda = training.device.type == "cuda"
     return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=run.directory / TRACE)
@@ -232,8 +227,7 @@ class TrainingLog:
         stack: ExitStack,
         peak_tokens_per_s: float | None = None,
     ) -> None:
-        self._run, self._reporter, self._step = run, reporter, steps.start
-        self._peak_tokens_per_s = peak_tokens_per_s
+        self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, steps.start, peak_tokens_per_s
         self._receivers = [stack.enter_context(trackers.opened(run, after=steps.start, say=reporter.warn))]
         self._receivers += [on_report] if on_report else []
         progress = reporter.progress("training", steps.stop, "steps", start=steps.start)
@@ -243,13 +237,13 @@ class TrainingLog:
     def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
         line = as_line(report, self._run.metric)
-        if report.kind == "train" and self._peak_tokens_per_s is not None:
-            line["mfu"] = self.mfu = line["tokens_per_s"] / self._peak_tokens_per_s
+        if isinstance(report, StepReport) and self._peak_tokens_per_s is not None:
+            line["mfu"] = self.mfu = report.tokens_per_s / self._peak_tokens_per_s
         self._run.append_metrics(line)
         for receive in self._receivers:
             receive(line)
         self._step = report.step
-        self._show(report, line)
+        self._show(report)
 
     def show_step(self, step: int) -> None:
         """Show that a step was taken, with what the last report says."""
@@ -260,22 +254,18 @@ class TrainingLog:
         """Show how many tokens a validation has scored so far."""
         self._progress.reach(self._step, f"validating, {tokens:,} tokens")
 
-    def _show(self, report: Report, line: Line) -> None:
+    def _show(self, report: Report) -> None:
         metric = self._run.metric
         value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
-        if report.kind == "train":
-            if skipped := line.get("skipped_steps"):
-                steps = "step was" if skipped == 1 else "steps were"
-                self._reporter.say(f"{skipped} {steps} skipped up to step {report.step:,}: loss or gradient not finite")
-            rate = f"{line['tokens_per_s']:,.0f} tokens/s"
-            self._detail = f"train {value} {metric}, {rate}{self._valid}, lr {line['lr']:.2g}"
+        if isinstance(report, StepReport):
+            if report.skipped_steps:
+                self._reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
+            rate = f"{report.tokens_per_s:,.0f} tokens/s"
+            self._detail = f"train {value} {metric}, {rate}{self._valid}, lr {report.lr:.2g}"
         else:
             self._valid = f", valid {value}"
-            best = " (best so far)" if line["best"] else ""
-            averaged = " with averaged weights" if line["averaged"] else ""
-            self._reporter.say(
-                f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{averaged}{best}"
-            )
+            notes = " with averaged weights" * report.averaged + " (best so far)" * report.best
+            self._reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{notes}")
         self._progress.reach(report.step, self._detail)
 
 
@@ -285,16 +275,16 @@ class ProcessorWatch:
     def __init__(
         self,
         reporter: Reporter,
-        *,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        self._reporter, self._is_watching = reporter, torch.get_num_threads() > 1
-        self._clocks, self._started = (clock, cpu_clock), (clock(), cpu_clock())
+        self._reporter, self._clock, self._cpu_clock = reporter, clock, cpu_clock
+        self._start, self._cpu_start = clock(), cpu_clock()
+        self._is_watching = torch.get_num_threads() > 1
 
     def check(self, _step: int) -> None:
         """Compare the time since the start with the CPU time of all threads."""
-        seconds, cpu_seconds = (clock() - start for clock, start in zip(self._clocks, self._started, strict=True))
+        seconds, cpu_seconds = self._clock() - self._start, self._cpu_clock() - self._cpu_start
         if self._is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
             self._is_watching = False
             ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"

@@ -23,8 +23,6 @@ MIN_OTHERS = 2 << 30
 """Bytes that other processes use on a GPU before an error reports them; this one's libraries need up to 1 GiB."""
 MAX_SHOWN = 2
 """Largest number of suggestions."""
-MODES = get_args(Parallel)
-"""Modes of train.parallel; each one divides more of the state than the one before."""
 
 
 @contextmanager
@@ -76,19 +74,13 @@ def advise(
 
     needed = forecast(train)
     most = USABLE * min(available or needed, needed)
-    named = [f"{options} (about {format_size(size)})" for options, size in fitting(train, processes, most, forecast)]
+    sizes = ((smaller, forecast(smaller)) for smaller in smaller_steps(train, processes))
+    fitting = islice(((smaller, size) for smaller, size in sizes if size <= most), MAX_SHOWN)
+    named = [f"{_options(train, smaller)} (about {format_size(size)})" for smaller, size in fitting]
     needs = f"a step needs about {format_size(needed)}" + (f" of {format_size(available)}" if available else "")
     if named:
         return f"{needs}; try {', or '.join(named)}"
     return f"{needs}, and no division of the batch fits; use shorter lengths or a smaller model"
-
-
-def fitting(
-    train: TrainSettings, processes: int, most: float, forecast: Callable[[TrainSettings], int]
-) -> list[tuple[str, int]]:
-    """Return the options of the first settings that need at most `most` bytes by a forecast, and the bytes."""
-    sizes = ((smaller, forecast(smaller)) for smaller in smaller_steps(train, processes))
-    return [(_options(train, smaller), size) for smaller, size in islice((x for x in sizes if x[1] <= most), MAX_SHOWN)]
 
 
 def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSettings]:
@@ -96,13 +88,16 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
     Several processes may then divide more of the state.
     """
-    modes = MODES[MODES.index(train.parallel) :] if processes > 1 else (train.parallel,)
-    steps: tuple[Recompute, ...] = (False, True, "layers")
-    recomputes = steps[steps.index(train.recompute) :]  # each one keeps less than the one before
-    for parallel, accumulate in product(modes, range(train.accumulate, train.batch_size // processes + 1)):
-        if train.batch_size % (accumulate * processes):
-            continue
-        for recompute in recomputes:
+    recomputes: tuple[Recompute, ...] = (
+        False,
+        True,
+        "layers",
+    )  # each needs less than the one before, as each mode does
+    modes = get_args(Parallel)
+    modes = modes[modes.index(train.parallel) :] if processes > 1 else (train.parallel,)
+    divisions = range(train.accumulate, train.batch_size // processes + 1)
+    for parallel, accumulate, recompute in product(modes, divisions, recomputes[recomputes.index(train.recompute) :]):
+        if train.batch_size % (accumulate * processes) == 0:
             with suppress(RecipeError):  # such as fp16 with fsdp, or recompute = true with the reference
                 smaller = replace(train, parallel=parallel, accumulate=accumulate, recompute=recompute)
                 if smaller != train:
@@ -111,7 +106,5 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
 def _options(before: TrainSettings, after: TrainSettings) -> str:
     """Return the options of the command line that lead from one of these settings to the other."""
-    changed = {name: getattr(after, name) for name in ("parallel", "accumulate", "recompute")}
-    return " ".join(
-        f"--set train.{name}={str(value).lower()}" for name, value in changed.items() if value != getattr(before, name)
-    )
+    values = {name: (getattr(before, name), getattr(after, name)) for name in ("parallel", "accumulate", "recompute")}
+    return " ".join(f"--set train.{name}={str(new).lower()}" for name, (old, new) in values.items() if new != old)

@@ -19,8 +19,8 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.saving import Saver
+from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.core.training.state import scheduled_lr
 from txlcli.core.training.validation import Split
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
@@ -344,14 +344,9 @@ def _check_resumed(run: Run, before: Run, training: Training, until_step: int | 
     last, due, step = run.settings.train.max_steps, training.validation_is_due(), training.step
     if step > last:
         raise RecipeError(f"{run.directory} is already at step {step:,}; train.max_steps cannot be {last:,}")
-    if training.has_ended and step < last:
-        stale = f"{training.stale} validations in a row brought no improvement"
-        further = "to train it further add `overrides` train.stop_after=none"
-        raise RunError(f"{run.directory} has finished at step {step:,}, since {stale}; {further}")
-    if step == last and not due:
-        raise RunError(
-            f"{run.directory} has finished its {last:,} steps; to train it longer add `overrides` train.max_steps=N"
-        )
+    if training.has_ended:
+        longer = "train.max_steps=N" if step == last else "train.stop_after=none"
+        raise RunError(f"{run.directory} has finished its {step:,} steps; to train it longer add `overrides` {longer}")
     if until_step is not None and (step > until_step or (step == until_step and not due)):
         raise UsageError(f"`max_steps` {until_step}: {run.directory} is already at step {step:,}; give a later step")
     batch_size = run.settings.train.valid_batch_size

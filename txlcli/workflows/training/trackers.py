@@ -10,11 +10,8 @@ import os
 import secrets
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from txlcli.config import recipe
 from txlcli.config.sections import LogSettings
@@ -28,44 +25,31 @@ IDS = "trackers.json"
 PROJECT = "txl"
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """The run that a tracker records."""
-
-    name: str
-    directory: Path
-    config: dict[str, dict[str, Any]]
-    """Resolved settings by section."""
-    after: int
-    """Step at which training begins."""
-    tracked_id: str | None
-    """Id that the tracker returned when the run was started; None for the first start."""
-
-
-class Tracker(ABC):
+class Tracker(Protocol):
     """Receives the metrics of one run."""
 
-    tracked_id: str | None = None
-    """Id to continue the recording with; None if the run directory has it."""
+    @property
+    def tracked_id(self) -> str | None:
+        """Id to continue the recording with; None if the run directory has it."""
 
-    @abstractmethod
     def log(self, values: dict[str, float], step: int) -> None:
         """Record metrics, named like "train/loss_nats", at a step."""
 
-    @abstractmethod
     def close(self) -> None:
         """Write what is buffered and end the recording."""
 
 
-class TensorBoardTracker(Tracker):
+class TensorBoardTracker:
     """Event files in the run directory; points beyond the step at which training begins are replaced."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    tracked_id = None
+
+    def __init__(self, run: Run, after: int, _tracked_id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run.directory), purge_step=run.after + 1)
-        settings = json.dumps({"run": run.name, **run.config}, indent=2).replace("\n", "\n    ")
-        self._writer.add_text("settings", f"    {settings}", run.after + 1)  # Markdown: an indented block is code
+        self._writer = SummaryWriter(str(run.directory), purge_step=after + 1)
+        settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2).replace("\n", "\n    ")
+        self._writer.add_text("settings", f"    {settings}", after + 1)  # Markdown: an indented block is code
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -75,71 +59,61 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-class _StartedTracker(Tracker):
-    """A tracker whose package starts a run with `log` and `finish`; W&B ignores steps that it has."""
+class WandbTracker:
+    """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
 
-    _run: Any
+    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
+        import wandb
+
+        self.tracked_id, config = tracked_id or secrets.token_hex(4), recipe.to_table(run.settings)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=self.tracked_id,
+            name=run.name,
+            config=config,
+            dir=os.environ.get("WANDB_DIR", str(run.directory)),
+            resume="allow",
+            settings=wandb.Settings(console="off"),
+        )
+        self._run.config.update(config, allow_val_change=True)  # settings may change on resume
 
     def log(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)
+        self._run.log(values, step=step)  # W&B ignores steps that it has
 
     def close(self) -> None:
         self._run.finish()
 
 
-class WandbTracker(_StartedTracker):
-    """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
+class TrackioTracker(WandbTracker):
+    """Trackio, which stores runs in its local directory and has the interface of W&B."""
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
-
-        self.tracked_id = run.tracked_id or secrets.token_hex(4)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=self.tracked_id,
-            name=run.name,
-            config=run.config,
-            dir=os.environ.get("WANDB_DIR", str(run.directory)),
-            resume="allow",
-            settings=wandb.Settings(console="off"),
-        )
-        self._run.config.update(run.config, allow_val_change=True)  # settings may change on resume
-
-
-class TrackioTracker(_StartedTracker):
-    """Trackio, which stores runs in its local directory."""
-
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
         import trackio
 
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=run.tracked_id or run.name,
-            config=run.config,
-            resume="allow" if run.tracked_id else "never",
+            name=tracked_id or run.name,
+            config=recipe.to_table(run.settings),
+            resume="allow" if tracked_id else "never",
             embed=False,
         )
         self.tracked_id = str(self._run.name)  # Trackio appends a suffix to a name that is taken
 
 
-class MlflowTracker(Tracker):
-    """MLflow, at MLFLOW_TRACKING_URI."""
+class MlflowTracker:
+    """MLflow, at MLFLOW_TRACKING_URI; its parameters are final, so that a resumed run keeps the first ones."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         self._client, self._metric = MlflowClient(), Metric
         self._recorded: dict[str, set[int]] = {}
-        self._run_id = self.tracked_id = run.tracked_id or self._new_run(run.name)
+        self.tracked_id = self._run_id = tracked_id or self._new_run(run.name)
         self._client.update_run(self._run_id, status="RUNNING")
-        before = self._client.get_run(self._run_id).data.params
-        params = {f"{section}.{key}": str(value) for section, keys in run.config.items() for key, value in keys.items()}
-        for name, value in params.items():
-            if name not in before:
-                self._client.log_param(self._run_id, name, value)
-            elif before[name] != value:  # parameters of MLflow are final
-                self._client.set_tag(self._run_id, f"resumed.{name}", value)
+        for section, keys in recipe.to_table(run.settings).items() if tracked_id is None else ():
+            for key, value in keys.items():
+                self._client.log_param(self._run_id, f"{section}.{key}", str(value))
 
     def _new_run(self, name: str) -> str:
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -161,13 +135,15 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._run_id)
 
 
-BACKENDS: dict[str, Callable[[TrackedRun], Tracker]] = {
+BACKENDS: dict[str, Callable[[Run, int, str | None], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
     "mlflow": MlflowTracker,
 }
-"""Trackers by the words of log.to, which are also the names of their packages and of txl's extras."""
+"""Trackers by the words of log.to, the names of their packages and of txl's extras.
+
+Each is made from the run, the step at which training begins, and the id that the tracker had at the first start."""
 
 
 def requested(log: LogSettings) -> list[str]:
@@ -204,8 +180,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
     def start(name: str) -> None:
         path = run.directory / IDS
         ids = parse_json(read_text(path, MAX_SETTINGS)) if path.exists() else {}
-        config = recipe.to_table(run.settings)
-        trackers[name] = tracker = BACKENDS[name](TrackedRun(run.name, run.directory, config, after, ids.get(name)))
+        trackers[name] = tracker = BACKENDS[name](run, after, ids.get(name))
         if tracker.tracked_id != ids.get(name):
             with replacing(path) as draft:
                 draft.write_text(json.dumps({**ids, name: tracker.tracked_id}, indent=2) + "\n", encoding="utf-8")
