@@ -225,13 +225,9 @@ def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
 
 
-def test_a_vocabulary_of_another_system_beside_the_ids_is_rejected(ids_of_nanogpt):
+def test_a_vocabulary_of_another_system_next_to_the_ids_is_not_read(ids_of_nanogpt):
     (ids_of_nanogpt / "shakespeare/vocab.json").write_text('{"the": 0}')
-    assert refusal("prepare", "shakespeare", code=1) == (
-        "shakespeare/vocab.json: lies next to the files, but is not a vocabulary of txl; move it away, or give --vocab "
-        "or --vocab-size"
-    )
-    done("prepare", "shakespeare", "--vocab-size", 17)
+    assert json_of("prepare", "shakespeare")["tokenizer"] == "ids"
 
 
 def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_them(ids_of_nanogpt):

@@ -5,6 +5,8 @@ import struct
 import numpy as np
 import pytest
 
+from txlcli.corpora import signatures
+from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
 from txlcli.exchange import token_files
 
@@ -238,14 +240,13 @@ def test_a_damaged_index_is_rejected(tmp_path, change):
     assert refusal(path) == f"{tmp_path}/data.idx: damaged, or not the index of data.bin; write both again"
 
 
-@pytest.mark.parametrize("name", ["train.idx", "valid.idx", "VALID.IDX", "data.idx"])
-def test_an_index_without_ids_or_without_train_in_a_directory_is_rejected(tmp_path, name):
-    if name == "data.idx":
-        megatron(tmp_path, IDS, [7])
-    elif name != "train.idx":
-        (tmp_path / "train.bin").write_bytes(packed("H", IDS))
-    (tmp_path / name).write_bytes(megatron_index([7]))
-    assert refusal(tmp_path).startswith(f"{tmp_path}: an .idx without its .bin, or no .bin named after train; ")
+def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
+    megatron(tmp_path, IDS, [7])
+    assert read(tmp_path) == ("Megatron", {"": IDS})
+    (tmp_path / "data.bin").unlink()
+    assert token_files.find(tmp_path, None) == {}
+    with pytest.raises(CorpusError, match=r"an index of Megatron is not text; put the \.bin of the same name"):
+        signatures.reject_other_than_text(tmp_path / "data.idx")
 
 
 def test_an_unknown_version_of_llm_c_is_rejected_unless_the_file_has_no_header(tmp_path):

@@ -91,7 +91,7 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
     if source.is_dir():
         by_split = _by_split(source, is_export=vocab_size is not None)
     else:
-        by_split = {"": [_with_ending(source, BIN)]} if source.suffix.lower() in (BIN, IDX) else {}
+        by_split = {"": [source.with_suffix(BIN)]} if source.suffix in (BIN, IDX) else {}
     exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
     tokens = {split: tuple(_open(path, dtype or exported) for path in paths) for split, paths in by_split.items()}
     formats = sorted({part.format for parts in tokens.values() for part in parts})
@@ -108,16 +108,10 @@ def format_of(tokens: Tokens) -> str | None:
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
     visible = text_files(directory)
-    files = {path: _split_in(path.relative_to(directory)) for path in visible if path.suffix.lower() == BIN}
-    indexes = [path for path in visible if path.suffix.lower() == IDX and _is_of_megatron(path)]
-    is_named = "train" in files.values() or (is_export and bool(files))
-    if indexes and (not is_named or any(_with_ending(path, BIN) not in files for path in indexes)):
-        raise CorpusInputError(
-            f"{directory}: an .idx without its .bin, or no .bin named after train; add or rename the files, or give "
-            "one .idx to split its ids"
-        )
-    others = [path for path in visible if path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)]
-    if not is_named and (others or not files):
+    files = {path: _split_in(path.relative_to(directory)) for path in visible if path.suffix == BIN}
+    is_named = "train" in files.values() or is_export
+    others = [path for path in visible if path.suffix not in (BIN, IDX, ".pkl") and not is_companion(path)]
+    if not files or (others and not is_named):
         return {}
     if not any(files.values()):
         return {"": list(files)}
@@ -133,25 +127,12 @@ def _split_in(path: Path) -> str | None:
     return splits.pop() if len(splits) == 1 else None
 
 
-def _with_ending(path: Path, ending: str) -> Path:
-    """Return the path with another ending, in capitals if that of the path is."""
-    return path.with_suffix(ending.upper() if path.suffix.isupper() else ending)
-
-
-def _is_of_megatron(index: Path) -> bool:
-    if not check_regular(index).is_file():
-        return False
-    with index.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def _open(path: Path, dtype: str | None) -> TokenPart:
     """Return the ids of a file."""
     if not check_regular(path).is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
-    index = _with_ending(path, IDX)
-    if check_regular(index).is_file():
-        return _of_megatron(path, index)
+    if check_regular(path.with_suffix(IDX)).is_file():
+        return _of_megatron(path, path.with_suffix(IDX))
     return _of_llm_c(path, dtype) or _without_header(path, dtype)
 
 

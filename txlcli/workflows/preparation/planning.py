@@ -86,18 +86,18 @@ class Plan:
 def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> Plan:
     """Fill in what the corpus decides, and reject options that have no effect on it."""
     corpus, source = _find_source(corpus_or_path, options)
+    from txlcli.exchange import containers
+
     own = source if corpus is corpora.OWN_TEXT else None
     exported = _exported_vocabulary(own, options) if own else None
-    size = exported.size if isinstance(exported, Vocab) else None
+    size = exported.size if exported else None
     try:
         tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else {}
-        files = _find_files(own, options) if own and not tokens else ()
+        files = containers.find(own, options.column, options.encoding) if own and not tokens else ()
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
     if own and vocab is None and (tokens or (files and all(file.is_pieces for file in files))):
-        if isinstance(exported, VocabularyError):
-            raise exported
         vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
@@ -152,28 +152,15 @@ def _unknown_source(word: str) -> UsageError:
     return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 
-def _find_files(source: Path, options: PrepareOptions) -> "tuple[TextFile, ...]":
-    """Return the files of the user's own whose text must be extracted; empty for plain text."""
-    from txlcli.exchange import containers
-
-    return containers.find(source, options.column, options.encoding)
-
-
-def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | VocabularyError | None:
-    """Return the vocabulary that txl exported with the files, unless the user describes another.
-
-    If there is another file of its name, return the error for files that need the vocabulary.
-    """
+def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
+    """Return the vocabulary that txl exported with the files, unless the user describes another."""
     file = (source if source.is_dir() else source.parent) / token_files.VOCABULARY
     if options.given("tokenizer", "vocab_size", "min_count", "sp_type") or not file.is_file():
         return None
     try:
         return vocabularies.read(file)
-    except VocabularyError:
-        return VocabularyError(
-            f"{file}: lies next to the files, but is not a vocabulary of txl; move it away, or give `vocab` or "
-            "`vocab_size`"
-        )
+    except VocabularyError:  # another system's file of that name
+        return None
 
 
 def _reject_unused(
