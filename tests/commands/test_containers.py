@@ -88,11 +88,8 @@ def test_a_text_in_another_encoding_is_converted(plain, encoding):
     done("prepare", "legacy.txt", "--encoding", encoding, "--name", "again", "--tokenizer", "char")
     assert digests("again") == digests("plain")
     (plain / "rows.csv.gz").write_bytes(gzip.compress(delimited(",").decode().encode(encoding)))
-    told = json_of(
-        "prepare", "rows.csv.gz", "--encoding", encoding, "--name", "again", "--tokenizer", "char", "--force"
-    )
+    done("prepare", "rows.csv.gz", "--encoding", encoding, "--name", "again", "--tokenizer", "char", "--force")
     assert digests("again") == digests("plain")
-    assert told["notes"][-2:] == ["unpacked: gzip", f"converted from {encoding} to UTF-8"]
 
 
 def test_a_saved_dataset_has_the_splits_of_its_folders(plain):

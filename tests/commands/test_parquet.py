@@ -64,7 +64,7 @@ def test_a_dataset_gives_the_tokens_of_its_lines(dataset, tokenizer):
     assert told["splits"] == {
         split: told["splits"][split] | vars(store("novel").info(split)) for split in told["splits"]
     }
-    assert "text of the column text of 3 Parquet files" in told["notes"]
+    assert "text of the column text (Parquet files: 3)" in told["notes"]
 
 
 def test_other_files_of_a_directory_are_named_as_left_out(untouched):
@@ -83,10 +83,8 @@ def test_a_single_file_is_cut_at_line_ends(untouched):
     cut = store("stories")
     assert sum(info.tokens for info in cut.splits.values()) == 5 * len(rows)
     assert all(info.tokens % 5 == 0 for info in cut.splits.values())
-    assert told["notes"] == [
-        "text of the column story of 1 Parquet file",
-        "rows without a text (null), which were left out: 1",
-    ]
+    assert told["notes"] == ["text of the column story (Parquet files: 1)"]
+    assert told["changes"] == {"rows_without_text": 1}
 
 
 def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):

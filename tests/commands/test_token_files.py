@@ -196,8 +196,8 @@ def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size,
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
     (untouched / "all.idx").write_bytes(header)
     assert refusal("prepare", "all.idx", "--split", "100,0,0", *size, code=1) == (
-        f"all.bin: token 1 has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab, --vocab-size or "
-        "--dtype of this file, or write it again"
+        f"all.bin: has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab, --vocab-size or --dtype "
+        "of this file, or write it again"
     )
     assert not list((untouched / "data").glob("all*"))
 

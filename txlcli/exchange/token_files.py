@@ -57,8 +57,6 @@ class TokenPart:
     """First byte."""
     count: int
     """Number of ids."""
-    first: int = 0
-    """Number of ids before them in the file."""
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the ids in blocks."""
@@ -73,8 +71,7 @@ class TokenPart:
 
     def between(self, start: int, stop: int) -> "TokenPart":
         """Return the ids from `start` up to `stop`."""
-        offset = self.offset + start * self.dtype.itemsize
-        return replace(self, offset=offset, count=stop - start, first=self.first + start)
+        return replace(self, offset=self.offset + start * self.dtype.itemsize, count=stop - start)
 
 
 Tokens = Mapping[str, tuple[TokenPart, ...]]

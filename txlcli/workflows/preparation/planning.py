@@ -1,6 +1,5 @@
 """Checks the options of `txl prepare` and turns them into a plan."""
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageE
 from txlcli.exchange import token_files, vocabularies
 from txlcli.exchange.token_files import Tokens
 from txlcli.paper.metrics import metric_of
-from txlcli.suggestions import meant_name
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import PrepareOptions
 
@@ -124,8 +122,10 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
     source = options.source
     if corpus_or_path not in corpora.CORPORA:
         path = Path(corpus_or_path)
+        if not path.exists() and re.search(r"[/\\.]", corpus_or_path):
+            raise UsageError(f"no file or folder at {path}; give the path of a file or folder with your text")
         if not path.exists():
-            raise _unknown_source(corpus_or_path)
+            raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)
         if source is not None:
             raise UsageError(
                 f'`source` needs the name of a corpus, and "{corpus_or_path}" is not one; prepare the path without it'
@@ -139,17 +139,6 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
             f"no file or folder at {source}; give `source` an archive, folder or file of {corpus_or_path}"
         )
     return corpus, check_regular(source)
-
-
-def _unknown_source(word: str) -> UsageError:
-    """Return the error for a word that is neither a corpus nor a path: a word like a path is compared with paths."""
-    path = Path(word)
-    names = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
-    near, is_path = meant_name(path.name, names), re.search(r"[/\\.]", word)
-    if is_path or (near and not meant_name(word, corpora.CORPORA)):
-        hint = f'did you mean "{path.with_name(near)}"?' if near else "give the path of a file or folder with your text"
-        return UsageError(f"no file or folder at {word}; {hint}")
-    return UnknownNameError("corpus or path", word, corpora.CORPORA)
 
 
 def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,63 +50,45 @@ def _extract_text(
     """Write the text of files into text files of the same names, and find the splits in these."""
     from txlcli.exchange import containers
 
-    source = plan.source or work
+    assert plan.source is not None
+    source, only_utf8 = plan.source, plan.tokenizer != "byte"
+    directory = source if source.is_dir() else source.parent
+    extracted = work / source.relative_to(directory)
+    records = documents.offsets if documents and documents.unit == "records" else None
     plain = [file.path for file in plan.files if not (file.column or file.packing)]
     reject_other_than_text(*plain, is_utf8=plan.options.encoding is None)
-    directory, count = source if source.is_dir() else source.parent, len(plan.files)
     size = missing = 0
-    with reporter.progress("reading files", count, "files") as step:
+    with reporter.progress("reading files", len(plan.files), "files") as step:
         for file in plan.files:
             target = work / file.path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            records = documents.offsets if documents and documents.unit == "records" else None
-            written = containers.extract(
-                file, target, only_utf8=plan.tokenizer != "byte", with_starts=records is not None
-            )
+            written = containers.extract(file, target, only_utf8=only_utf8, with_starts=records is not None)
             if records is not None:
                 records[target] = written.starts
             size, missing = size + written.size, missing + written.missing
             step.advance(1)
-    column = plan.files[0].column
+    columns = ", ".join(dict.fromkeys(file.column for file in plan.files if file.column))
     if not size:
-        fault = f"the column {column} has no text; give `column` another" if column else "there is no text in it"
+        fault = f"the column {columns} has no text; give `column` another" if columns else "there is no text in it"
         raise CorpusError(f"{source}: {fault}")
-    written_to = work if source.is_dir() else work / source.name
     try:
-        found = plan.corpus.read(written_to, options)
+        text = plan.corpus.read(extracted, options)
     except CorpusError as error:
-        raise CorpusError(str(error).replace(str(written_to), str(source))) from error
-    used = {*(file.path for file in plan.files), plan.vocab_file}
+        raise CorpusError(str(error).replace(str(extracted), str(source))) from error
     files, hidden = list_files(source)
-    others = [path for path in files if path not in used]
+    others = [path for path in files if path not in {*(file.path for file in plan.files), plan.vocab_file}]
+    formats = " and ".join(dict.fromkeys(file.format for file in plan.files))
+    notes = list(text.notes)
+    if columns:
+        notes.append(f"text of the column {columns} ({formats} files: {len(plan.files):,})")
+    if others:
+        notes.append(f"files in the folder that are not {formats}, which were left out: {list_names(others, source)}")
     changes = {
-        "files_skipped": len(others) + found.changes.get("files_skipped", 0),
+        "files_skipped": len(others) + text.changes.get("files_skipped", 0),
         "hidden_files_skipped": hidden,
         "rows_without_text": missing,
     }
-    return replace(
-        found,
-        notes=(*found.notes, *_extraction_notes(plan, source, others, missing)),
-        changes={**found.changes, **changes},
-    )
-
-
-def _extraction_notes(plan: Plan, source: Path, others: Sequence[Path], missing: int) -> Iterator[str]:
-    """Yield notes on the files that were read, those that were left out, and rows without a text."""
-    count = len(plan.files)
-    ending = f"{count:,} {{}} file{'s' * (count > 1)}"
-    formats = " and ".join(dict.fromkeys(file.format for file in plan.files))
-    if columns := ", ".join(dict.fromkeys(file.column for file in plan.files if file.column)):
-        yield f"text of the column {columns} of {ending.format(formats)}"
-    if packings := sorted({file.packing for file in plan.files if file.packing}):
-        yield f"unpacked: {' and '.join(packings)}"
-    if plan.options.encoding:
-        yield f"converted from {plan.options.encoding} to UTF-8"
-    if others:
-        named = list_names(others, source)
-        yield f"files in the folder that are not {formats}, which were left out: {named}"
-    if missing:
-        yield f"rows without a text (null), which were left out: {missing:,}"
+    return replace(text, notes=tuple(notes), changes={**text.changes, **changes})
 
 
 def _download(plan: Plan, work: Path, reporter: Reporter) -> None:

@@ -64,20 +64,16 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArra
     total = np.zeros(1, dtype=np.int64)
     sha256 = hashlib.sha256()
     for part in parts:
-        done = part.first
         for block in part.blocks():
-            wrong = (block < 0) | (block >= limit)
-            if wrong.any():
-                at = int(np.argmax(wrong))
+            if len(wrong := block[(block < 0) | (block >= limit)]):
                 raise CorpusInputError(
-                    f"{part.path}: token {done + at:,} has the id {int(block[at]):,}, but the vocabulary has {limit:,} "
-                    "ids; give the `vocab`, `vocab_size` or `dtype` of this file, or write it again"
+                    f"{part.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give the "
+                    "`vocab`, `vocab_size` or `dtype` of this file, or write it again"
                 )
             counts = np.bincount(block.astype(np.int64), minlength=len(total))
             counts[: len(total)] += total
             total = counts
             sha256.update(block.astype("<u4").tobytes())
-            done += len(block)
             step.advance(len(block))
     return total, sha256.digest()
 
