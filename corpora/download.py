@@ -15,7 +15,6 @@ from .special_files import reject_special
 
 BLOCK = 1 << 20
 LARGEST = 8 << 30  # bytes of a file whose size is not published
-LONGEST_REASON = 100  # characters of a server's message
 ATTEMPTS = 3  # per address, as long as each receives more bytes
 TIMEOUT_S = 60.0  # until the connection, and between two blocks
 AGENT = "txl"  # some hosts refuse Python's own user agent
@@ -95,7 +94,7 @@ def _complete(
             if getattr(error, "code", None) != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 cause = error.reason if type(error) is urllib.error.URLError else error
                 reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-                raise CorpusError(" ".join(reason.split())[:LONGEST_REASON]) from error
+                raise CorpusError(" ".join(reason.split())[:100]) from error
     if wrong := fault(part, download):
         part.unlink()
         raise CorpusError(wrong)

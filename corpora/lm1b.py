@@ -14,9 +14,9 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
+from .corpus import SPLITS, Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
 from .english import join_english
-from .locate import missing_note, split_files, text_files, whole
+from .locate import missing_note, text_files, whole
 
 VOCABULARY_FILE = "1b_word_vocab.txt"
 TRAIN = r"news\.en-\d{5}-of-\d{5}"
@@ -24,26 +24,19 @@ HELDOUT = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-0
 
 
 def read(source: Path, options: ReadOptions) -> Text:
-    """Return the splits in `source`, found by the names of the shards, else by names such as train and test."""
+    """Return the splits in `source`, found by the names of the shards."""
     files = {path.name: path for path in text_files(source)}
     vocabulary = files.get(VOCABULARY_FILE, source.with_name(VOCABULARY_FILE))
-    heldout = {split: HELDOUT["test" if options.released else split] for split in HELDOUT}
-    names = {
-        "train": sorted(name for name in files if re.fullmatch(TRAIN, name)),
-        **{split: [name] for split, name in heldout.items()},
+    shards = {split: [HELDOUT["test" if options.released else split]] for split in HELDOUT}
+    shards["train"] = sorted(name for name in files if re.fullmatch(TRAIN, name))
+    splits = {
+        split: tuple(piece for name in shards[split] for piece in whole(files[name]))
+        for split in SPLITS
+        if files.keys() & shards[split]
     }
-    shards = {
-        split: [piece for name in names[split] if name in files for piece in whole(files[name])] for split in names
-    }
-    splits = {split: tuple(pieces) for split, pieces in shards.items() if pieces}
-    conventions: dict[str, str] = {}
     if not splits:
-        paths = split_files(source, {"train": "news.en-00001-of-00100", **HELDOUT}, "lm1b")
-        if options.released and "test" in paths:
-            paths["valid"] = paths["test"]
-        splits = {split: whole(path) for split, path in paths.items()}
-        conventions = {split: f"{path.name}, not known to be a shard" for split, path in paths.items()}
-    return Text(splits, missing_note(splits), conventions, vocabulary if vocabulary.is_file() else None)
+        raise CorpusError(f"{source}: found no file of lm1b; expected names such as {HELDOUT['test']}")
+    return Text(splits, missing_note(splits), vocabulary_file=vocabulary if vocabulary.is_file() else None)
 
 
 CORPUS = Corpus(

@@ -68,51 +68,22 @@ def split_of(name: str) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def split_files(source: Path, official: Mapping[str, str], corpus: str) -> dict[str, Path]:
-    """Return the file of each split, for a corpus with one file per split.
-
-    Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
-    """
-    files = text_files(source)
-    by_split = {split: path for path in files for split, name in official.items() if path.name == name}
-    similar: dict[str, Path] = {}
-    for path in files:
-        split = split_of(path.name)
-        if split is None or split in by_split or format_of(path):
-            continue
-        if split in similar:
-            raise CorpusError(f"{similar[split]} and {path}: both look like the {split} split; keep one of them")
-        similar[split] = path
-    by_split |= similar
-    if not by_split:
-        names = ", ".join(official.values())
-        raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
-    return {split: by_split[split] for split in SPLITS if split in by_split}
-
-
-def one_file(source: Path, name: str) -> Path:
-    """Return the file of a corpus with only one file: `source` itself, or the file below it with that name.
-
-    If there is none, use a file whose name begins with it, such as a prefix of the corpus, but not an archive.
-    """
-    if not source.is_dir():
-        return source
-    similar = [path for path in text_files(source) if path.name.startswith(name)]
-    candidates = [path for path in similar if path.name == name] or [path for path in similar if not format_of(path)]
-    if len(candidates) != 1:
-        raise CorpusError(
-            f"{source}: expected one file {name}, or one whose name begins so, found {len(candidates)}; "
-            "give --source the file itself"
-        )
-    return candidates[0]
-
-
 def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
     """Split a corpus of 10^8 bytes, or a prefix of n: n // 20 each for valid and test, the rest for train.
 
+    It is `source` itself, or the only file below it with this name, else the only one whose name begins so.
     A byte that is not in `known` is rejected; `reason` says so in the error.
     """
-    path = one_file(source, name)
+    paths = [source]
+    if source.is_dir():
+        paths = [path for path in text_files(source) if path.name.startswith(name) and not format_of(path)]
+        paths = [path for path in paths if path.name == name] or paths
+    if len(paths) != 1:
+        raise CorpusError(
+            f"{source}: expected one file {name}, or one whose name begins so, found {len(paths)}; "
+            "give --source the file itself"
+        )
+    path = paths[0]
     reject_packed(path)
     size, other = path.stat().st_size, f"this is another file; give {name} or a prefix of it"
     if size > FULL_SIZE:
@@ -139,9 +110,26 @@ def whole(path: Path) -> tuple[Slice, ...]:
 
 
 def read_files(source: Path, official: Mapping[str, str], corpus: str) -> Text:
-    """Return the text of one whole file per split; see `split_files`."""
-    files = split_files(source, official, corpus)
-    return Text({split: whole(path) for split, path in files.items()}, missing_note(files))
+    """Return the text of a corpus with one whole file per split.
+
+    Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
+    """
+    files = text_files(source)
+    by_split = {split: path for path in files for split, name in official.items() if path.name == name}
+    similar: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path.name)
+        if split is None or split in by_split or format_of(path):
+            continue
+        if split in similar:
+            raise CorpusError(f"{similar[split]} and {path}: both look like the {split} split; keep one of them")
+        similar[split] = path
+    by_split |= similar
+    if not by_split:
+        names = ", ".join(official.values())
+        raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
+    splits = {split: whole(by_split[split]) for split in SPLITS if split in by_split}
+    return Text(splits, missing_note(splits))
 
 
 def missing_note(splits: Mapping[str, object]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import codecs
 import functools
 import tomllib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,29 +104,27 @@ def reject_packed(*paths: Path) -> None:
     """Reject archives and compressed files."""
     for path in paths:
         if name := format_of(path):
-            raise _not_text(path, name, paths)
+            raise _not_text(path, name)
 
 
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
     for path in paths:
         if name := format_of(path, *_table()):
-            raise _not_text(path, name, paths)
+            raise _not_text(path, name)
         if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
             raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")
 
 
-def _not_text(path: Path, name: str, paths: Sequence[Path]) -> CorpusError:
-    """Return the error for a file of this format, alone or next to text."""
-    others = _table()["other"]
-    if name in _table()["rows"]:
+def _not_text(path: Path, name: str) -> CorpusError:
+    """Return the error for a file of this format."""
+    table = _table()
+    if name in table["rows"]:
         return CorpusError(f"{path}: a file of {name} is not text; prepare it as own text, or write it as text")
-    if name not in others:
+    if name in table["packed"] or name == "zlib":
         return CorpusError(f"{path}: an archive or compressed file is not text; unpack it first ({name})")
-    way = "" if None in (format_of(each, "other") for each in paths) else others[name].get("way", "")
-    return CorpusError(
-        f"{path}: {name} is not text; {way or 'keep the text in a folder of its own, or name a file of it'}"
-    )
+    way = table["other"][name].get("way", "name a file of text")
+    return CorpusError(f"{path}: {name} is not text; {way}, or move it away from the text")
 
 
 def conversion(encoding: str) -> str:
