@@ -139,16 +139,6 @@ def test_a_single_file_is_cut_by_its_ids(untouched):
     assert {split: info.tokens for split, info in store("all").splits.items()} == {"train": 800, "valid": 200}
 
 
-def test_directories_name_the_splits_of_ids(untouched):
-    sizes = {"train": 997, "valid": 101, "test": 89}
-    for split, count in sizes.items():
-        (untouched / "ids").mkdir(exist_ok=True)
-        write_ids(untouched / f"ids/{split}/000.bin", sample(count))
-    told = json_of("prepare", "ids")
-    assert {split: info["tokens"] for split, info in told["splits"].items()} == sizes
-    assert "uint16 ids of test/000.bin, train/000.bin, valid/000.bin" in told["notes"]
-
-
 def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(untouched):
     for number, ids in enumerate([sample(300), sample(300), sample(400)]):
         write_ids(untouched / f"chunks/chunk_{number}.bin", ids, "q")
@@ -209,18 +199,11 @@ def test_too_few_ids_to_split_are_rejected(untouched):
     )
 
 
-@pytest.mark.parametrize(
-    "unused",
-    [["--min-count", 2], ["--sp-type", "bpe"], ["--released-convention"], ["--workers", 2], ["--split", "90,5,5"]],
-)
-def test_options_for_text_are_rejected_with_ids(ids_of_nanogpt, unused):
-    assert refusal("prepare", "shakespeare", *unused).startswith(f"{unused[0]} has no effect here; it is for ")
-
-
 def test_options_that_the_files_decide_are_rejected(ids_of_nanogpt):
     assert refusal("prepare", "shakespeare", "--vocab-size", 1 << 21) == (
         "--vocab-size 2097152 is too large for ids; give at most 1048576"
     )
+    assert refusal("prepare", "shakespeare", "--workers", 2).startswith("--workers has no effect here; it is for text")
     without_header = "--dtype has no effect here; it is for a .bin of ids without a header, without --tokenizer"
     assert refusal("prepare", "novel", "--dtype", "uint16") == without_header
 

@@ -163,14 +163,6 @@ def test_a_file_is_cut_at_line_ends(tmp_path):
     assert len(parts["valid"]) == pytest.approx(path.stat().st_size * 0.05, abs=10)
 
 
-def test_a_byte_order_mark_does_not_change_the_cuts(tmp_path):
-    text = "a line of text\n" * 200 + "語" * 333
-    (tmp_path / "marked.txt").write_text("\ufeff" + text, encoding="utf-8")
-    parts = texts(directory.read(tmp_path / "marked.txt", ReadOptions(shares=(50, 40, 10))))
-    assert "".join(part.decode() for part in parts.values()) == text
-    assert parts["train"].endswith(b"text\n")
-
-
 @pytest.mark.parametrize(("text", "end"), [("word " * 500, " "), ("語" * 333, "語")])
 def test_text_without_line_ends_is_cut_at_blanks_else_between_characters(tmp_path, text, end):
     (tmp_path / "one-line.txt").write_text(text, encoding="utf-8")

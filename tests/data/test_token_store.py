@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.hdf5_files import flip
 from tests.samples import sampled
 from txlcli.corpora.corpus import SPLITS
-from txlcli.data.token_store import SplitInfo, StoreFacts, TokenStore, prepare_command, stores_in, writing
+from txlcli.data.token_store import SplitInfo, StoreFacts, TokenStore, prepare_command, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import StoreError
 
@@ -239,25 +239,14 @@ def test_packed_arrays_that_are_larger_than_the_file_are_rejected(tmp_path, part
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
-def test_stores_are_found_by_name(tmp_path):
-    for name in ("b.h5", "a.h5", ".a.h5.1.tmp", "notes.txt"):
-        (tmp_path / name).touch()
-    assert [path.name for path in stores_in(tmp_path)] == ["a.h5", "b.h5"]
-    assert stores_in(tmp_path / "nowhere") == []
-
-
 @pytest.mark.parametrize(
     ("name", "command"),
     [
         ("wt103", "txl prepare wt103"),
         ("enwik8-released", "txl prepare enwik8 --released-convention"),
-        ("stdlib-word", "txl prepare stdlib --tokenizer word"),
-        ("ptb-sp8000", "txl prepare ptb --tokenizer sentencepiece --vocab-size 8000"),
         ("ptb-bpe500", "txl prepare ptb --tokenizer sentencepiece --vocab-size 500 --sp-type bpe"),
         ("ptb-vocab-0a1b2c3d", "txl prepare ptb --vocab FILE"),
         ("my-diary", "txl prepare PATH --name my-diary"),
-        ("my-diary-word", "txl prepare PATH --name my-diary-word"),
-        ("ptb-mine", "txl prepare PATH --name ptb-mine"),
     ],
 )
 def test_the_command_that_prepares_a_store_follows_from_its_name(name, command):
