@@ -24,7 +24,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import make_average
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
-from txlcli.core.training.parallel import make_parallel
+from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
 from txlcli.core.training.schedule import Plateau, scheduled_lr
@@ -59,7 +59,7 @@ class Training:
         self.saver, self.device, self._clock = saver or Saver(), model.device, clock
         first = world.rank * settings.accumulate
         self._parts = micro_batches(settings, world.size)[first : first + settings.accumulate]
-        self.parallel = make_parallel(model, settings, world)
+        self.parallel = _parallel(model, settings, world)
         is_single_cpu = self.device.type == "cpu" and world.size == 1
         model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
         model.recompute(settings.recompute)
@@ -96,7 +96,6 @@ class Training:
         """Train up to max_steps. Save before every validation, every `train.save_minutes`, and at the end.
 
         Each function of `on_step` receives the number of every step, `on_valid_tokens` the tokens validated so far.
-
         Files are written in the background, and all of them are there when this ends. After a validation the last
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
         """
@@ -167,9 +166,7 @@ class Training:
 
     def _skip(self, what: str) -> None:
         """Pass over the segment without an update; the next step begins without memory."""
-        self.step += 1
-        self._skipped += 1
-        self._skipped_in_a_row += 1
+        self.step, self._skipped, self._skipped_in_a_row = self.step + 1, self._skipped + 1, self._skipped_in_a_row + 1
         self.model.forget_gradients()
         self.memories = self.empty_memories()
         self.position = self.segments.next_position(self.position)
@@ -205,10 +202,8 @@ class Training:
         if not math.isfinite(loss_nats):
             raise self._failed(f"the loss is not finite at step {self.step}")
         self._check_gradients(interval.max_grad_norm)
-        grad_norm = float(interval.grad_norm)
-        lr = self.lr(self.step)
-        is_penalized = self.settings.activation_penalty or self.settings.slowness_penalty
-        penalty = penalty if is_penalized else 0.0
+        lr, grad_norm = self.lr(self.step), float(interval.grad_norm)
+        penalty *= bool(self.settings.activation_penalty or self.settings.slowness_penalty)  # not auxiliary losses
         yield StepReport(self.step, self.epoch, loss_nats, lr, grad_norm, tokens_per_s, self._skipped, penalty)
         self._skipped = 0
         self._interval = Interval(self.device, self._clock)
@@ -233,7 +228,7 @@ class Training:
             return
         with self.average.swapped_in():
             total = validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
-        if total is not None:
+        if total:
             yield self.on_validation(total)
 
     def on_validation(self, total: Total) -> ValidReport:
@@ -258,14 +253,14 @@ class Training:
     def _write_weights(self, path: Path) -> None:
         """Write the weights to evaluate; all processes must call this."""
         if self.saver.step != self.step:  # this step was not saved yet
-            self._take_snapshot(self.gather_weights())
+            self.saver.take(self.gather_weights(), step=self.step, copied=self.parallel.weights_are_divided)
         if self.world.is_rank_zero:
             self.saver.write_weights(path, self.state())
 
     def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()
-        path = self.saver.last_path
-        return TrainingError(f"{what}{f'; the last good checkpoint is {path}' if path.exists() else ''}; {next_step}")
+        good = f"; the last good checkpoint is {self.saver.last_path}" if self.saver.last_path.exists() else ""
+        return TrainingError(f"{what}{good}; {next_step}")
 
     def _mark_saved(self) -> None:
         """Restart the timer of saves, and the interval of reports, whose speed must not include a save."""
@@ -287,7 +282,7 @@ class Training:
         # All losses so far were computed before the last update, which may have made the weights useless.
         if not self._next_loss_is_finite():
             raise self._failed(f"the loss is not finite after step {self.step}")
-        self._take_snapshot(tensors)
+        self.saver.take(tensors, step=self.step, copied=self.parallel.weights_are_divided)
         if self.world.is_rank_zero:
             self.saver.write_last(self.state())
         self._mark_saved()
@@ -309,10 +304,6 @@ class Training:
                 return True
             position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
         return False
-
-    def _take_snapshot(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the tensors of a checkpoint on rank 0; what was gathered from parts is a copy already."""
-        self.saver.take(tensors, step=self.step, copied=self.parallel.weights_are_divided)
 
     @property
     def epoch(self) -> float:
@@ -394,3 +385,16 @@ def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: to
     check_free_memory(weights, torch.device("cpu"))
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)
+
+
+def _parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:
+    """Return the mode that train.parallel names; a single process holds everything."""
+    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
+        from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
+
+        return ZeroParallel(model, settings, world)
+    if world.size > 1 and settings.parallel == "fsdp":
+        from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
+
+        return FullyShardedParallel(model, settings, world)
+    return DataParallel(model, settings, world)

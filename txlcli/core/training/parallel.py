@@ -128,16 +128,3 @@ class CalledModule(nn.Module):
     def forward(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call the function."""
         return call()
-
-
-def make_parallel(model: LanguageModel, settings: TrainSettings, world: World) -> DataParallel:
-    """Return the mode that train.parallel names; a single process holds everything."""
-    if world.size > 1 and settings.parallel == "zero":  # the imports take a second
-        from txlcli.core.training.parallel_zero import ZeroParallel  # noqa: PLC0415
-
-        return ZeroParallel(model, settings, world)
-    if world.size > 1 and settings.parallel == "fsdp":
-        from txlcli.core.training.parallel_fsdp import FullyShardedParallel  # noqa: PLC0415
-
-        return FullyShardedParallel(model, settings, world)
-    return DataParallel(model, settings, world)
