@@ -58,11 +58,6 @@ def test_one_doubling_without_gain_does_not_end_the_search():
     assert result.length == 12
 
 
-def test_the_search_reports_gains_at_the_longest_length():
-    result = find(falling_to(10_000)[0], least=0, step=4, longest=100)
-    assert (result.length, result.ended) == (100, False)
-
-
 @pytest.mark.parametrize(("longest", "step"), [(20, 1), (100, 6), (172, 10), (7, 7), (3, 5)])
 def test_the_longest_length_is_tried_for_any_step(longest, step):
     result = find(falling_to(10_000)[0], least=0, step=step, longest=longest)
