@@ -222,9 +222,9 @@ def update_memory(memory: Tensor, hidden: Tensor, *, mem_len: int) -> Tensor:
     Returns:
         (B, min(M + L, mem_len), d).
     """
-    if hidden.shape[1] == mem_len:
+    length = hidden.shape[1]
+    if length == mem_len:
         return hidden.contiguous()
-    if hidden.shape[1] < mem_len:
-        forgotten = max(0, memory.shape[1] + hidden.shape[1] - mem_len)  # positions
-        return torch.cat([memory[:, forgotten:], hidden], dim=1)
-    return hidden[:, hidden.shape[1] - mem_len :].clone()  # a view would keep the whole segment alive
+    forgotten = max(0, memory.shape[1] + length - mem_len)  # positions
+    # A copy, because a view would keep the whole segment alive.
+    return torch.cat([memory[:, forgotten:], hidden[:, max(0, length - mem_len) :]], dim=1)

@@ -30,8 +30,6 @@ from txlcli.core.model.layer import Layer, Past, rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
 from txlcli.core.reading.reader import Reader, Reading
 
-MOVED_AT_ONCE = 256
-"""Positions that a sliding buffer moves in one copy on a CPU: few enough to stay in a cache until written."""
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
 
@@ -97,15 +95,11 @@ class SlidingBuffer(Past):
         self.keys[:, :, slots, :width] = keys
         self.values[:, :, slots, :width] = values
 
-    def slide(self, at_once: int = MOVED_AT_ONCE) -> None:
-        """Move the remembered positions to the beginning; on a CPU `at_once` positions per copy."""
-        first, end = self._range.start, self._range.end
-        at_once = at_once if self.keys.device.type == "cpu" else max(1, end - first)
+    def slide(self) -> None:
+        """Move the remembered positions to the beginning."""
         for buffer in (self.keys, self.values):
-            for at in range(0, end - first, at_once):
-                count = min(at_once, end - first - at)
-                # Source and target may overlap. A copy of a few positions is still in a cache when it is written.
-                buffer[:, :, at : at + count] = buffer[:, :, first + at : first + at + count].clone()
+            remembered = buffer[:, :, self._range.start : self._range.end].clone()  # source and target may overlap
+            buffer[:, :, : self._range.count] = remembered
 
 
 class FixedSlots(Past):
