@@ -1,6 +1,6 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -86,8 +86,8 @@ class ReadOptions:
 
     released: bool = False
     shares: tuple[float, ...] | None = None
-    starts: Callable[[Slice], list[int]] | None = None
-    """Offsets in a slice of the documents between which own text is cut; None to cut at line ends."""
+    starts: Callable[[Sequence[Slice]], list[int]] | None = None
+    """Offsets, in the concatenation of slices, between which own text is cut; None to cut at line ends."""
 
 
 @dataclass(frozen=True)

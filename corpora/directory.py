@@ -13,7 +13,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
@@ -100,7 +100,7 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
 
 
 def cut(
-    pieces: list[Slice], source: Path, shares: tuple[float, ...], starts: Callable[[Slice], list[int]] | None
+    pieces: list[Slice], source: Path, shares: tuple[float, ...], starts: Callable[[Sequence[Slice]], list[int]] | None
 ) -> dict[str, tuple[Slice, ...]]:
     """Cut a text by shares in percent: between documents if `starts` finds them, else at line ends or blanks."""
     slices = [piece for piece in pieces if piece.size]
@@ -109,8 +109,7 @@ def cut(
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
     cuts, exact = [0], 0.0
-    ends = itertools.accumulate((piece.size for piece in slices), initial=0)
-    boundaries = starts and [end + start for piece, end in zip(slices, ends, strict=False) for start in starts(piece)]
+    boundaries = None if starts is None else starts(slices)
     for before, after in itertools.pairwise(wanted.values()):
         exact += before
         distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty

@@ -4,7 +4,7 @@ import bisect
 import codecs
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,15 +32,19 @@ class Documents:
     offsets: "dict[Path, array[int]]" = field(default_factory=dict)
     """Where the documents of each file begin, in bytes; of records, as they were written."""
 
-    def starts(self, piece: Slice) -> list[int]:
-        """Return the offsets in a slice at which documents begin."""
-        if piece.path not in self.offsets:
-            text = text_of(piece.path)
-            after = _after_blank_lines(text, self.block) if self.unit == "blank-lines" else ()
-            self.offsets[piece.path] = array("q", [text.start, *after])
-        offsets = self.offsets[piece.path]
-        first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
-        return [offset - piece.start for offset in offsets[first:end]]
+    def starts(self, pieces: Sequence[Slice]) -> list[int]:
+        """Return the offsets in the concatenation of slices at which documents begin."""
+        found, done = list[int](), 0
+        for piece in pieces:
+            if piece.path not in self.offsets:
+                text = text_of(piece.path)
+                after = _after_blank_lines(text, self.block) if self.unit == "blank-lines" else ()
+                self.offsets[piece.path] = array("q", [text.start, *after])
+            offsets = self.offsets[piece.path]
+            first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
+            found += [done + offset - piece.start for offset in offsets[first:end]]
+            done += piece.size
+        return found
 
 
 def _after_blank_lines(text: Slice, size: int) -> Iterator[int]:

@@ -150,39 +150,41 @@ class Vocab:
         """
         if self.pieces is not None:
             return b"".join(self.pieces[number] for number in ids).decode("utf-8", errors="replace")
-        numbers = [int(number) for number in ids]
-        if self.tokenizer == "char":
-            return "".join(REPLACEMENT if number == self.unknown else self.symbols[number] for number in numbers)
-        words = " ".join("\n" if number == self.boundary else self.symbols[number] for number in numbers)
-        return words.replace(" \n", "\n").replace("\n ", "\n")
+        return "".join(self._texts(ids, None))
+
+    def _texts(self, ids: Iterable[int], after: int | None) -> Iterator[str]:
+        """Yield the text of each symbol, with a blank between two words; `after` is the id before them."""
+        for number in ids:
+            has_blank = self.tokenizer != "char" and after is not None and self.boundary not in (after, number)
+            is_lost = self.tokenizer == "char" and number == self.unknown
+            symbol = REPLACEMENT if is_lost else "\n" if number == self.boundary else self.symbols[number]
+            yield " " * has_blank + symbol
+            after = number
 
     def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
         """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
         self.check_has_text()
-        before: list[int] = []
+        after: int | None = None
         for block in blocks:
             numbers = block.tolist()
             if self.pieces is not None:
                 yield b"".join(map(self.pieces.__getitem__, numbers))
             else:
-                yield self.decode([*before, *numbers]).removeprefix(self.decode(before)).encode()
-                before = numbers[-1:] or before
+                yield "".join(self._texts(numbers, after)).encode()
+                after = numbers[-1] if numbers else after
 
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
 
         `after` is the id before them, which determines if a word begins with a blank; None at the beginning of a text.
         """
-        if self.pieces is not None:
-            characters = codecs.getincrementaldecoder("utf-8")("replace")
-            for number in ids:
-                yield characters.decode(self.pieces[number])
-            yield characters.decode(b"", final=True)
+        if self.pieces is None:
+            yield from self._texts(ids, after)
             return
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
         for number in ids:
-            before = [] if after is None else [after]
-            yield self.decode([*before, number]).removeprefix(self.decode(before))
-            after = number
+            yield characters.decode(self.pieces[number])
+        yield characters.decode(b"", final=True)
 
     def symbol(self, number: int) -> str:
         """Return one token in printable form."""

@@ -30,7 +30,7 @@ def test_lines_are_counted_like_universal_newlines(text):
 def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
     (tmp_path / "text").write_bytes(data)
     pieces = join_files(whole(tmp_path / "text"), close_last=encoder.boundary is not None)
-    encoded = encoder((pieces, tmp_path / "ids", None))
+    encoded = encoder((pieces, tmp_path / "ids", []))
     encoded = replace(encoded, symbols=encoded.symbols.to_pylist())
     return encoded, np.load(encoded.path).tolist()
 

@@ -8,7 +8,7 @@ from txlcli.workflows.preparation.chunks import align_to_characters, cut_into_ch
 
 
 def content(chunk) -> bytes:
-    return b"".join(part.data for part in read_chunk(chunk))
+    return read_chunk(chunk, is_utf8=False)
 
 
 @given(text=st.text("ab \n語", max_size=200), size=st.integers(1, 40))

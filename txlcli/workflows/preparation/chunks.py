@@ -1,7 +1,6 @@
 """Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -73,36 +72,18 @@ def join_files(slices: Iterable[Slice], *, close_last: bool) -> tuple[Slice, ...
     return (*joined[:-1], *(joined if closes else pieces)[-1:])
 
 
-@dataclass(frozen=True)
-class Part:
-    """The bytes of one slice."""
-
-    piece: Slice
-    data: bytes
-
-    @property
-    def text(self) -> str:
-        """The text; it must be UTF-8."""
+def read_chunk(chunk: Chunk, *, is_utf8: bool) -> bytes:
+    """Read the bytes of a chunk; if `is_utf8`, they must be UTF-8."""
+    parts = [piece.read() for piece in chunk]
+    for piece, data in zip(chunk, parts, strict=True) if is_utf8 else ():
         try:
-            return self.data.decode()
+            data.decode()
         except UnicodeDecodeError as error:
-            offset = self.piece.start + error.start
             raise CorpusInputError(
-                f"{self.piece.path}: byte {offset:,} is not valid UTF-8; give its `encoding`, such as "
+                f"{piece.path}: byte {piece.start + error.start:,} is not valid UTF-8; give its `encoding`, such as "
                 "cp1252, repair the file, or use `tokenizer` byte"
             ) from None
-
-
-def read_chunk(chunk: Chunk) -> list[Part]:
-    """Read the bytes of a chunk, one part per file."""
-    return [Part(piece, piece.read()) for piece in chunk]
-
-
-def _cut_into_documents(part: Part, offsets: Sequence[int]) -> Iterator[tuple[bool, Part]]:
-    """Yield the documents of a part, or what it has of them; True if it is the beginning of one."""
-    for start, end in pairwise(sorted({0, *offsets, len(part.data)})):
-        piece = replace(part.piece, start=part.piece.start + start)
-        yield start in offsets, Part(piece, part.data[start:end])
+    return b"".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +108,8 @@ class EncodedChunk:
     """Times that the text itself has the symbol that ends a line."""
 
 
-Job = tuple[Chunk, Path, tuple[list[int], ...] | None]
-"""A chunk to read, the file for its ids, and the offsets of the documents in each of its slices if they are wanted."""
+Job = tuple[Chunk, Path, list[int]]
+"""A chunk to read, the file for its ids, and the offsets in the chunk of the documents whose places are wanted."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +123,10 @@ class ChunkEncoder:
 
     def __call__(self, job: Job) -> EncodedChunk:
         """Read one chunk, count its symbols and write its ids."""
-        chunk, path, offsets = job
-        parts = read_chunk(chunk)
-        data = b"".join(part.data for part in parts)
-        if offsets is None:
-            documents = [(False, parts)]
-        else:
-            cut = itertools.chain(*map(_cut_into_documents, parts, offsets))
-            documents = [(begins, [part]) for begins, part in cut]
-        symbols, ids, lengths = self._number([parts for _, parts in documents])
+        chunk, path, starts = job
+        data = read_chunk(chunk, is_utf8=self.tokenizer != "byte")
+        cuts = sorted({0, *starts})
+        symbols, ids, lengths = self._number([data[start:end] for start, end in pairwise([*cuts, len(data)])])
         with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
             np.save(file, ids)
         boundary = self.boundary or ""
@@ -162,18 +138,17 @@ class ChunkEncoder:
             words=words,
             lines=lines,
             bytes=len(data),
-            starts=(np.cumsum(lengths) - lengths)[[begins for begins, _ in documents]],
+            starts=(np.cumsum(lengths) - lengths)[np.isin(cuts, starts)],
             nuls=data.count(0),
             invalid=_count_invalid(data) if self.tokenizer == "byte" else 0,
             boundaries=data.count(boundary.encode()) if boundary else 0,
         )
 
-    def _number(self, documents: Sequence[list[Part]]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
+    def _number(self, documents: Sequence[bytes]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
         """Return the symbols in first-seen order, the text as indices of them, and the number of ids per document."""
         if self.tokenizer == "byte":
-            data = [b"".join(part.data for part in parts) for parts in documents]
-            return *_number_codes(np.frombuffer(b"".join(data), dtype=np.uint8), chr), _lengths(data)
-        texts = ["".join(part.text for part in parts) for parts in documents]
+            return *_number_codes(np.frombuffer(b"".join(documents), dtype=np.uint8), chr), _lengths(documents)
+        texts = [document.decode() for document in documents]
         if self.tokenizer == "word":
             return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case) for text in texts)
         if self.tokenizer == "char":

@@ -225,7 +225,7 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
 
     def lines() -> Iterator[str]:
         for chunk in cut_into_chunks(splits["train"]):
-            text = "".join(part.text for part in read_chunk(chunk))
+            text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
     note = (
@@ -257,7 +257,7 @@ def _encode(
                 (
                     chunk,
                     work / f"{split}-{number}.ids",
-                    tuple(map(documents.starts, chunk)) if documents else None,
+                    documents.starts(chunk) if documents else [],
                 )
                 for number, chunk in enumerate(cut_into_chunks(pieces, chunk_size))
             )
