@@ -12,8 +12,7 @@ from tests.core.training.test_loop import CPU, new_training, run, steps_of
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import join
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.validation import validate
-from txlcli.errors import DisagreementError, StoreError, TrainingError
+from txlcli.errors import DisagreementError, TrainingError
 
 WORLD = join(CPU)
 MODELS = [case for case in CASES if case != "adaptive softmax"]  # its vocabulary is too large to train on a CPU
@@ -100,30 +99,6 @@ def validated(directory, **changed):
         "change": float((_flat_weights(training) - before).abs().max()),
         "difference": _difference_of_weights(training),
     }
-
-
-class UnreadableTokens(list):
-    """Token ids that cannot be read."""
-
-    def __getitem__(self, part):
-        raise StoreError("the valid split cannot be read")
-
-
-def failed_validation(directory, **changed):
-    """Let a validation of averaged weights fail; return its error and how much the weights changed, by process."""
-    training = _training(directory, average_decay=0.99, **changed)
-    split = UnreadableTokens(training.valid[0]), training.valid[1]
-    own = {name: torch.randn(weight.shape) for name, weight in new_model_of(seed=1).named_parameters()}
-    training.average.restore({"steps": 1000}, own)
-    before, error = _flat_weights(training), ""
-    try:
-        with training.average.swapped_in():
-            validate(training.parallel, split, should_stop=lambda: False, on_tokens=None)
-    except StoreError as raised:
-        error = str(raised)
-    of_all = [None] * WORLD.size
-    distributed.all_gather_object(of_all, (error, float((_flat_weights(training) - before).abs().max())))
-    return of_all
 
 
 def stopped_in_validation(directory, calls, **changed):

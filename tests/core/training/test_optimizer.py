@@ -115,15 +115,6 @@ def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
     }
 
 
-@pytest.mark.parametrize(
-    ("model", "matrices"), [("lstm", {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}), ("qrnn", {"gates.weight"})]
-)
-def test_muon_gets_the_matrices_of_recurrent_layers(model, matrices):
-    model = new_model(MODELS[model], V, seed=1, device=CPU)
-    groups = names_by_group(make_optimizer(model, train_settings(optimizer="muon")), model)
-    assert {name.split(".", 2)[2] for name in groups["matrices of the layers"]} == matrices
-
-
 def test_muon_rejects_a_model_without_matrices_in_its_layers():
     with pytest.raises(RecipeError, match=r'^train\.optimizer = "muon" is for matrices, .*; use "adamw"$') as caught:
         make_optimizer(nn.Linear(2, 3), train_settings(optimizer="muon"))

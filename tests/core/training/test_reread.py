@@ -1,7 +1,5 @@
 """Segments that are read after tokens which were read before (train.reread_len), and segments of sampled lengths."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from tests.core.training.test_loop import new_training, run, steps_of, train_set
 from txlcli.config.settings import JITTER_MARGIN
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream, score
-from txlcli.core.reading.windows import score_windows
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.core.training.validation import validation_settings
 
@@ -59,20 +56,6 @@ def test_the_gradient_passes_through_the_tokens_that_are_read_again():
     ours, theirs = (torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected))
     for given, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(given, wanted)
-
-
-def test_an_epoch_of_windows_without_memory_has_the_loss_of_their_evaluation():
-    # A window of E + L tokens every L, whose last L predictions count; the first ones grow.
-    model, stream = small_model(), (IDS[:LANE_LEN], IDS[1 : LANE_LEN + 1])
-    segments = TrainingSegments(IDS[: LANE_LEN + 1], batch_size=1, seg_len=L, reread_len=2 * L)
-    settings = dataclasses.replace(validation_settings_of(5), seg_len=3 * L, mem_len=0, batch_size=1)
-    windows = score_windows(Stream(model, *stream, settings), stride=L).losses_nats
-    for number, tokens in enumerate(map(torch.from_numpy, epoch_of(segments))):
-        predicted = segments.range_of(StreamPosition(0, number))
-        inputs, targets = tokens[:, :-1], tokens[:, -len(predicted) :]
-        _, loss, _ = model.objective(inputs, targets, model.first_memory(1, 0), Objective(mem_len=0))
-        if predicted.start >= 2 * L and len(predicted) == L:
-            assert loss.item() == pytest.approx(windows[predicted.start : predicted.stop].mean(), rel=1e-5)
 
 
 def validation_settings_of(seg_len, **changed):

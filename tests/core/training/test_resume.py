@@ -1,14 +1,12 @@
 """A resumed training equals an uninterrupted one, bit for bit."""
 
 import dataclasses
-import math
 
-import numpy as np
 import pytest
 import torch
 
 from tests.core.builders import V
-from tests.core.training.test_loop import LANE_LEN, LANES, assert_equal, new_training, reports_of, run, valids_of
+from tests.core.training.test_loop import LANES, assert_equal, new_training, reports_of, run, valids_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
 from txlcli.core.training.reports import StepReport, ValidReport
@@ -140,14 +138,6 @@ def test_a_run_may_resume_in_another_precision(tmp_path, first, then):
     assert [report.step for report in reports] == [3, 4, 5, 6]
 
 
-def test_sentences_resume_in_the_order_of_their_epoch(tmp_path):
-    starts = np.arange(0, LANES * LANE_LEN, 4)
-    whole = run(fresh(tmp_path / "whole", starts=starts))
-    first = run(fresh(tmp_path / "parts", starts=starts), until=4)
-    second = run(resumed(tmp_path / "parts", starts=starts))
-    assert timeless(first + second) == timeless(whole)
-
-
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_resumed_run_repeats_a_validation_that_a_stop_interrupted(tmp_path, at):
     # Step 4 is the last: without this, the run would end without a validation.
@@ -177,18 +167,3 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path):
     assert run(training) == []
     assert training.step == 6
     assert_equal(checkpoint.load(tmp_path / "last.safetensors").tensors, before)
-
-
-def test_the_best_loss_so_far_is_restored(tmp_path):
-    run(fresh(tmp_path, valid_every=1), until=2)
-    saved = checkpoint.load(tmp_path / "last.safetensors")
-    assert saved.state["best_nats"] == resumed(tmp_path, valid_every=1).best_nats < math.inf
-
-
-def test_dropout_resumes_with_its_random_generator(tmp_path):
-    # With another state of the random generator, the third step drops other units.
-    whole = run(fresh(tmp_path / "whole", max_steps=3))
-    run(fresh(tmp_path / "parts", max_steps=3), until=2)
-    training = resumed(tmp_path / "parts", max_steps=3)
-    torch.manual_seed(5)
-    assert run(training)[0].loss_nats != whole[2].loss_nats

@@ -149,11 +149,6 @@ def test_epochs_differ_in_their_order_and_the_same_seed_repeats_it():
     assert orders[0] != tuple(sentence_epoch(0, seed=4))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64, np.int64])
-def test_sentence_starts_may_be_of_any_integer_type(dtype):
-    assert sentence_epoch(2, starts=STARTS.astype(dtype)) == sentence_epoch(2)
-
-
 @pytest.mark.parametrize(("count", "lanes"), [(0, 1), (1, 1), (7, 7), (3, 5)])
 def test_a_text_too_short_for_the_lanes_is_rejected(count, lanes):
     with pytest.raises(TrainingError) as caught:
