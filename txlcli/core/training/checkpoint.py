@@ -9,7 +9,7 @@ rank 0 `DEVICE`. So a run can resume with another number of processes.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,20 @@ def load(path: Path, *, to_evaluate: bool = False) -> Checkpoint:
     try:
         path.open("rb").close()  # safetensors does not report permissions
         with safe_open(path, "pt") as file:
-            state, checksums = _read_state(path, file.metadata())
+            state, checksums = checkpoint_header.read_header(file.metadata())
+            if state["format"] > checkpoint_header.FORMAT:
+                raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
             names = file.keys()
             if checksums.keys() != set(names):
                 raise ValueError("tensors are missing")
             prefix = f"{group_to_evaluate(names)}." if to_evaluate else ""
             # A copy does not change when another program writes to the file, which is mapped into memory.
             tensors = {name: file.get_tensor(name).clone() for name in names if name.startswith(prefix)}
+    except LookupError as error:
+        raise RunError(
+            f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
+            "with txl import"
+        ) from error
     except PermissionError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except (OSError, ValueError, SafetensorError) as error:
@@ -126,20 +133,6 @@ def _checksum(name: str, tensor: Tensor) -> str:
 def _contents(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
     description = f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
     return description, tensor.flatten().view(torch.uint8).numpy().data
-
-
-def _read_state(path: Path, metadata: Mapping[str, str] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the state and the checksums of the tensors."""
-    try:
-        state, checksums = checkpoint_header.read_header(metadata)
-    except LookupError as error:
-        raise RunError(
-            f"{path}: a safetensors file, but not a checkpoint of txl; restore it from a copy, or convert it to a run "
-            "with txl import"
-        ) from error
-    if state["format"] > checkpoint_header.FORMAT:
-        raise RunError(f"{path}: written by a newer txl (format {state['format']}); update txl to read it")
-    return state, checksums
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

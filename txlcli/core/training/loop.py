@@ -116,7 +116,7 @@ class Training:
                 if self.step >= last_step or stop or self.has_ended:
                     break
                 if (taken := self.update()) is not None:
-                    self._interval.add(*taken, self._added)
+                    self._interval.add(self._means, *taken[1:])
                 for observe in on_step:
                     observe(self.step)
                 if self.step % report_every == 0 or self.step == last_step:
@@ -143,7 +143,8 @@ class Training:
         """
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
-        loss, tokens = self._accumulate_gradients()
+        tokens = self._accumulate_gradients()
+        loss = self._means[0]
         may_skip = self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
             self._skip("loss")
@@ -174,16 +175,15 @@ class Training:
             steps = f"{self._skipped_in_a_row} steps in a row up to step {self.step}"
             raise self._failed(f"the {what} is not finite at {steps}")
 
-    def _accumulate_gradients(self) -> tuple[Tensor, int]:
-        """Add the gradients of all micro-batches; return the mean loss of all processes (0-d) and their tokens."""
+    def _accumulate_gradients(self) -> int:
+        """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
         self.model.train()
         own = range(self._parts[0].start, self._parts[-1].stop)
         inputs, targets = self._read(own, self.position)
         progress = self.step / self.settings.max_steps
-        total = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)
-        self.world.all_reduce(total)
-        loss, self._added = total
-        return loss, self.settings.batch_size * targets.shape[1]
+        self._means = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)  # (2,)
+        self.world.all_reduce(self._means)
+        return self.settings.batch_size * targets.shape[1]
 
     def _read(self, lanes: range, position: StreamPosition) -> tuple[Tensor, Tensor]:
         """Return the inputs (lanes, E + L) and targets (lanes, L) at a position."""

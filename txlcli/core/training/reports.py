@@ -53,9 +53,7 @@ class Interval:
     """Steps since the previous report; their losses stay on the device until the report reads them."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._nats, self._added = (
-            torch.zeros((), device=float64_device(device), dtype=torch.float64) for _ in range(2)
-        )
+        self._sums = torch.zeros(2, device=float64_device(device), dtype=torch.float64)
         self.grad_norm = torch.zeros((), device=device)
         """Of the last step, 0-d."""
         self.max_grad_norm = torch.zeros((), device=device)
@@ -63,15 +61,14 @@ class Interval:
         self.tokens = 0
         self._clock, self._started = clock, clock()
 
-    def add(self, mean_loss: Tensor, grad_norm: Tensor, tokens: int, added: Tensor) -> None:
-        """Add one step: its mean loss, the norm of its gradient, its tokens, and what was added to the loss (0-d)."""
+    def add(self, means: Tensor, grad_norm: Tensor, tokens: int) -> None:
+        """Add one step: its mean loss and what was added to it, (2,), the norm of its gradient (0-d), its tokens."""
         self.grad_norm = grad_norm
         self.max_grad_norm = torch.maximum(self.max_grad_norm, grad_norm)
-        self._nats += mean_loss.to(self._nats.device).double() * tokens
-        self._added += added.to(self._nats.device).double() * tokens
+        self._sums += means.to(self._sums.device).double() * tokens
         self.tokens += tokens
 
     def means(self) -> tuple[float, float, float]:
         """Return the mean loss in nats, the mean of what was added to it, and tokens per second."""
-        nats = float(self._nats)  # waits for the device, so that only finished steps are timed
-        return nats / self.tokens, float(self._added) / self.tokens, self.tokens / (self._clock() - self._started)
+        nats, added = self._sums.tolist()  # waits for the device, so that only finished steps are timed
+        return nats / self.tokens, added / self.tokens, self.tokens / (self._clock() - self._started)
