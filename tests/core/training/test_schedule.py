@@ -115,15 +115,6 @@ def test_plateau_reduces_the_rate_at_validations_without_a_better_loss(improveme
     assert scales(improvements, **changed) == pytest.approx(expected)
 
 
-def test_plateau_resumes_from_its_saved_state():
-    saved, resumed = (Plateau(train_settings(schedule="plateau", plateau_patience=1)) for _ in range(2))
-    saved.on_validation(improved=False)
-    resumed.restore(saved.state())
-    for plateau in (saved, resumed):
-        plateau.on_validation(improved=False)
-    assert saved.scale == resumed.scale == 0.5
-
-
 def test_another_schedule_does_not_resume_with_the_scale_of_a_plateau():
     plateau, constant = Plateau(train_settings(schedule="plateau")), Plateau(train_settings(schedule="constant"))
     plateau.on_validation(improved=False)

@@ -191,11 +191,8 @@ class World:
                     time.sleep(0.05)
 
         thread = threading.Thread(target=exchange, daemon=True)  # the store of a hanging rank 0 does not answer
-        try:
-            thread.start()
-            thread.join(seconds + SECONDS_TO_EXPLAIN)
-        except RuntimeError:  # no memory for a thread
-            exchange()
+        thread.start()
+        thread.join(seconds + SECONDS_TO_EXPLAIN)
         return dict(notes)
 
 

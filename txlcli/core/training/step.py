@@ -32,7 +32,6 @@ from txlcli.errors import UsageError
 
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
-WITHOUT_GRAPHS = "training steps run without CUDA graphs, which takes longer"
 
 
 class EagerStep:
@@ -152,12 +151,8 @@ class CapturedStep(EagerStep):
     eagerly. Jittered segments are padded to the longest length. Tokens, memories and learning rates are copied to the
     tensors that the graphs read. What cannot be captured runs eagerly, and `notes` say why.
 
-    An adaptive softmax has a fixed number of rows for each tail band; a batch with more targets in one runs eagerly.
-
-    Args:
-        parallel: of a single process.
-        capture_graph: makes a CUDA graph.
-        tail_shares: share of the tokens of the text in each tail band.
+    An adaptive softmax has a fixed number of rows for each tail band, given its share of the tokens of the text in
+    `tail_shares`; a batch with more targets in one runs eagerly.
     """
 
     def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
@@ -265,10 +260,10 @@ class CapturedStep(EagerStep):
         self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
         self._model.forget_gradients()
 
-    def _captured(self, run: Callable[[], Result], **how: int) -> Callable[[], Result] | None:
+    def _captured(self, run: Callable[[], Result], **warm_up: int) -> Callable[[], Result] | None:
         """Return a function that replays the kernels of `run`; None if they cannot be captured."""
         try:
-            return self._capture_graph(run, self._model.device, **how)
+            return self._capture_graph(run, self._model.device, **warm_up)
         except UsageError as error:
             self.notes.append(str(error))
             return None
@@ -306,10 +301,7 @@ def make_step(
 ) -> EagerStep:
     """Return the step of a training run: captured on CUDA, if its kernels are the same in every step.
 
-    Args:
-        parallel: the mode of several processes.
-        capture_graph: makes the graphs; by default CUDA's, on CUDA.
-        tail_shares: see `CapturedStep`.
+    `capture_graph` makes the graphs; by default CUDA's, on CUDA.
     """
     device = parallel.model.device
     capture_graph = capture_graph or (graphs_of_one_pool() if device.type == "cuda" else None)
@@ -318,7 +310,7 @@ def make_step(
         return CapturedStep(parallel, capture_graph, tail_shares)
     step = EagerStep(parallel)
     if capture_graph is not None:
-        step.notes.append(f"{WITHOUT_GRAPHS}: {reason}")
+        step.notes.append(f"training steps run without CUDA graphs, which takes longer: {reason}")
     return step
 
 

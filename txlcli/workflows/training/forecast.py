@@ -14,7 +14,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.measures.cost import Shares, counted_shares, step_flops_per_token
+from txlcli.core.measures.cost import counted_shares, step_flops_per_token
 from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes, step_bytes
 from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
@@ -46,15 +46,10 @@ class PlannedRun:
     plan: plans.Plan
 
     @cached_property
-    def shares(self) -> Shares | None:
-        """Shares of the tokens in each band of the vocabulary; None: by Zipf's law."""
-        cut = bands(self.run.settings.model, self.run.vocab_size)
-        return counted_shares(cut, self.store.ids("train")) if self.store else None
-
-    @cached_property
     def flops_per_token(self) -> float:
-        """Operations per predicted token of a step."""
-        return plans.flops_per_token(self.run, self.shares)
+        """Operations per predicted token of a step; without a store, the bands have shares by Zipf's law."""
+        cut = bands(self.run.settings.model, self.run.vocab_size)
+        return plans.flops_per_token(self.run, counted_shares(cut, self.store.ids("train")) if self.store else None)
 
     def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""

@@ -43,8 +43,8 @@ LR_JUMP = 1.1
 FIXED_KEYS = (
     *("batch_size", "seg_len", "mem_len", "reread_len", "seg_len_jitter", "roll_lanes"),
     *("optimizer", "momentum", "average", "seed"),
+    *("valid_seg_len", "valid_tokens"),  # validation losses at other values are not comparable
 )
-VALID_KEYS = ("valid_seg_len", "valid_tokens")  # validation losses at other values are not comparable
 
 
 def run(
@@ -313,7 +313,7 @@ def _change_settings(run: Run, changes: list[str]) -> Run:
     """Return the run with changed settings; weights, memory and position in the text depend on none of them."""
     for change in changes:
         section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS + VALID_KEYS):
+        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
             raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
     settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), changes)
     return dataclasses.replace(run, settings=settings)
