@@ -163,20 +163,19 @@ def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = (
 def show_table(
     title: str,
     columns: Sequence[str],
-    rows: Sequence[Sequence[str | list[str]]],
+    rows: Sequence[Sequence[str]],
     notes: Sequence[str] = (),
     *,
     verbose: bool = False,
-    ruled: bool = False,
 ) -> None:
-    """Write a table to stdout, the first column left-aligned, the others right-aligned; `ruled` adds lines.
+    """Write a table to stdout, the first column left-aligned, the others right-aligned.
 
-    A cell may have several lines. The most important note comes first: without `verbose`, MAX_NOTES are shown. On a
-    terminal that is too narrow, the table has no frame, and then lacks its last columns, which a note lists.
+    The most important note comes first: without `verbose`, MAX_NOTES are shown. On a terminal that is too narrow, the
+    table has no frame, and then lacks its last columns, which a note lists.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    cells = [[_cell(cell) for cell in row] for row in (columns, *rows)]
-    table, count = _fitted_table(cells, width, ruled=ruled)
+    cells = [list(map(on_one_line, row)) for row in (columns, *rows)]
+    table, count = _fitted_table(cells, width)
     if title:
         show_line(title)
     out = _plain(sys.stdout, width, MAX_HEIGHT)
@@ -192,20 +191,18 @@ def show_table(
         say("more notes with --verbose")
 
 
-def _fitted_table(cells: Sequence[Sequence[str]], limit: int, *, ruled: bool) -> tuple["Table", int]:
+def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", int]:
     """Return a table of at most `limit` columns of text, and how many of its columns it has; row 0 is the heading."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table
 
-    widths = [
-        max(cell_len(line) for cell in column for line in cell.split("\n")) for column in zip(*cells, strict=True)
-    ]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     count = len(widths)
     is_framed = sum(widths) + 3 * count + 1 <= limit
     while not is_framed and count > 2 and sum(widths[:count]) + 2 * (count - 1) > limit:
         count -= 1
-    table = Table(show_header=any(cells[0]), show_lines=ruled and is_framed)
+    table = Table(show_header=any(cells[0]))
     if not is_framed:
         table.box, table.show_edge, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
     for number, column in enumerate(cells[0][:count]):
@@ -213,10 +210,6 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int, *, ruled: bool) ->
     for row in cells[1:]:
         table.add_row(*row[:count])
     return table, count
-
-
-def _cell(cell: str | list[str]) -> str:
-    return "\n".join(map(on_one_line, [cell] if isinstance(cell, str) else cell))
 
 
 class Step:

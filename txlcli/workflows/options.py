@@ -667,9 +667,6 @@ class TrainOptions(Options):
     attention: AttentionBackend | None = attention_option()
     compile: Compile | None = option("Fuse the operations of layers with torch.compile [default: as in the recipe].")
     seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
-    skip_nonfinite: int | None = option(
-        "Skip up to N steps in a row whose loss or gradient is not finite.", metavar="N", minimum=0
-    )
     profile: int | None = option(
         "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder.", metavar="N"
     )
@@ -692,7 +689,6 @@ class TrainOptions(Options):
             "train.attention": self.attention,
             "train.compile": self.compile,
             "train.seed": self.seed,
-            "train.skip_nonfinite": self.skip_nonfinite,
             "log.every": self.log_every,
         }
         return [*self.overrides, *(f"{key}={value}" for key, value in settings.items() if value is not None)]
