@@ -6,6 +6,7 @@ txlcli`, they are also `txlcli.prepare`, `txlcli.train`, `txlcli.load` and so on
 Axes: T tokens, V vocabulary.
 """
 
+import dataclasses
 import itertools
 import operator
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from numpy.typing import NDArray
 
 from txlcli.config import recipe as recipes
 from txlcli.config.ranges import MAX_COUNT
-from txlcli.config.settings import EvalSettings, Precision, Settings
+from txlcli.config.settings import Precision, Settings
 from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading import sampling, scoring
+from txlcli.core.reading import sampling
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.data.token_store import SUFFIX, TokenStore
@@ -35,7 +36,8 @@ from txlcli.runs.loading import OpenRun
 from txlcli.system.arguments import checked
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.rows import EvalRow
+from txlcli.workflows.evaluation.rows import EvalRow, with_memory
+from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.generate import encode_prompt, sampling_settings
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
@@ -142,7 +144,7 @@ class LoadedRun:
         Raises:
             UsageError: the model cannot use a memory.
         """
-        settings = self._settings(mem_len, batch_size=batch_size)
+        settings = dataclasses.replace(texts.one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
         return make_reader(self.model, settings, batch_size=batch_size, precision=self._opened.precision)
 
     @checked
@@ -162,14 +164,12 @@ class LoadedRun:
         """
         data = to_bytes(text) if isinstance(text, str) else text
         encoded = texts.encode_text(self._opened, UserText("text", data, label="text"), None, self._workspace.reporter)
-        settings = self._settings(mem_len, batch_size=1)
-        stream = scoring.Stream(self.model, encoded.inputs, encoded.targets, settings, self._opened.precision)
-        scores = scoring.score(stream)
-        measures = metrics.measures(scores.total_nats, encoded.scored)
+        settings = texts.one_lane(self._opened.run, mem_len=mem_len)
+        row = with_memory(Scoring(self._opened, encoded, settings, self._workspace), settings.mem_len)
         return TextScore(
             tokens=encoded.targets.astype(np.int64),
-            loss_nats=scores.losses_nats,
-            bits_per_byte=measures.get("bits_per_byte"),
+            loss_nats=row.losses_nats,
+            bits_per_byte=row.measures.get("bits_per_byte"),
         )
 
     @checked
@@ -259,12 +259,6 @@ class LoadedRun:
         result = evaluation.evaluate(self._opened, options, self._workspace)
         result.raise_pending()
         return list(result.rows)
-
-    def _settings(self, mem_len: int | None, **changes: Any) -> EvalSettings:
-        if mem_len is not None:
-            self.settings.check_memory(mem_len, run=self.folder, instead="leave out mem_len")
-            changes["mem_len"] = mem_len
-        return self.settings.evaluation_settings(**changes)
 
 
 @checked
