@@ -66,19 +66,8 @@ def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-CHECK_PERMISSIONS = "check the permissions of the file and of its folders"
-NEXT_STEPS = {
-    errno.ENAMETOOLONG: "give a shorter path",
-    errno.EACCES: CHECK_PERMISSIONS,
-    errno.EPERM: CHECK_PERMISSIONS,
-    errno.EROFS: "give a folder that can be written to",
-    errno.EMFILE: 'allow more open files, as with "ulimit -n 1024"',
-    errno.EIO: "check the disk",
-    errno.ESTALE: "mount the disk again",
-    errno.EDQUOT: "free some space",
-    errno.ENOSPC: "free some space, or write elsewhere",
-}
-"""Next step for each error of the system that concerns a file, whichever function meets it first."""
+FILE_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ENOSPC)
+"""Errors of the system that concern a file, whichever function meets it first."""
 
 
 class TxlGroup(TyperGroup):
@@ -134,9 +123,9 @@ def _report(error: BaseException) -> int | None:
         return error.code if isinstance(error.code, int) else 0
     elif isinstance(error, typer.TyperException):
         message, code = _explain(error), error.exit_code
-    elif isinstance(error, OSError) and error.errno in NEXT_STEPS:
+    elif isinstance(error, OSError) and error.errno in FILE_ERRORS:
         where = "cannot read or write" if error.filename is None else shortened(os.fsdecode(error.filename))
-        message = f"{where}: {error.strerror}; {NEXT_STEPS[error.errno]}"
+        message = f"{where}: {error.strerror}; check the path, its permissions and the free space"
     elif isinstance(error, TypeError | NotImplementedError) and "MPS" in str(error):
         message = f"Apple's GPU lacks an operation ({str(error).strip().partition('. ')[0]}); use --device cpu"
     elif is_out_of_memory(error):

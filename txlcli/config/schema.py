@@ -64,21 +64,18 @@ class Key:
 
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the value."""
-        type_, limits = self.type, self.type.range
+        type_, words = self.type, list(self.type.words)
         value: dict[str, Any] = {"type": JSON_TYPES[type_.item]}
-        if type_.words and type_.item in (str, bool):
-            value = {"enum": [*([True, False] if type_.item is bool else []), *type_.words]}
-        if limits is not None:
-            keywords = dict(zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True))
-            value |= {keyword: limit for keyword, limit in keywords.items() if math.isfinite(limit)}
-        if type_.is_list:
-            array = {"type": "array", "items": value}
-            value = {"anyOf": [value, array]} if type_.words else array  # a single word is accepted as a list of one
-        if type_.words and type_.item not in (str, bool):
-            value = {"anyOf": [value, {"enum": list(type_.words)}]}
-        if type_.can_be_off:
-            value = {"anyOf": [value, {"enum": list(OFF_WORDS)}]}
-        schema = {"description": self.description, **value}
+        if words and type_.item in (str, bool):
+            value, words = {"enum": [True, False, *words] if type_.item is bool else words}, []
+        if limits := type_.range:
+            keywords = zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True)
+            value |= {keyword: limit for keyword, limit in keywords if math.isfinite(limit)}
+        accepted = [value]
+        if type_.is_list:  # a single word is accepted as a list of one
+            accepted = [*([value] if type_.words else []), {"type": "array", "items": value}]
+        accepted += [{"enum": names} for names in (words, type_.can_be_off and list(OFF_WORDS)) if names]
+        schema = {"description": self.description, **(accepted[0] if len(accepted) == 1 else {"anyOf": accepted})}
         if not self.required and self.default is not None:
             schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
         return schema

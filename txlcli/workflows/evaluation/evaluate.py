@@ -290,7 +290,10 @@ def describe_settings(result: EvalResult, row: EvalRow) -> str:
     opened, settings = result.scoring.opened, result.scoring.settings
     model = opened.run.settings.model
     limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
-    precision = opened.precision + _describe_temperature(result, row)
+    precision = opened.precision
+    if row.temperature != 1:
+        chosen = " (chosen on valid)" if settings.temperature == AUTO else ""
+        precision += f", temperature {row.temperature:g}{chosen}"
     if row.stride:
         several = f"the last {row.stride} predictions of each window"
         predicted = "one prediction per window" if row.stride == 1 else several
@@ -303,15 +306,6 @@ def describe_settings(result: EvalResult, row: EvalRow) -> str:
     mem_len = f"M = {row.mem_len}, " if row.method else ""
     same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
     return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
-
-
-def _describe_temperature(result: EvalResult, row: EvalRow) -> str:
-    """Return the temperature of a row for `describe_settings`, and of all rows where they differ."""
-    numbers = dict.fromkeys(row.temperature for row in result.rows) if not row.method else [row.temperature]
-    if list(numbers) == [1.0]:
-        return ""
-    chosen = " (chosen on valid)" if result.scoring.settings.temperature == AUTO else ""
-    return f", temperature {', '.join(f'{number:g}' for number in numbers)}{chosen}"
 
 
 def _record(result: EvalResult) -> None:
