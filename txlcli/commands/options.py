@@ -142,7 +142,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
         names = traits.flags or (("--" + field.name.replace("_", "-"),) if hint is bool else ())
         option = Option(
             *names,
-            min=traits.minimum if hint in NUMBERS and traits.above is None else None,
+            min=(traits.minimum if traits.above is None else traits.above) if hint in NUMBERS else None,
             max=traits.maximum if hint in NUMBERS else None,
             metavar=traits.metavar,
             autocompletion=COMPLETIONS.get(field.name),
