@@ -47,7 +47,7 @@ def sections(result: "RunReport") -> list[Section]:
     settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
     samples = _notes(result, "samples", "Contexts are random passages of the test split.")
     return [
-        Section(title="Run", notes=[], grids=[Grid(["", ""], describe(overview.summarize(result.history)))]),
+        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(result.history)))]),
         Section(title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings)]),
         _training(result),
         _evaluations(result.history.evals, run.metric),
@@ -67,7 +67,7 @@ def _training(result: "RunReport") -> Section:
         return Section(title="Training", notes=["The run has no training reports."])
     plot_curves(result.directory / "curves.png", [result.history])
     figures = [["curves.png", "Losses of training and validation by step."]]
-    return Section(title="Training", notes=[], figures=figures)
+    return Section(title="Training", figures=figures)
 
 
 def _evaluations(evals: Sequence[Report], metric: str) -> Section:

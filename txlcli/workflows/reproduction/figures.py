@@ -36,7 +36,7 @@ def table8(runner: Runner) -> Section:
     parameters = (", ".join(f"{part} {models[part].parameters:,}" for part in group) for group in GROUPS)
     caption = "In tokens; >= if every step improved perplexity, <= if not even the first one did."
     return Section(
-        notes=[*_recl_notes(runner), f"Parameters: {'; '.join(parameters)}."],
+        notes=[_recl_note(runner), f"Parameters: {'; '.join(parameters)}."],
         grids=[Grid(columns, rows, caption)],
         claims=compare_groups({part: model.recl[0] for part, model in models.items()}, start),
         data={part: models[part].to_json()["recl"] for part in RECL_PARTS},
@@ -54,7 +54,7 @@ def recl_figure(runner: Runner, number: int) -> Section:
         else:
             runner.report.plot_perplexities(path, _measure_group(runner, group, plot_ppl=path))
         figures.append([file, f"Figure {number}, model group {index}: {', '.join(group)}"])
-    return Section(notes=_recl_notes(runner), figures=figures)
+    return Section(notes=[_recl_note(runner)], figures=figures)
 
 
 def _measure_group(
@@ -95,13 +95,12 @@ def compare_groups(measured: Mapping[str, Recl], start: int) -> list[Claim]:
     return claims
 
 
-def _recl_notes(runner: Runner) -> list[str]:
+def _recl_note(runner: Runner) -> str:
     scale = runner.scale
-    method = (
+    return (
         f"Context lengths from {scale.recl_start} to {scale.recl_longest} tokens in steps of {scale.recl_start}, "
         f"{scale.recl_positions:,} positions of the test split, threshold 1 %, the first seed of every model."
     )
-    return [scale.description, method]
 
 
 def table9(runner: Runner) -> Section:
@@ -143,7 +142,7 @@ def attention_figure(runner: Runner, number: int) -> Section:
     result = attention.run(str(run.directory), options, runner.workspace)
     runner.report.plot_attention(result, number, runner.directory / file)
     caption = f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"
-    return Section(notes=[runner.scale.description], figures=[[file, caption]])
+    return Section(figures=[[file, caption]])
 
 
 def appendix_e(runner: Runner) -> Section:
@@ -156,7 +155,7 @@ def appendix_e(runner: Runner) -> Section:
         runner.record_command("generate", directory, options=options)
         samples.append(generate.run(directory, options, runner.workspace))
     note = "The first samples generated, without selection; contexts are random passages of the test split."
-    return Section(notes=[runner.scale.description, note], texts=sample_texts(samples))
+    return Section(notes=[note], texts=sample_texts(samples))
 
 
 def sample_texts(samples: Iterable[GenerateResult]) -> list[list[str]]:

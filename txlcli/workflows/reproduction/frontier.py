@@ -42,7 +42,6 @@ def frontier(runner: Runner) -> Section:
     train = runner.settings(PARTS[0]).train
     counts = [cell.parameters for cell in cells.values()]
     notes = [
-        runner.scale.description,
         f"Models of {min(counts):,} to {max(counts):,} parameters; {train.max_steps:,} steps of "
         f"{train.batch_size * train.seg_len:,} tokens each; L = {train.seg_len}, M = {train.mem_len}.",
         *TABLES["notes"]["frontier"],

@@ -75,12 +75,13 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
 def _make(name: str, runner: Runner) -> Section:
     """Make an item, and describe how it was made."""
     started = time.monotonic()
-    _, make = ITEMS[name]
+    models, make = ITEMS[name]
     section = make(runner)
     return replace(
         section,
         name=name,
         title=TITLES[name],
+        notes=[*([runner.scale.description] if models else []), *section.notes],
         commands=runner.commands,
         readings=runner.readings,
         seconds=time.monotonic() - started,

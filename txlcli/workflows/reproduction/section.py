@@ -77,7 +77,7 @@ class Section:
     name: str = ""
     """Name on the command line, such as "table6"."""
     title: str = ""
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     """Paragraphs on the substitutes for the paper's models and texts, and on the method."""
     grids: list[Grid] = field(default_factory=list)
     figures: list[list[str]] = field(default_factory=list)

@@ -52,7 +52,7 @@ def benchmark(runner: Runner, number: int) -> Section:
     caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}. Empty: a system that txl does not have."
     models = "; ".join(f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items())
     return Section(
-        notes=[runner.scale.description, f"Models: {models}."],
+        notes=[f"Models: {models}."],
         grids=[Grid(columns, rows, caption)],
         claims=_claims(paper, ours),
         data={name: dataclasses.asdict(result) for name, result in ours.items()},
@@ -81,7 +81,6 @@ def table7(runner: Runner) -> Section:
     rows = [[row.name, str(own), str(row.ppl)] for row, own in zip(printed, perplexities.values(), strict=True)]
     caption = "Perplexity on the test split; the paper does not name the split."
     return Section(
-        notes=[runner.scale.description],
         grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
         claims=check_claims("table7", perplexities),
         data={part: measured.values for part, measured in perplexities.items()},
@@ -223,7 +222,6 @@ def _section(runner: Runner, item: str, rows: list[list[str]], models: dict[str,
         f"shortest length beyond which perplexity falls by less than 0.1 %. Ours: {runner.averaged}."
     )
     return Section(
-        notes=[runner.scale.description],
         grids=[Grid(COLUMNS, rows, caption)],
         figures=[[file, "Perplexity on valid by attention length, first seed; alone: without recurrence."]],
         claims=check_claims(item, {part: lengths.best for part, lengths in models.items()}),
