@@ -16,7 +16,7 @@ import txlcli
 from tests.browser import PROGRAM, browser
 from tests.commands.novel import done, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
-from txlcli.commands.text_page import render
+from txlcli.commands.pages import text_page
 from txlcli.workflows.evaluation.annotated import AnnotatedText
 
 TEXT = "the owl jumps\n" * 3 + "été, naïve 語 🦊 </script>\n" + "the cat flies over\n" * 4
@@ -132,8 +132,8 @@ def annotated(pieces):
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")
 def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(tmp_path):
     small, large = tmp_path / "small.html", tmp_path / "large.html"
-    small.write_text(render(annotated(list("to be or not to be\n" * 20))), encoding="utf-8")
-    large.write_text(render(annotated(list("to be or not to be\n" * 55_000))), encoding="utf-8")
+    small.write_text(text_page(annotated(list("to be or not to be\n" * 20))), encoding="utf-8")
+    large.write_text(text_page(annotated(list("to be or not to be\n" * 55_000))), encoding="utf-8")
     with browser() as page:
         for width, dark in itertools.product((1280, 360), (False, True)):
             page.open(small, width=width, dark=dark)

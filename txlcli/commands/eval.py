@@ -59,7 +59,7 @@ def evaluate(
 
 def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bool) -> None:
     """Show the result, and write the files."""
-    from txlcli.commands import eval_table, text_page
+    from txlcli.commands import eval_table, pages
     from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.evaluate import write_losses
 
@@ -69,7 +69,7 @@ def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bo
     if options.plot is not None:
         eval_table.plot(options.plot, result)
     if options.html is not None and result.ended_by is None:
-        text_page.write(options.html, annotate(result))
+        pages.write_text_page(options.html, annotate(result))
 
 
 def _start_processes(processes: int, arguments: list[str], rank_timeout_s: float) -> int:

@@ -2,15 +2,22 @@
 
 import base64
 import html
+import json
 import re
+import zlib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+import numpy as np
 from markdown_it import MarkdownIt
+from numpy.typing import NDArray
 
+from txlcli import console
+from txlcli.data.vocabulary import smallest_dtype
 from txlcli.system.atomic_files import write_text
+from txlcli.workflows.evaluation.annotated import AnnotatedText
 from txlcli.workflows.reproduction.section import Section
 
 TEMPLATES = files("txlcli.commands") / "templates"
@@ -85,3 +92,24 @@ def _fenced(text: str, language: str = "") -> str:
     longest = max((len(backticks) for backticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def write_text_page(path: Path, text: AnnotatedText) -> None:
+    """Write the page of `txl eval --html`: a text coloured by loss, and by what memory gained."""
+    write_text(path, text_page(text))
+    console.say(f"page written to {path}")
+
+
+def text_page(text: AnnotatedText) -> str:
+    """Return the page of a text, whose script reads its fields."""
+    fields = {name: _pack(value) if isinstance(value, np.ndarray) else value for name, value in vars(text).items()}
+    facts = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = f'<script type="application/json" id="data">{facts}</script>'
+    return page(text.title, data + template("text.html"))
+
+
+def _pack(numbers: NDArray[np.generic]) -> dict[str, str]:
+    """Return whole numbers in their smallest type, little-endian: its name, and the deflated bytes in base64."""
+    dtype = smallest_dtype(int(numbers.max()) + 1)
+    data = zlib.compress(numbers.astype(dtype.newbyteorder("<")).tobytes())
+    return {"dtype": dtype.name, "data": base64.b64encode(data).decode()}
