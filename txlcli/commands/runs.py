@@ -67,8 +67,7 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
     if json:
         console.show_json({"runs_dir": str(runs_dir), "runs": [entry.to_json() for entry in entries]})
         return
-    title = f"{len(entries)} run{'s' if len(entries) > 1 else ''} in {runs_dir}"
-    console.show_table(title, LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
+    console.show_table(f"runs in {runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
 
 
 def _list_row(entry: RunSummary) -> list[str]:
@@ -92,7 +91,7 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
     Example: txl runs show stdlib
     """
     run = run_directory.find(run_name, runs_dir)
-    entry = overview.describe(run.directory, console.TerminalReporter())
+    entry = overview.summarize(history.read(run))
     if json:
         settings = metrics.without_infinities(recipe.to_table(run.settings))
         console.show_json({**entry.to_json(), "settings": settings})
@@ -103,9 +102,6 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
 
 def describe(entry: RunSummary) -> list[list[str]]:
     """Return the state and the results of a run in words, each with its name."""
-    rows = [["folder", entry.folder], ["saved", entry.saved]]
-    if entry.state == "damaged":
-        return [*rows, ["state", entry.state]]
     steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
     valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
     if entry.best_valid_step is not None:
@@ -116,7 +112,9 @@ def describe(entry: RunSummary) -> list[list[str]]:
         test += f" with M = {entry.test_mem_len}"
     if (entry.test_readings or 1) > 1:
         test += f", the best of {entry.test_readings} (valid was not evaluated)"
-    rows += [
+    rows = [
+        ["folder", entry.folder],
+        ["saved", entry.saved],
         ["state", entry.state + steps],
         ["recipe", str(entry.recipe)],
         ["store", str(entry.store)],
