@@ -394,39 +394,25 @@ def test_our_row_is_ranked_among_all_systems(here):
     assert output["ours"]["comparable"] is True
 
 
-@pytest.mark.parametrize(
-    ("name", "benchmark", "results", "notes"),
-    [
-        (
-            "word",
-            ("ptb", 10_000),
-            {},
-            ["> test: none yet; txl eval runs/word --split test\n"],
-        ),
-        (
-            "sentencepiece",
-            ("ptb-sp290", 290),
-            {"test": [(2.0, 82_430)]},
-            ["its vocabulary has 290"],
-        ),
-        ("byte", ("enwik8", 205), {"valid_tokens": 4_999_999}, ["~ not comparable: "]),
-    ],
-)
-def test_notes_say_how_a_run_is_ranked_and_what_is_not_comparable(here, name, benchmark, results, notes):
-    as_benchmark(name, *benchmark, **results)
-    result = done("runs", "published", name, "--verbose")
-    assert [note for note in notes if note not in result.stdout] == []
-    assert width(result) <= 80
-    rows = cells(result)
-    if name == "word":
-        assert rows[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
-    elif name == "sentencepiece":
-        assert (len(rows), "> runs" in result.stdout) == (11, False)
-        assert json_of("runs", "published", name)["ours"]["comparable"] is False
-    else:
-        marked = [row[0] for row in rows if row[0].endswith("~")]
-        assert [label.startswith("Dai et al. (2019)") for label in marked] == [True] * 3
-        assert "~" not in done("runs", "published", "enwik8").stdout
+def test_a_run_without_a_test_result_is_ranked_by_its_validation_and_told_what_to_run(here):
+    as_benchmark("word", "ptb", 10_000)
+    result = done("runs", "published", "word", "--verbose")
+    assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
+    assert cells(result)[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
+
+
+def test_rows_on_other_symbols_are_marked_and_a_run_with_another_vocabulary_is_not_in_the_table(here):
+    as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
+    result = done("runs", "published", "byte", "--verbose")
+    assert "~ not comparable: " in result.stdout
+    marked = [row[0] for row in cells(result) if row[0].endswith("~")]
+    assert [label.startswith("Dai et al. (2019)") for label in marked] == [True] * 3
+    assert "~" not in done("runs", "published", "enwik8").stdout
+    as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
+    result = done("runs", "published", "sentencepiece", "--verbose")
+    assert (len(cells(result)), "> runs" in result.stdout) == (11, False)
+    assert "its vocabulary has 290" in result.stdout
+    assert json_of("runs", "published", "sentencepiece")["ours"]["comparable"] is False
 
 
 def test_a_run_on_another_corpus_is_rejected_even_if_it_is_named_like_one(here):

@@ -86,13 +86,10 @@ def _is_finished(directory: Path) -> bool:
 
 
 def _vocab_size(settings: Settings, scale: Scale, workspace: Workspace) -> int:
-    """Return the V of the store, or without a store that of the benchmark or of the options of `txl prepare`.
-
-    The benchmark's V is also used if the store, a part of the benchmark, has fewer words than the model's bands.
-    """
-    published, store = settings.published.vocab_size, settings.corpus.store
+    """Return the V of the benchmark, otherwise of the store, or without one of the options of `txl prepare`."""
+    store = settings.corpus.store
+    if settings.published.vocab_size is not None:
+        return settings.published.vocab_size
     if workspace.store_path(store).is_file():
-        size = workspace.open_store(store).vocab.size
-        if published is None or size > max(settings.model.cutoffs, default=0):
-            return size
-    return published or int(scale.texts[store].get("vocab_size", BYTES))
+        return workspace.open_store(store).vocab.size
+    return int(scale.texts[store].get("vocab_size", BYTES))
