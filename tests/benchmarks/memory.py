@@ -8,11 +8,10 @@ python -m tests.benchmarks.memory ROW txl|peer fp32|tf32|bf16 cpu|cuda [--quick]
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-
-from txlcli.core.measures.timing import peak_memory
 
 CPU = torch.device("cpu")
 STEPS = 2  # the second one finds a memory
@@ -32,6 +31,29 @@ def held_bytes(device):
         return torch.cuda.memory_allocated(device)
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+@contextmanager
+def peak_memory(device):
+    """Yield a list that holds the peak memory of the block in bytes after it; it stays empty if that is unknown.
+
+    On CUDA it is the memory of tensors; on a CPU of the whole process (Linux only, if the mark can be reset).
+    """
+    peak_bytes = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak_bytes
+        peak_bytes.append(torch.cuda.max_memory_allocated(device))
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        was_reset = True
+    except OSError:
+        was_reset = False
+    yield peak_bytes
+    if was_reset:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        peak_bytes += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
 
 
 def main():

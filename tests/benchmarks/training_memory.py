@@ -91,10 +91,9 @@ def main(
 def _measure_here(row: Row) -> dict[str, int]:
     import torch
 
-    from tests.benchmarks.memory import held_bytes
+    from tests.benchmarks.memory import held_bytes, peak_memory
     from txlcli.config import recipe
     from txlcli.core.measures.forecast import step_bytes, with_plain_softmax
-    from txlcli.core.measures.timing import peak_memory
 
     device = torch.device("cpu")
     settings = recipe.load(row.recipe, row.changes)

@@ -8,8 +8,8 @@ from txlcli.data.compressed_file import CompressionHeader
 from txlcli.errors import CompressedFileError
 
 HEADER = CompressionHeader(
-    **{"txl": "0.1.0", "torch": "2.13.0", "constriction": "0.5.0", "processor": "AVX2", "threads": 2},
-    **{"weights": "00", "vocabulary": "01", "probe": "02", "content": "03", "bytes": 11, "tokens": 7, "lanes": 3},
+    **{"txl": "0.1.0", "torch": "2.13.0", "constriction": "0.5.0", "threads": 2},
+    **{"weights": "00", "probe": "02", "content": "03", "bytes": 11, "tokens": 7, "lanes": 3},
     **{"seg_len": 5, "mem_len": 0, "max_distance": None, "same_length": "m"},
 )
 WORDS = np.arange(13, dtype=np.uint32)

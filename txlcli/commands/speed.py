@@ -9,7 +9,6 @@ from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import Json, Where, with_options
 from txlcli.config import recipe
-from txlcli.errors import UnknownNameError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.workflows.options import SpeedOptions
@@ -41,7 +40,7 @@ def speed(
     Example: txl speed stdlib --attn-len 128,256,512
     """
     if subject is not None and not run_directory.is_run(subject, where.runs_dir):
-        _check_recipe(subject, options.overrides, where.runs_dir)
+        recipe.load(subject, options.overrides)  # reports a wrong name before PyTorch is imported
     from txlcli.workflows import speed as workflow
 
     workspace = where.workspace(json=json)
@@ -49,16 +48,6 @@ def speed(
     if options.plot is not None:
         plot_times(options.plot, result)
     console.show_result(result, show, json=json)
-
-
-def _check_recipe(subject: str, overrides: tuple[str, ...], runs_dir: Path) -> None:
-    """Reject a name that is neither a run nor a recipe, and wrong settings, before PyTorch is imported."""
-    try:
-        recipe.load(subject, overrides)
-    except UnknownNameError as error:
-        known = [*run_directory.names(runs_dir), *recipe.packaged_names()]
-        listing = '"txl runs" and "txl recipes" list all'
-        raise UnknownNameError("run or recipe", subject, known, like=Path(subject).name, listing=listing) from error
 
 
 def show(result: "SpeedResult") -> None:
@@ -80,7 +69,7 @@ def show(result: "SpeedResult") -> None:
     notes = [
         f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
         "keys and distinct distances only.",
-        "peak MiB: the whole process on a CPU, tensors on CUDA.",
+        "peak MiB: of tensors, on CUDA.",
     ]
     console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), cells, notes)
 

@@ -32,12 +32,9 @@ class CompressionHeader:
     """Release of txl, as of `torch` and `constriction`."""
     torch: str
     constriction: str
-    processor: str
-    """Instruction set that PyTorch uses."""
     threads: int
     weights: str
-    """Digest of the weights, as of `vocabulary`."""
-    vocabulary: str
+    """Digest of the weights."""
     probe: str
     """Digest of predictions after fixed tokens: equal if and only if the machine rounds in the same way."""
     content: str

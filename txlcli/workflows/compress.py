@@ -219,14 +219,12 @@ def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSetti
 
 
 def _conditions(opened: OpenRun) -> dict[str, Any]:
-    """Return what must be equal for the same predictions, as far as it has a name; a probe covers the rest."""
+    """Return what must be equal for the same predictions; a probe covers the machine."""
     return {
         "weights": compressed_file.digest(opened.checkpoint.weights_digest().encode()),
-        "vocabulary": compressed_file.digest(opened.run.vocab_fingerprint.encode()),
         "txl": __version__,
         "torch": torch.__version__,
         "constriction": version("constriction"),
-        "processor": torch.backends.cpu.get_cpu_capability(),
     }
 
 
@@ -236,7 +234,7 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         if (expected := getattr(header, name)) != value:
             raise CompressedFileError(
                 f"{source}: compressed with {name} {expected}, and {opened.run.directory} here has {value}; restore it "
-                "with the run, the release and the kind of processor that compressed it"
+                "with the run and the releases that compressed it"
             )
     settings = opened.run.settings.evaluation_settings(
         batch_size=header.lanes,

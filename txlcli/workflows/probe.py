@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from txlcli.core.measures.likeliest import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import UsageError
 from txlcli.runs import history
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
@@ -23,8 +22,6 @@ from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
 
 Ids = NDArray[np.int64]
-MIN_SYMBOLS = 4
-"""Fewest different tokens that texts are generated from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +75,6 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     scoring = Scoring(opened, text, settings, workspace)
     marks = [number for number in (opened.vocab.boundary, opened.vocab.unknown) if number is not None]
     symbols, rng = np.setdiff1d(text.targets, marks), np.random.default_rng(options.seed)
-    if len(symbols) < MIN_SYMBOLS:
-        raise UsageError(
-            f"{text.title} has {len(symbols)} different tokens, too few to generate texts; "
-            "give `positions` or another `split`"
-        )
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
     by_group, rows = _words(scoring, np.array(distances)), []
     for distance, of_words in zip(distances, by_group, strict=False):

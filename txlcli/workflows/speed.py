@@ -1,11 +1,12 @@
 """Times a run or a recipe: Table 9, and the throughput of evaluation, generation and training."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
@@ -13,13 +14,11 @@ from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSetti
 from txlcli.core.kernels.compilation import check_compiler, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
-from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import (
     MIN_STEPS,
     Timing,
     best_windows,
     peak_flops_per_s,
-    peak_memory,
     time_evaluation,
     time_single_tokens,
     time_training,
@@ -40,8 +39,6 @@ from txlcli.workflows.workspace import Workspace, explain_attention
 
 DEFAULT_RECIPE = "enwik8"
 SINGLE_TOKENS = "one token at a time"
-SHORT_STEP_S = 0.2
-"""Longest expected time of a step on a CPU that is repeated MIN_STEPS times in each repetition."""
 TRAINING_TOKENS_ON_CPU = 1024  # a full step of a recipe takes minutes, and its rate is nearly the same
 
 
@@ -81,6 +78,7 @@ class ThroughputRow:
     low_high_ms: tuple[float, float]
     share_of_peak: float
     peak_memory_bytes: int | None
+    """Of tensors on CUDA; None on other devices."""
     tokens_per_step: int
 
 
@@ -188,6 +186,7 @@ class Bench:
         check_optimizer(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         self._common: Any = {"precision": precision, "repeat": repeat}
+        self._min_steps = MIN_STEPS if self.device.type == "cuda" else 1
 
     def _training_settings(self) -> TrainSettings:
         """Return the recipe's training settings in the precision to time, on a CPU with a smaller batch size."""
@@ -202,15 +201,10 @@ class Bench:
             train = dataclasses.replace(train, batch_size=most, accumulate=1)
         return train
 
-    def _min_steps(self, flops: float = math.inf) -> int:
-        """Return the least number of steps of `flops` operations in a repetition; on a CPU, only short ones repeat."""
-        is_short = flops <= SHORT_STEP_S * CPU_SHARE * self.peak
-        return MIN_STEPS if self.device.type == "cuda" or is_short else 1
-
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        common: Any = {"min_steps": self._min_steps(), **self._common}
+        common: Any = {"min_steps": self._min_steps, **self._common}
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
@@ -291,8 +285,11 @@ class Bench:
 
     def _timed(self, work: str, timed: Callable[..., Timing], flops: float, *, tokens: int) -> ThroughputRow:
         """Time steps of `tokens` tokens, with `flops` operations per token."""
-        with self._reporter.progress(work), peak_memory(self.device) as memory:
-            timing = timed(repeat=self.repeat, min_steps=self._min_steps(tokens * flops))
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with self._reporter.progress(work):
+            timing = timed(repeat=self.repeat, min_steps=self._min_steps)
         rate = 1e3 / timing.median
         return ThroughputRow(
             work=work,
@@ -300,6 +297,6 @@ class Bench:
             ms_per_token=timing.median,
             low_high_ms=timing.low_high,
             share_of_peak=rate * flops / self.peak,
-            peak_memory_bytes=memory[0] if memory else None,
+            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if on_cuda else None,
             tokens_per_step=tokens,
         )

@@ -6,10 +6,8 @@ Axes: B batch (lanes or windows), L segment, M memory.
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -226,26 +224,3 @@ def best_windows(
         windows *= 2
     timed = single if best == 1 else time_windows(best, repeat)
     return (best, timed) if timed.median < single.median else (1, single)  # the search may have been lucky
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """Yield a list that holds the peak memory of the block in bytes after it; it stays empty if that is unknown.
-
-    On CUDA it is the memory of tensors; on a CPU of the whole process (Linux only, if the mark can be reset).
-    """
-    peak_bytes: list[int] = []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield peak_bytes
-        peak_bytes.append(torch.cuda.max_memory_allocated(device))
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        was_reset = True
-    except OSError:
-        was_reset = False
-    yield peak_bytes
-    if was_reset:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-        peak_bytes += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
