@@ -79,7 +79,7 @@ def test_an_exported_run_is_imported_with_the_same_weights(here, run):
 
 def test_an_imported_run_is_evaluated_with_the_same_settings_and_loss_and_generates_the_same_text(here):
     done("export", "adaptive", "hf")
-    done("import", "hf", "--name", "back")
+    done("import", "hf", "--name", "back", "--store", "word")
     (ours,), (theirs,) = (json_of("eval", run, *EVALUATION)["rows"] for run in ("back", "adaptive"))
     same = ("tokens", "lanes", "mem_len", "attn_len_min", "attn_len_max")
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
@@ -100,11 +100,11 @@ def test_an_export_notes_that_the_memory_started_empty(here):
         "predictions differ near the beginning of a text"
     ]
     assert json_of("export", "adaptive", "other")["notes"] == []
-    done("import", "hf")  # a key of txl in config.json records how it started
+    done("import", "hf", "--store", "word")  # a key of txl in config.json records how it started
     config = json.loads((here / "hf/config.json").read_text())
     assert config.pop("memory_start") == "empty"
     (here / "hf/config.json").write_text(json.dumps(config))
-    done("import", "hf", "--name", "theirs")
+    done("import", "hf", "--name", "theirs", "--store", "word")
     ours, back, theirs = (json_of("eval", run, *EVALUATION)["rows"][0]["loss_nats"] for run in ("word", "hf", "theirs"))
     assert back == pytest.approx(ours, rel=1e-6)
     assert theirs != pytest.approx(ours, rel=1e-9)
@@ -139,35 +139,21 @@ def test_a_run_without_words_is_exported_with_its_vocabulary_as_json(here, token
 # --- where the vocabulary and the store come from --------------------------------------------------------------------
 
 
-def test_the_store_is_found_by_its_vocabulary(here):
-    done("export", "adaptive", "hf")
-    (here / "data/word.h5").rename(here / "data/renamed.h5")
-    told = json_of("import", "hf")
+def test_the_store_is_the_one_of_the_folder_or_the_recipe_if_it_has_the_vocabulary(here):
+    done("export", "adaptive", "word")
+    told = json_of("import", "word", "--name", "hf")
     assert told == {
-        **{"run": "runs/hf", "source": "hf", "system": "Hugging Face TransfoXL"},
+        **{"run": "runs/hf", "source": "word", "system": "Hugging Face TransfoXL"},
         **{"parameters": card("runs/adaptive")["parameters"], "vocab_size": card("runs/adaptive")["vocab_size"]},
-        **{"store": "data/renamed.h5", "prepare": None, "boundary": "<eos>", "unknown": "<unk>", "norm": "post"},
+        **{"store": "data/word.h5", "prepare": None, "boundary": "<eos>", "unknown": "<unk>", "norm": "post"},
         **{"notes": [], "cutoffs": [5, 11], "settings_from": "its configuration", "next": "txl eval runs/hf"},
     }
-    assert card("runs/hf")["settings"]["corpus"]["store"] == "renamed"
+    assert card("runs/hf")["settings"]["corpus"]["store"] == "word"
     assert json_of("eval", "hf")["rows"][0]["tokens"] > 0
-
-
-def test_several_stores_with_the_vocabulary_need_store(here):
-    done("export", "word", "hf")
-    for name in ("another", "third"):
-        shutil.copyfile(here / "data/word.h5", here / f"data/{name}.h5")
-    message = (
-        "data: 3 token stores have this vocabulary (another, third, word); "
-        "name the one with the text of the weights with --store"
-    )
-    assert refused("hf", code=2) == message
-    assert json_of("import", "hf", "--store", "third")["store"] == "data/third.h5"
-    assert refused("hf", "--recipe", "tiny.toml", "--name", "tiny", code=2) == message
+    (here / "word").rename(here / "novel2")
+    assert json_of("import", "novel2")["store"] is None
     (here / "word.toml").write_text(RECIPE.replace('store = "novel"', 'store = "word"'))
-    assert json_of("import", "hf", "--recipe", "word.toml", "--name", "by-recipe")["store"] == "data/word.h5"
-    (here / "hf").rename(here / "another")
-    assert json_of("import", "another")["store"] == "data/another.h5"
+    assert json_of("import", "novel2", "--recipe", "word.toml", "--name", "by-recipe")["store"] == "data/word.h5"
 
 
 def test_without_a_store_the_text_can_still_be_prepared(here):
@@ -195,7 +181,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
 
 @pytest.mark.parametrize(
     ("kept", "mark", "options"),
-    [("vocab.txt", b"\xef\xbb\xbf", []), ("words", b"", ["--vocab", "words"]), (None, b"", ["--store", "word"])],
+    [("vocab.txt", b"\xef\xbb\xbf", []), ("words", b"", ["--vocab", "words"]), (None, b"", [])],
     ids=["a list with a byte order mark", "a given file", "a store"],
 )
 def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark, options):
@@ -205,7 +191,7 @@ def test_the_vocabulary_comes_from_the_folder_a_file_or_a_store(here, kept, mark
         (here / "hf" / name).unlink()
     if kept:
         (here / ("hf" if "." in kept else ".") / kept).write_bytes(mark + words)
-    assert json_of("import", "hf", *options)["store"] == "data/word.h5"
+    assert json_of("import", "hf", "--store", "word", *options)["store"] == "data/word.h5"
     assert card("runs/hf")["vocab_fingerprint"] == card("runs/word")["vocab_fingerprint"]
 
 

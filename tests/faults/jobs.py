@@ -193,7 +193,7 @@ JOBS = (
     Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/.recl"), check_recl),
     Job(
         "import",
-        ("import", "hf", "--name", "byte", "--force", "--json"),
+        ("import", "hf", "--store", "word", "--name", "byte", "--force", "--json"),
         ("hf", "data/word.h5", "data/novel.h5", "runs/byte"),
         check_import,
     ),

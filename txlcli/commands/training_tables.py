@@ -12,17 +12,6 @@ UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("min
 
 MAX_KERNELS, MAX_NAME = 20, 60
 """Kernels of a profile to list, and characters of their names."""
-PURPOSES = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "buckets": "buckets",
-    "gathered": "gathered weights",
-    "optimizer": "optimizer state",
-    "average": "averaged weights",
-    "memory": "memory (recurrence)",
-    "activations": "activations",
-    "logits": "logits",
-}
 
 
 def show_forecast(forecast: TrainingForecast) -> None:
@@ -79,11 +68,11 @@ def duration(seconds: float) -> str:
 def show_devices(forecast: ScaleForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table; what decides comes first."""
     rows = forecast.by_devices
-    parts = [part for part in PURPOSES if any(row.device_bytes[part] for row in rows)]
+    parts = [part for part in rows[0].device_bytes if part != "total" and any(row.device_bytes[part] for row in rows)]
     headings = ["GPUs", "batch of each"]
     headings += ["tokens/s", "days"] if forecast.device_flops_per_s else []
     headings += ["fits"] if forecast.device_memory_bytes else []
-    headings += ["total memory", "sent per step", *(PURPOSES[part] for part in parts)]
+    headings += ["total memory", "sent per step", *parts]
     lines = []
     for row in rows:
         line = [f"{row.devices}", f"{row.batch_size_per_device:,}"]

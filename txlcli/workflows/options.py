@@ -606,7 +606,7 @@ class ImportOptions(Options):
 
     recipe: str | None = option("Recipe with the settings of a file of weights.", metavar="RECIPE")
     vocab: Path | None = option("File with the vocabulary of the weights.", metavar="FILE")
-    store: str | None = option("Token store with that vocabulary [default: the only store that has it].")
+    store: str | None = option("Token store with that vocabulary [default: the recipe's, or of the folder's name].")
     name: str | None = option("Name of the run [default: name of the source].")
     overrides: tuple[str, ...] = overrides_option()
     force: bool = force_option()

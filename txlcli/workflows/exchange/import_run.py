@@ -13,9 +13,9 @@ from txlcli.config.sections import CorpusSettings, plain_name
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
-from txlcli.data.token_store import TokenStore, stores_in
+from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import RecipeError, RunError, StoreError, UsageError, VocabularyError
+from txlcli.errors import RecipeError, RunError, UsageError, VocabularyError
 from txlcli.exchange import conversion, huggingface, vocabularies, weights
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
@@ -142,40 +142,23 @@ def _settings(source: Path, options: ImportOptions) -> Settings:
 def _vocabulary(
     source: Path, options: ImportOptions, settings: Settings, workspace: Workspace
 ) -> tuple[Vocab, TokenStore | None]:
-    """Return the vocabulary of the weights, and a store that has it; None if there is no such store."""
+    """Return the vocabulary of the weights, and the token store with it; None if there is no such store."""
     path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
-    named = workspace.open_store(options.store) if options.store else None
-    if path is not None:
-        vocab = vocabularies.read(path)
-        if named is not None and named.fingerprint != vocab.fingerprint:
-            raise VocabularyError(f"{named.path} has another vocabulary than {path}; leave out `store` or `vocab`")
-        return vocab, named or _store_with(vocab, settings.corpus.store, workspace.data_dir)
-    try:
-        named = named or workspace.open_store(settings.corpus.store)
-    except StoreError as error:
-        raise VocabularyError(
-            f"{source}: the weights come without a vocabulary; give `vocab` FILE, or `store` with the token "
-            "store of their corpus"
-        ) from error
-    return named.vocab, named
-
-
-def _store_with(vocab: Vocab, preferred: str, data_dir: Path) -> TokenStore | None:
-    """Return the store with exactly this vocabulary; among several, the one of the preferred name."""
-    stores = {}
-    for path in stores_in(data_dir):
-        try:
-            store = TokenStore.open(path)
-        except (StoreError, UsageError):
-            continue  # a damaged store does not prevent an import
-        if store.fingerprint == vocab.fingerprint:
-            stores[path.stem] = store
-    if len(stores) > 1 and preferred not in stores:
-        raise UsageError(
-            f"{data_dir}: {len(stores)} token stores have this vocabulary ({', '.join(stores)}); "
-            "name the one with the text of the weights with `store`"
-        )
-    return stores.get(preferred) or next(iter(stores.values()), None)
+    name = options.store or settings.corpus.store
+    store = workspace.open_store(name) if options.store or workspace.store_path(name).exists() else None
+    if path is None:
+        if store is None:
+            raise VocabularyError(
+                f"{source}: the weights come without a vocabulary; give `vocab` FILE, or `store` with the token "
+                "store of their corpus"
+            )
+        return store.vocab, store
+    vocab = vocabularies.read(path)
+    if store is not None and store.fingerprint != vocab.fingerprint:
+        if options.store:
+            raise VocabularyError(f"{store.path} has another vocabulary than {path}; leave out `store` or `vocab`")
+        store = None
+    return vocab, store
 
 
 def _free_store(name: str, data_dir: Path) -> str:
