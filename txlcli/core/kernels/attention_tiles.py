@@ -9,7 +9,7 @@ key. In one tile: b sequences, l queries, k keys.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,20 +39,15 @@ class TiledAttention:
         """Return (B, H, L, D), see `core.backend.Attend`."""
         inputs = AttentionInputs.of(query, key, value, terms)
         with torch.autocast(query.device.type, enabled=False):
-            out = _attend_tiles(inputs, dropout=dropout, recompute=self.recompute, workspace=self.workspace)
+            if torch.is_grad_enabled() and inputs.need_gradient:
+                inputs = inputs.with_position_keys(inputs.reach)
+                out: Tensor = _Attention.apply(self, inputs.reach, dropout, *inputs.tensors)
+            else:
+                if inputs.position_key is not None:
+                    # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
+                    inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
+                out = _attend(inputs, self.workspace, dropout=dropout, save=False)[0]
         return out[..., : query.shape[3]]
-
-
-def _attend_tiles(inputs: AttentionInputs, *, dropout: float, recompute: bool, workspace: Workspace) -> Tensor:
-    if torch.is_grad_enabled() and inputs.need_gradient:
-        inputs = inputs.with_position_keys(inputs.reach)
-        call = _Call(inputs.reach, dropout, recompute, workspace)
-        out: Tensor = _Attention.apply(call, *inputs.tensors)
-        return out
-    if inputs.position_key is not None:
-        # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
-        inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
-    return _attend(inputs, dropout=dropout, save=False, workspace=workspace)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +186,7 @@ class _Probabilities:
 
 
 def _attend(
-    inputs: AttentionInputs, *, dropout: float, save: bool, workspace: Workspace
+    inputs: AttentionInputs, workspace: Workspace, *, dropout: float, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Return the output (B, H, L, D), each tile's probabilities (b*H, l, k) if `save`, and the dropout mask."""
     query, key = inputs.query, inputs.key
@@ -213,50 +208,39 @@ def _attend(
     return out, saved, mask
 
 
-class _Call(NamedTuple):
-    """Arguments of one call that are not tensors."""
-
-    reach: int
-    dropout: float
-    recompute: bool
-    workspace: Workspace
-
-
 class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Any) -> Tensor:
-        inputs = AttentionInputs(call.reach, *tensors)
-        ctx.rng_state = generator_state(inputs.key.device) if call.recompute and call.dropout else None
-        out, probabilities, mask = _attend(
-            inputs, dropout=call.dropout, save=not call.recompute, workspace=call.workspace
-        )
-        ctx.save_for_backward(*tensors, None if call.recompute else mask, *probabilities)
-        ctx.call = call
+    def forward(ctx: Any, tiled: TiledAttention, reach: int, dropout: float, *tensors: Any) -> Tensor:
+        inputs = AttentionInputs(reach, *tensors)
+        ctx.tiled, ctx.reach, ctx.dropout, recompute = tiled, reach, dropout, tiled.recompute
+        ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
+        out, probabilities, mask = _attend(inputs, tiled.workspace, dropout=dropout, save=not recompute)
+        ctx.save_for_backward(*tensors, None if recompute else mask, *probabilities)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        kept, call = ctx.saved_tensors, ctx.call  # read once: a layer that is computed again gives them once
+        kept = ctx.saved_tensors  # read once: a layer that is computed again gives them once
         tensors, mask, saved = kept[:6], kept[6], kept[7:]
-        inputs = AttentionInputs(call.reach, *tensors)
+        inputs, workspace = AttentionInputs(ctx.reach, *tensors), ctx.tiled.workspace
         query, key = inputs.query, inputs.key
-        tiling = Tiling.of(inputs, call.workspace)
-        recomputed = _Probabilities(inputs, tiling, call.workspace) if call.recompute else None
+        tiling = Tiling.of(inputs, workspace)
+        recomputed = _Probabilities(inputs, tiling, workspace) if ctx.tiled.recompute else None
         if ctx.rng_state is not None:
             shape = torch.Size((*query.shape[:3], inputs.key_len))
-            mask = _sample_again(ctx.rng_state, shape, call.dropout, key.device)
+            mask = _sample_again(ctx.rng_state, shape, ctx.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         keys_dtype = key.dtype if tiling.queries == inputs.seg_len else exact
         grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key, grad_value = (key.new_empty(key.shape, dtype=keys_dtype) for _ in range(2))
         position = None
         if inputs.position_key is not None:
-            position = _PositionGradients(inputs, inputs.position_key, tiling, call.workspace)
+            position = _PositionGradients(inputs, inputs.position_key, tiling, workspace)
         # The scale of dropout is applied here, to rows of D, not of K.
-        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - call.dropout))
+        grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, tile in enumerate(tiling.tiles(inputs)):
             grad_out = tile.select_queries(grad_all)  # (b*H, l, D)
             probability = recomputed.compute(tile) if recomputed else saved[number]  # (b*H, l, k)
@@ -281,7 +265,7 @@ class _Attention(torch.autograd.Function):
             grad_query = grad_content.add_(grad_position)
         grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
         grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
-        return None, *grads
+        return None, None, None, *grads
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:
