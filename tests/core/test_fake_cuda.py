@@ -8,7 +8,6 @@ Each group of checks runs in a process of its own: PyTorch must find the fake de
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -47,17 +46,9 @@ def library(tmp_path_factory):
 def outcomes_of(library):
     """What each check of a group gave; none may have failed."""
 
-    def run(group, **environment):
+    def run(group):
         command = [sys.executable, "-W", "ignore", "-m", "tests.core.fake_cuda", str(library), group]
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=3000,
-            check=False,
-        )
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
         assert ended.returncode == 0, ended.stderr
         outcomes = json.loads(ended.stdout)
         failed = [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, str)]
@@ -111,7 +102,7 @@ def test_reading_waits_for_nothing_but_the_tokens_that_are_drawn(outcomes_of, gr
     pairs = that_read_differently(pairs)
     # Whether a tail may hold one of the likeliest tokens is asked before it is computed.
     with_tails = {"copy to the host": 1, "_local_scalar_dense": 4}
-    assert outcomes_of(group, TXL_CUDA_GRAPHS="0") == {
+    assert outcomes_of(group) == {
         **of_each(pairs, [{}, {"_local_scalar_dense": 1}]),
         **of_each([pair for pair in pairs if pair[0] == "adaptive softmax"], [{}, with_tails]),
     }
@@ -124,7 +115,7 @@ def copies(*, there, back):
 
 @pytest.mark.slow
 def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
-    assert outcomes_of("others", TXL_CUDA_GRAPHS="0") == {
+    assert outcomes_of("others") == {
         **{f"{case} score": copies(there=2, back=1) for case in ("relative", "lstm", "vanilla")},
         "adaptive softmax score": copies(there=1, back=1),  # targets follow segment by segment, pinned
         **{f"{case} cache": copies(there=2, back=2) for case in ("relative", "lstm")},

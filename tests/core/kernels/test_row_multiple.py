@@ -68,13 +68,13 @@ def test_aligned_rows_do_not_change_the_gradients_of_a_training_step(changed):
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-12, msg=name)
 
 
-def gradients(model, *, precision="fp32", mem_len=M):
+def gradients(model, *, precision="fp32"):
     """The mean loss of the second of two segments, and the gradient of each parameter."""
     first, second, targets = draw_tokens(B, 3 * (L + M)).split(L + M, dim=1)
     second, targets = second[:, :L], targets[:, :L]
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        memory = model(first, model.first_memory(B, mem_len), mem_len=mem_len)[1]
-        loss = model.objective(second, targets, memory, Objective(mem_len=mem_len))[0]
+        memory = model(first, model.first_memory(B, M), mem_len=M)[1]
+        loss = model.objective(second, targets, memory, Objective(mem_len=M))[0]
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -109,19 +109,18 @@ class Operands(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _aligned(matrices):
-    strides = sorted(matrices.stride()[-2:])
-    begins = matrices.storage_offset() % MULTIPLE == 0 == (matrices.stride(0) % MULTIPLE if matrices.dim() == 3 else 0)
-    return begins and strides[0] == 1 and strides[1] % MULTIPLE == 0
+def _aligned(matrix):
+    narrow, wide = sorted(matrix.stride())
+    return matrix.storage_offset() % MULTIPLE == 0 and narrow == 1 and wide % MULTIPLE == 0
 
 
-@pytest.mark.parametrize(("precision", "mem_len"), [("bf16", M), ("fp32", M), ("fp32", M + 2)])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("changed", [{}, {"cutoffs": (7,), "div_val": 2}])
-def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precision, mem_len):
+def test_products_of_a_training_step_read_and_write_aligned_rows(changed, precision):
     model = small_model(dtype=torch.float32, **ODD, **changed)
-    loss, expected = gradients(copy.deepcopy(model), precision=precision, mem_len=mem_len)
+    loss, expected = gradients(copy.deepcopy(model), precision=precision)
     with scores_at_once(), cached_casts(), use_row_multiple(MULTIPLE), Operands(DTYPES[precision]) as operands:
-        found, grads = gradients(model, precision=precision, mem_len=mem_len)
+        found, grads = gradients(model, precision=precision)
     assert operands.count > 100
     assert not operands.unaligned
     torch.testing.assert_close(found, loss, rtol=0.01, atol=0)
