@@ -44,6 +44,8 @@ class ModelSettings(Section):
 
     recurrent_state: ClassVar[bool] = False
     """True if the model carries a state instead of a memory of M tokens, so that memory lengths do not apply."""
+    depends_on_segments: ClassVar[bool] = False
+    """True if predictions depend on where segments end, although the memory holds every token before."""
     keys_are_tokens: ClassVar[bool] = True
     """True if each key belongs to one token, at its distance."""
 
@@ -134,11 +136,6 @@ class ModelSettings(Section):
         growing = seg_len if window is None else min(seg_len, max(0, window - mem_len))
         limited = seg_len - growing  # queries that see W keys; those before see M + 1, M + 2, ...
         return (growing * mem_len + growing * (growing + 1) / 2 + limited * (window or 0)) / seg_len
-
-    @property
-    def depends_on_segments(self) -> bool:
-        """True if predictions depend on where segments end, although the memory holds every token before."""
-        return False
 
     @property
     def encoding(self) -> EncodingTraits:
@@ -305,6 +302,7 @@ class CompressiveSettings(TransformerSettings):
     Tokens that leave the memory are compressed; keys are those of compressed memory, memory and segment.
     """
 
+    depends_on_segments = True  # tokens are compressed when a segment ends
     keys_are_tokens = False  # a compressed slot stands for c tokens
 
     compressed_len: PositiveInt
@@ -314,10 +312,6 @@ class CompressiveSettings(TransformerSettings):
     compression: Literal["convolution", "mean", "max"] = "convolution"
     """How positions are compressed: by a convolution with kernel and stride c, trained to reconstruct the attention of
     its layer to the tokens that it replaces; by their mean; or by their maximum."""
-
-    @property
-    def depends_on_segments(self) -> bool:
-        return True  # tokens are compressed when a segment ends
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
         return mem_len + (self.compressed_len if compressed_len is None else compressed_len) if mem_len else 0
