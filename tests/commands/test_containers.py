@@ -140,7 +140,6 @@ def test_half_a_character_of_json_is_replaced(plain):
     [
         ("a.jsonl", b'{"text": "a"}\nnot JSON\n', "line 2 is not a JSON object; repair it, or name the file .txt"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', '"text" of line 2 is not a text; repair it'),
-        ("a.jsonl", b'{"a": "b", "c": "d"}\n', 'no column "text" has text; give --column one of: "a", "c"'),
         ("a.csv", b'text,id\n"a\nb",2\na,b,3\n', "the row that ends on line 4 has 3 fields, the first one 2; quote "),
         ("a.csv", b"text,text\na,b\n", 'several columns are called "text"; rename all but one of them'),
         ("a.csv", b'text\n"a"b\n', "damaged, or not CSV ("),

@@ -115,10 +115,3 @@ def test_files_without_text_are_rejected(untouched):
     assert refusal("prepare", "hub", code=1) == "hub: the column text has no text; give --column another"
     write_rows(untouched / "short.parquet", ["a"])
     assert refusal("prepare", "short.parquet", code=1).startswith("short.parquet: 2 bytes are too short to split; ")
-
-
-def test_a_file_that_is_not_parquet_is_rejected(untouched):
-    (untouched / "broken.parquet").write_text("the fox")
-    assert refusal("prepare", "broken.parquet", code=1).startswith(
-        "broken.parquet: damaged, encrypted, or not a Parquet file ("
-    )

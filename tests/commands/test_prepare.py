@@ -461,7 +461,7 @@ def test_a_file_of_a_mirror_that_is_not_parquet_is_rejected_and_fetched_again(tm
     site.refuse, contents = MIRRORED["wt103"]
     page = b"<html>sign in</html>".ljust(len(contents[name]))
     downloads = on_hosts(site, "wt103", contents | {name: page})
-    message = f"data/downloads/wt103/{name}: damaged, encrypted, or not a Parquet file ("
+    message = f"data/downloads/wt103/{name}: damaged, or not Parquet ("
     check_offer_refused(tmp_path, message, downloads, WIKI_DIGESTS, corpus="wt103")
     assert not (tmp_path / "data/downloads/wt103" / name).exists()
     requests = len(site.requests)

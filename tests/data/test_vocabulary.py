@@ -134,20 +134,14 @@ WORDS = {"kind": "word", "symbols": ["<eos>", "a", "b", "c"], "lower_case": Fals
 BYTES = {"kind": "byte", "bytes": list(range(256)), "dropped": [], "boundary": None, "unknown": None}
 WRONG = {
     "a boundary of -1": WORDS | {"boundary": -1},
-    "a boundary beyond the words": WORDS | {"boundary": 4},
-    "a boundary that is true": WORDS | {"boundary": True},
     "a word that is a number": WORDS | {"symbols": ["<eos>", 7, "b", "c"]},
     "half a character": WORDS | {"symbols": ["<eos>", "\ud800", "b", "c"]},
     "a word twice": WORDS | {"symbols": ["<eos>", "a", "a", "c"]},
     "no words": WORDS | {"symbols": [], "boundary": None},
     "bytes above 255": BYTES | {"bytes": [0, 1, 2, 256]},
-    "a byte twice": BYTES | {"bytes": [0, 1, 2, 2]},
     "an unknown kind": WORDS | {"kind": "syllable"},
     "no boundary": {key: value for key, value in WORDS.items() if key != "boundary"},
-    "no base64": {"kind": "sentencepiece", "model": "?", "boundary": 0, "unknown": 1},
     "a list": [],
-    "a kind alone": {"kind": "byte"},
-    "an unknown kind alone": {"kind": "glyph", "boundary": None, "unknown": None},
 }
 
 

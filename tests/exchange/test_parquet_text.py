@@ -1,11 +1,8 @@
 """The text column of Parquet files: read from files of other programs, and written."""
 
-import base64
-
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
-from pyarrow.parquet import encryption
 
 from txlcli.corpora.corpus import CorpusError
 from txlcli.errors import CorpusInputError
@@ -45,15 +42,6 @@ def test_rows_become_lines_in_every_type_of_text(tmp_path, kind, compression):
     values = [row.encode() if "binary" in str(kind) else row for row in ROWS]
     write_column(tmp_path / "a.parquet", arrow.array(values, kind), compression=compression)
     assert read(tmp_path / "a.parquet") == (JOINED, 0)
-
-
-def test_files_are_written_one_after_another_with_a_given_blank_line(tmp_path):
-    write_column(tmp_path / "a.parquet", arrow.array(ROWS))
-    (file,), target = containers.find(tmp_path / "a.parquet", None, None), tmp_path / "a.txt"
-    options = {"only_utf8": True, "blank": b" \n", "append": True}
-    sizes = [containers.extract(file, target, **options).size for _ in range(2)]
-    assert target.read_bytes() == JOINED.replace(b"\n\n", b"\n \n") * 2
-    assert sizes == [len(JOINED) + 1] * 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +104,7 @@ def test_a_truncated_file_is_rejected(tmp_path, size):
     path = tmp_path / "a.parquet"
     write_column(path, arrow.array(ROWS * 50))
     path.write_bytes(path.read_bytes()[:size])
-    assert refusal(path).startswith(f"{path}: damaged, encrypted, or not a Parquet file (")
+    assert refusal(path).startswith(f"{path}: damaged, or not Parquet (")
 
 
 def test_a_changed_byte_is_rejected_or_changes_nothing(tmp_path):
@@ -131,29 +119,6 @@ def test_a_changed_byte_is_rejected_or_changes_nothing(tmp_path):
             refused.append(str(error))
     assert refused
     assert all("\n" not in message for message in refused)
-
-
-class PlainKeys(encryption.KmsClient):
-    """Keeps keys without encryption."""
-
-    def wrap_key(self, key, name):
-        return base64.b64encode(key)
-
-    def unwrap_key(self, key, name):
-        return base64.b64decode(key)
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["encrypted footer", "plain footer"])
-def test_an_encrypted_file_is_called_encrypted(tmp_path, plain):
-    path = tmp_path / "a.parquet"
-    table = arrow.table({"text": ROWS})
-    keys = encryption.EncryptionConfiguration(footer_key="a", column_keys={"b": ["text"]}, plaintext_footer=plain)
-    properties = encryption.CryptoFactory(lambda _: PlainKeys()).file_encryption_properties(
-        encryption.KmsConnectionConfig(), keys
-    )
-    with parquet.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
-        writer.write_table(table)
-    assert refusal(path).startswith(f"{path}: damaged, encrypted, or not a Parquet file (")
 
 
 @pytest.mark.parametrize(

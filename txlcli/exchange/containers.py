@@ -119,9 +119,9 @@ def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
 
 def _columns(file: TextFile) -> tuple[list[str], bool]:
     """Return the names of the columns that have text, in the first row of JSON lines; True if rows are pieces."""
-    if file.format == "Parquet":
-        return parquet_text.columns(file.path)
     with _reading(file):
+        if file.format == "Parquet":
+            return parquet_text.columns(file.path)
         if file.format == "Arrow":
             return parquet_text.columns_of(_open_arrow(file.path)[0].schema)
         with _open_text(file) as stream:
@@ -139,7 +139,7 @@ def _reading(file: TextFile) -> Iterator[None]:
     except UnicodeError as error:
         name = file.encoding or "UTF-8"
         raise CorpusInputError(f"{file.path}: not valid {name} ({error}); give the `encoding` of its text") from error
-    except (*DAMAGE, csv.Error) as error:
+    except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = " ".join(str(error).split())[:160]
@@ -195,11 +195,10 @@ def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[in
 
 def _rows(file: TextFile) -> Iterator[bytes | None]:
     """Yield the rows of a file, or blocks of its text; None is a row without a text."""
-    if file.format == "Parquet":
-        yield from parquet_text.rows(file.path, file.column)
-        return
     with _reading(file):
-        if file.format == "Arrow":
+        if file.format == "Parquet":
+            yield from parquet_text.rows(file.path, file.column)
+        elif file.format == "Arrow":
             yield from _arrow_rows(file)
         elif file.format == TEXT and file.encoding is None:
             with _open_bytes(file) as binary:

@@ -15,8 +15,6 @@ import pyarrow as arrow
 from pyarrow import parquet
 
 from txlcli.corpora.unpack import max_bytes, too_large
-from txlcli.errors import CorpusInputError
-from txlcli.system.input_files import check_regular
 
 COLUMN = "text"
 """Column that is written."""
@@ -31,16 +29,12 @@ BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
 """Most text of rows of mean length, and most rows, that are read at once."""
 LONGEST_ROW = 1 << 20  # bytes of a part of a line, at least, that is written as a row
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
-DAMAGE = (arrow.ArrowException, OSError, ValueError, LookupError, OverflowError, RuntimeError)
 
 
 def columns(path: Path) -> tuple[list[str], bool]:
     """Return the names of the columns of a file that have text; True if its rows are pieces of one text."""
-    try:
-        with _open(check_regular(path)) as file:
-            return columns_of(file.schema_arrow)
-    except DAMAGE as error:
-        raise _not_read(path, error) from error
+    with _open(path) as file:
+        return columns_of(file.schema_arrow)
 
 
 def columns_of(schema: Any) -> tuple[list[str], bool]:
@@ -56,32 +50,22 @@ def _open(path: Path, **options: Any) -> Any:
     )
 
 
-def _not_read(path: Path, error: Exception) -> CorpusInputError:
-    """Return the error for a file that pyarrow cannot read: it is encrypted, of an unknown kind, or damaged."""
-    reason = " ".join(str(error).split())[:160]
-    return CorpusInputError(f"{path}: damaged, encrypted, or not a Parquet file ({reason})")
-
-
 def rows(path: Path, column: str) -> Iterator[bytes | None]:
     """Yield the rows of the column, after comparing its declared size with the limit."""
-    try:
-        with _open(path) as file:
-            metadata = file.metadata
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            declared = sum(group.total_byte_size for group in groups)
-            if declared > max_bytes(path):
-                raise too_large(path)
-            next(file.iter_batches(1, columns=[column]), None)  # encrypted metadata would end the process below
-            chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        own = (chunk for chunk in chunks if chunk.path_in_schema == column)
-        has_deltas = any(not DELTAS.isdisjoint(chunk.encodings) for chunk in own)
-        count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
-        # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
-        with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
-            for batch in file.iter_batches(count, columns=[column], use_threads=False):
-                yield from values(batch.column(column))
-    except DAMAGE as error:
-        raise _not_read(path, error) from error
+    with _open(path) as file:
+        metadata = file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        declared = sum(group.total_byte_size for group in groups)
+        if declared > max_bytes(path):
+            raise too_large(path)
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    own = (chunk for chunk in chunks if chunk.path_in_schema == column)
+    has_deltas = any(not DELTAS.isdisjoint(chunk.encodings) for chunk in own)
+    count = max(1, min(MAX_ROWS, BYTES_PER_BATCH * metadata.num_rows // max(1, declared)))
+    # Few bytes with a dictionary may be many long rows, so rows are read as references to its values.
+    with _open(path, read_dictionary=[] if has_deltas else [column]) as file:
+        for batch in file.iter_batches(count, columns=[column], use_threads=False):
+            yield from values(batch.column(column))
 
 
 def values(column: Any) -> list[bytes | None]:
