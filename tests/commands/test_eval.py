@@ -404,7 +404,7 @@ def test_a_text_that_cannot_be_scored_is_rejected(here):
         message = refusal("eval", kind, "--text", "-", stdin=text, code=1)
         assert message == "--text -: no token to predict; give a longer text"
     message = refusal("eval", "char", "--text", "-", stdin=b"the \xff", code=1)
-    assert message == "--text -: not UTF-8 at byte 4; convert it first"
+    assert message == "the text is not UTF-8 at byte 4; convert it first"
 
 
 def test_a_text_with_unknown_characters_is_rejected(untouched):

@@ -223,20 +223,17 @@ transformer | train.average=mean train.schedule=constant train.average_from=11.0
 1, or a step before max_steps (11), not 11.0
 transformer | train.average=mean train.schedule=constant train.average_from=12.0 | average_from must be a share below \
 1, or a step before max_steps (11), not 12.0
-transformer | train.average=mean train.schedule=cosine | min_lr_ratio must be greater than 0 with average = \
-"mean", which \
-begins there, not 0.0
+transformer | train.average=mean train.schedule=cosine | min_lr_ratio must be greater than 0 with average = "mean", \
+which begins there, not 0.0
 transformer | train.average=mean train.schedule=wsd | min_lr_ratio must be greater than 0 with average = "mean", which \
 begins there, not 0.0
 transformer | model.gating=gru model.norm=pre model.gate_bias=-1.0 | gate_bias must be 0 or more, not -1.0
-transformer | model.cutoffs=[5,7] model.tie_projections=[true,false] | tie_projections must be as many as bands \
-(3), not \
-[True, False]
+transformer | model.cutoffs=[5,7] model.tie_projections=[true,false] | tie_projections must be as many as bands (3), \
+not [True, False]
 transformer | model.n_layers=1000000000 | n_layers must be at most 1000, not 1000000000
 transformer | model.cutoffs=[5,7] model.div_val=4 | div_val must be small enough to leave band 3 a width, not 4
 transformer | model.cutoffs=[5] model.div_val=8 model.d_embed=7 | div_val must be small enough to leave band 2 a \
-width, \
-not 8
+width, not 8
 qrnn | model.d_hidden=0 | d_hidden must be greater than 0, not 0
 qrnn | model.window=0 | window must be greater than 0, not 0
 qrnn | model.n_layers=1 model.d_hidden=11 | d_hidden must be left out with one layer, which is d_model wide, not 11

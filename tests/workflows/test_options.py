@@ -1,14 +1,12 @@
 """Options of the jobs: values and combinations that are rejected, and how the texts of the command line are read."""
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from txlcli.errors import TxlError, UsageError
-from txlcli.system.input_files import read_stdin
+from txlcli.errors import TxlError
 from txlcli.workflows.options import (
     PROTOCOLS,
     AttentionOptions,
@@ -229,9 +227,3 @@ def test_a_text_is_read_from_its_file_without_a_byte_order_mark(tmp_path):
     for wrong, reason in (("nowhere.txt", "No such file or directory"), (".", "Is a directory")):
         message = f"`text` {wrong}: cannot be read ({reason}); check the path"
         assert rejection(parse, EvalOptions, "text", wrong) == message
-
-
-def test_a_closed_stdin_is_rejected(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match=r"^-: stdin is closed; send the text there, or name a file$"):
-        read_stdin(7)

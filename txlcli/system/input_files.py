@@ -44,8 +44,6 @@ def read_stream(file: IO[bytes], most: int, name: str) -> bytes:
 
 def read_stdin(most: int) -> bytes:
     """Read stdin, which "-" stands for, up to `most` bytes."""
-    if sys.stdin is None:
-        raise UsageError("-: stdin is closed; send the text there, or name a file")
     return read_stream(sys.stdin.buffer, most, "stdin")
 
 

@@ -178,7 +178,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
     vocab, is_bytes = opened.vocab, opened.vocab.tokenizer == "byte"
     data = _as_prepared(source, vocab, reporter)
-    ids = vocab.encode_bytes(data) if is_bytes else vocab.encode(data.decode())
+    ids = vocab.encode(data)
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"{source.label}: no token to predict; give a longer text")
@@ -215,11 +215,6 @@ def _as_prepared(source: UserText, vocab: Vocab, reporter: Reporter) -> bytes:
         if not is_bytes:
             raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
         reporter.say(f"{source.label} seems to be {encoding}; its bytes are scored as they are")
-    try:
-        if not is_bytes:
-            data.decode()
-    except UnicodeDecodeError as error:
-        raise VocabularyError(f"{source.label}: not UTF-8 at byte {error.start}; convert it first") from error
     if vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
         return data.removesuffix(b"\n").removesuffix(b"\r")  # added by editors; text8 has no line ends
     if vocab.tokenizer == "word" and data and not (data.isspace() or data.endswith((b"\n", b"\r"))):
