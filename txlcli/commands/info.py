@@ -22,18 +22,7 @@ def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json 
 
 
 def _show(installed: "Installation") -> None:
-    lines = {
-        "txl": installed.txl,
-        "Python": f"{installed.python} ({installed.executable})",
-        "platform": installed.platform,
-        "packages": ", ".join(f"{name} {version}" for name, version in installed.packages.items()),
-        "HDF5": installed.hdf5,
-        "BLAS": installed.blas,
-        "processors": f"{installed.processors} ({installed.cpu_capability}), threads: {installed.threads}",
-        "CUDA": f"{installed.cuda or 'not in this build of PyTorch'}; GPUs: {', '.join(installed.gpus) or 'none'}",
-        "stores": f"{len(installed.stores)} in {installed.data_dir}",
-        "runs": f"{len(installed.runs)} in {installed.runs_dir}",
-        **installed.environment,
-    }
-    for name, value in lines.items():
-        console.show_line(f"{name + ':':<12} {value}")
+    for name, value in installed.to_json().items():
+        items = [f"{key} {of_key}" for key, of_key in value.items()] if isinstance(value, dict) else value
+        text = ", ".join(items) if isinstance(items, list | tuple) else str(items or "")
+        console.show_line(f"{name.replace('_', ' ')}: {text or 'none'}")
