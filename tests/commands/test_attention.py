@@ -195,7 +195,7 @@ def test_an_output_directory_that_cannot_be_created_is_rejected(here):
     (here / "taken").write_text("")
     for path, reason in (("taken", "File exists"), ("taken/in", "Not a directory")):
         message = refusal("attention", "byte", "--out", path, code=1)
-        assert message == f"{path}: cannot be created ({reason}); give another --out"
+        assert message == f"{path}: cannot be written ({reason}); check the folder and the free space"
 
 
 def test_figures_are_overwritten_only_with_force(here):

@@ -10,6 +10,7 @@ from txlcli.commands.options import Force, Json, Run, Verbose, Where, with_optio
 from txlcli.config.traits import ENCODINGS
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
+from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.options import AttentionOptions
 
 if TYPE_CHECKING:
@@ -47,10 +48,8 @@ def attention(
     existing = [path for path in paths.values() if path.exists()]
     if existing and not force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
-    try:
+    with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be created ({error.strerror}); give another --out") from error
     result = workflow.run(str(run.directory), options, where.workspace(json=json))
     for number, path in paths.items():
         plot_figure(result, number, path)

@@ -6,7 +6,7 @@ Axes: B texts of t tokens, n distance, R memory lengths, P pieces, W words.
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ from txlcli.workflows.options import ProbeOptions
 from txlcli.workflows.workspace import Workspace
 
 Ids = NDArray[np.int64]
+FARTHER, NEW = "farther", "new"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
     """Results at one distance; None where there is nothing to measure."""
 
-    distance: int | Literal["farther", "new"]
+    distance: int | str
     """In tokens. For words, the farthest of a range, words from "farther" back than all, or "new" words."""
     copied: float | None = None
     """Share of the tokens of a copy that the model finds likeliest."""
@@ -76,22 +77,19 @@ def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> Pr
     marks = [number for number in (opened.vocab.boundary, opened.vocab.unknown) if number is not None]
     symbols, rng = np.setdiff1d(text.targets, marks), np.random.default_rng(options.seed)
     distances = sorted(options.distances or default_distances(settings.seg_len + settings.mem_len))
-    by_group, rows = _words(scoring, np.array(distances)), []
-    for distance, of_words in zip(distances, by_group, strict=False):
+    rows = _words(scoring, distances)
+    for number, distance in enumerate(distances):
         copies = copy_texts(symbols, options.texts, distance, rng)
         copied, copy_saved = _repeat(scoring, copies, distance - 1, f"copy at {distance}")
         recalls = recall_texts(symbols, options.texts, distance, rng)
         recalled, recall_saved = _repeat(scoring, recalls, 1, f"recall at {distance}")
-        row = ProbeRow(
-            distance=distance,
+        rows[number] = replace(
+            rows[number],
             copied=copied,
             copy_saved_nats=copy_saved,
             recalled=recalled,
             recall_saved_nats=recall_saved,
-            **of_words,
         )
-        rows.append(row)
-    rows += [ProbeRow(distance="farther", **by_group[-2]), ProbeRow(distance="new", **by_group[-1])]
     return ProbeResult(scoring, tuple(rows))
 
 
@@ -133,19 +131,21 @@ def _repeat(scoring: Scoring, generated: Ids, counted: int, title: str) -> tuple
     return float(hits.mean()), float(control.mean() - losses.mean())
 
 
-def _words(scoring: Scoring, distances: Ids) -> list[dict[str, Any]]:
-    """Return the fields of ProbeRow on words at each distance, then farther back, then on new words."""
+def _words(scoring: Scoring, distances: list[int]) -> list[ProbeRow]:
+    """Return the rows of words at each distance, then farther back, then of new words; the probes are missing."""
     vocab, text = scoring.opened.vocab, scoring.text
-    rows = [with_memory(scoring, mem_len) for mem_len in dict.fromkeys((scoring.settings.mem_len, 0))]
+    evaluated = [with_memory(scoring, mem_len) for mem_len in dict.fromkeys((scoring.settings.mem_len, 0))]
     pieces = Pieces.of(vocab, text)
-    back, nats = word_losses(pieces, pieces.sums([row.losses_nats for row in rows]), vocab)
+    back, nats = word_losses(pieces, pieces.sums([row.losses_nats for row in evaluated]), vocab)
     groups = np.where(back == 0, len(distances) + 1, np.searchsorted(distances, back))
-    fields = []
-    for group in range(len(distances) + 2):
+    labels: list[int | str] = [*distances, FARTHER, NEW]
+    rows = []
+    for group, distance in enumerate(labels):
         of_group = nats[:, groups == group]  # (R, W)
         means = of_group.mean(axis=1).tolist() if of_group.size else [None]
-        fields.append({"words": of_group.shape[1], "word_nats": means[0], "word_nats_without_memory": means[-1]})
-    return fields
+        words, without = of_group.shape[1], means[-1]
+        rows.append(ProbeRow(distance=distance, words=words, word_nats=means[0], word_nats_without_memory=without))
+    return rows
 
 
 def word_losses(pieces: Pieces, losses: NDArray[np.float64], vocab: Vocab) -> tuple[Ids, NDArray[np.float64]]:
