@@ -62,16 +62,16 @@ def export(
     where: Directories,
     json: Json = False,
 ) -> None:
-    """Export a run for Hugging Face, or the tokens or text of a store.
+    """Export a run for other programs, or the tokens or text of a store.
 
     A run becomes a TransfoXL folder: config.json and model.safetensors for transformers up to version 4, and the
-    vocabulary; "txl import" reads it back. A store becomes one file per split, of ids or of text, and the vocabulary;
-    "txl prepare" reads them back.
+    vocabulary; "txl import" reads it back. With --format pt2 it becomes a program that PyTorch runs without txl.
+    A store becomes one file per split, of ids or of text, and the vocabulary; "txl prepare" reads them back.
 
     Example: txl export runs/wt103 hf-wt103/
     """
     path = Path(name) if name.endswith(".h5") else where.data_dir / f"{name}.h5"
-    if options.format == "huggingface":
+    if options.format in ("huggingface", "pt2"):
         if path.is_file() and not (where.runs_dir / name).is_dir():
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
         run_directory.find(name, where.runs_dir)  # a wrong name is reported before PyTorch is imported
@@ -89,7 +89,9 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
-    facts = {"files": ", ".join(result.files), "import again": shlex.join(["txl", "import", result.folder])}
+    script = f"{result.folder}/load.py"
+    again = ["python", script, "score", "FILE"] if "load.py" in result.files else ["txl", "import", result.folder]
+    facts = {"files": ", ".join(result.files), "next": shlex.join(again)}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 
 

@@ -225,7 +225,7 @@ def read_user_text(file: str, asked: str | None = None) -> UserText:
         data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{asked}: cannot be read ({error.strerror}); check the path") from error
-    # A byte order mark is no text, as in `txl prepare`.
+    # A byte order mark is not text, as in `txl prepare`.
     return UserText("stdin" if is_stdin else file, data.removeprefix(codecs.BOM_UTF8), label=asked)
 
 
@@ -623,8 +623,9 @@ class ImportOptions(Options):
 class ExportOptions(Options):
     """Options of `txl export`."""
 
-    format: Literal["huggingface", "nanogpt", "llm.c", "megatron", "parquet"] = option(
-        "huggingface for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or parquet (text) for a store.",
+    format: Literal["huggingface", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+        "huggingface, or pt2 (a program of PyTorch) for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or "
+        "parquet (text) for a store.",
         default="huggingface",
     )
     force: bool = force_option()

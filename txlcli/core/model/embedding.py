@@ -49,7 +49,8 @@ class AdaptiveEmbedding(nn.Module):
         if len(self.bands) == 1:
             vectors = self._embed(0, tokens)
         else:
-            vectors = self.embed_each_band(tokens) if tokens.device.type == "cpu" else self.embed_all_bands(tokens)
+            counts_rows = tokens.device.type == "cpu" and not torch.compiler.is_compiling()  # an export has no counts
+            vectors = self.embed_each_band(tokens) if counts_rows else self.embed_all_bands(tokens)
         dropped: Tensor = self.word_dropout(vectors, tokens)
         return dropped
 

@@ -31,7 +31,7 @@ def counted_positions(seg_len: int, part: LossPart) -> slice:
 
 
 def weights_of_positions(length: int, part: LossPart, seg_len: Tensor) -> Tensor:
-    """Return 1 for each counted position and 0 for the others, (length,), where only `seg_len` (0-d) are no padding."""
+    """Return 1 for each counted position and 0 for the others, (length,), where all but `seg_len` (0-d) are padding."""
     position = torch.arange(length, device=seg_len.device)
     return ((position < seg_len) & (position >= (seg_len // 2 if part == "half" else 0))).float()
 

@@ -1,16 +1,17 @@
 """Writes a run as a directory that Hugging Face's TransfoXL reads."""
 
 import json
+import shutil
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from txlcli.errors import RunError
-from txlcli.exchange import huggingface, vocabularies
+from txlcli.exchange import huggingface, program, vocabularies
 from txlcli.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
@@ -19,6 +20,7 @@ from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.options import ExportOptions
 
 FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
+PROGRAM, LOADER = "model.pt2", "load.py"
 EMPTY_START = (
     "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
     "predictions differ near the beginning of a text"
@@ -27,7 +29,7 @@ EMPTY_START = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedRun:
-    """A run that was written for Hugging Face."""
+    """A run that was written for Hugging Face, or as a program of PyTorch."""
 
     run: str
     folder: str
@@ -37,23 +39,34 @@ class ExportedRun:
 
 
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
-    """Write a run as a Hugging Face directory."""
+    """Write a run as a Hugging Face directory, or as a program with the file that runs it."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
-    model = opened.model
-    if (missing := missing_setting(model.settings, "hugging_face")) is not None:
-        raise RunError(f"{opened.run.directory}: {missing}")
-    evaluation = opened.run.settings.evaluation_settings()
-    config = huggingface.config_of(opened.transformer.settings, evaluation, model.vocab_size, opened.vocab.boundary)
+    model, is_program = opened.model, options.format == "pt2"
+    arch = model.settings.arch
+    if is_program and arch != "transformer":
+        raise RunError(f'{opened.run.directory}: only arch = "transformer" can be exported, not "{arch}"')
+    if not is_program and (missing := missing_setting(model.settings, "hugging_face")) is not None:
+        raise RunError(f"{opened.run.directory}: {missing}" + "; export it with `format` pt2" * (arch == "transformer"))
+    names, write = ((PROGRAM, LOADER, VOCAB), _write_program) if is_program else (FILES, _write)
     return ExportedRun(
         run=str(opened.run.directory),
         folder=str(directory),
-        files=export_directory.fill(directory, FILES, lambda draft: _write(opened, config, draft), force=options.force),
+        files=export_directory.fill(directory, names, lambda draft: write(opened, draft), force=options.force),
         parameters=opened.run.parameters,
-        notes=() if model.memory_starts_full else (EMPTY_START,),
+        notes=() if is_program or model.memory_starts_full else (EMPTY_START,),
     )
 
 
-def _write(opened: OpenRun, config: dict[str, Any], draft: Path) -> None:
+def _write_program(opened: OpenRun, draft: Path) -> None:
+    program.write(opened.transformer, opened.run.settings.evaluation_settings(), draft / PROGRAM)
+    (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
+    shutil.copyfile(str(files("txlcli.exchange") / "standalone.py"), draft / LOADER)
+
+
+def _write(opened: OpenRun, draft: Path) -> None:
+    evaluation = opened.run.settings.evaluation_settings()
+    vocab_size, boundary = opened.model.vocab_size, opened.vocab.boundary
+    config = huggingface.config_of(opened.transformer.settings, evaluation, vocab_size, boundary)
     frequencies = torch.arange(0.0, config["d_model"], 2.0) / config["d_model"]
     constant = {"transformer.pos_emb.inv_freq": 1.0 / 10_000.0**frequencies}  # otherwise Hugging Face warns
     with replacing(draft / WEIGHTS) as file:

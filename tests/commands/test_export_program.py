@@ -1,0 +1,77 @@
+"""Runs exported as programs: plain PyTorch, in a process that cannot import txl, gives the same log-probabilities."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.commands.novel import done, refusal, text_of, train
+from txlcli.core.reading.registry import make_reader
+from txlcli.runs import loading
+
+WITHOUT_TXL = """
+import runpy, sys
+sys.modules["txlcli"] = None  # an import would raise
+import torch
+loaded = runpy.run_path(sys.argv[1] + "/load.py")
+tokens, state, results = torch.load("tokens.pt"), None, []
+for part in tokens.split([9, 1, 4, 13], dim=1):
+    log_probs, state = loaded["read"](part, state)
+    results.append(log_probs)
+torch.save(torch.cat(results, dim=1), "log_probs.pt")
+print(loaded["encode"]("the fox\\n"), repr(loaded["decode"](loaded["encode"]("the fox"))))
+"""
+KINDS = {
+    "gates": ["model.norm=pre", "model.gating=gru", "corpus.store=word", "model.cutoffs=[5,11]", "model.div_val=2"],
+    "modern": ["model.norm=pre", "model.block=modern", "model.position=rotary", "model.d_head=6"],
+    "zeros": ["model.memory_start=zeros", "model.position=alibi"],
+    "window": ["model.window=4", "eval.max_distance=4"],
+}
+
+
+def run_python(*words):
+    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize(
+    "kind", [name if name == "gates" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+)
+def test_a_program_reads_segments_as_txl_does(here, kind):
+    train(*KINDS[kind], name=kind)
+    done("export", kind, "out", "--format", "pt2")
+    opened = loading.open_run(kind, here / "runs", device="cpu", precision="fp32")
+    tokens = torch.randint(opened.model.vocab_size, (3, 27), generator=torch.Generator().manual_seed(5))
+    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(), batch_size=3)
+    expected = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(5, dim=1)], dim=1)
+    torch.save(tokens, "tokens.pt")
+    printed = run_python("-c", WITHOUT_TXL, "out")
+    torch.testing.assert_close(torch.load("log_probs.pt"), expected, rtol=0, atol=1e-5)
+    ids = opened.vocab.encode("the fox\n").tolist()
+    first = [] if opened.vocab.boundary is None else [opened.vocab.boundary]
+    assert printed.splitlines()[0].startswith(str([*first, *ids]))
+
+
+@pytest.mark.slow
+def test_the_loader_scores_and_continues_a_text(here):
+    done("export", "byte", "out", "--format", "pt2")
+    loss = float(run_python("out/load.py", "score", "novel/test.txt"))
+    opened = loading.open_run("byte", here / "runs", device="cpu", precision="fp32")
+    ids = torch.from_numpy(opened.vocab.encode(text_of("test")))[None]
+    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(), batch_size=1)
+    log_probs = torch.cat([reader.log_probs(reader.read(part)) for part in ids[:, :-1].split(5, dim=1)], dim=1)
+    assert loss == pytest.approx(-log_probs[0].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
+    assert run_python("out/load.py", "continue", "the fox").startswith("the fox")
+
+
+def test_other_architectures_are_rejected_and_other_configurations_are_told(here):
+    train("model.norm=pre", name="pre")
+    assert refusal("export", "pre", "out", code=1).endswith("; export it with --format pt2")
+    train(
+        "model.arch=rmt", "model.segment_len=5", "train.mem_len=0", "eval.mem_len=0", "eval.same_length=off", name="rmt"
+    )
+    assert refusal("export", "rmt", "out", "--format", "pt2", code=1) == (
+        'runs/rmt: only arch = "transformer" can be exported, not "rmt"'
+    )
