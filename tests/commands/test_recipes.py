@@ -162,19 +162,12 @@ def test_keys_of_one_section_as_json():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("train.learning_rate", 'unknown setting "train.learning_rate"; did you mean "train.lr"?'),
-        ("train.dropout", 'unknown setting "train.dropout"; did you mean "model.dropout"?'),
-        ("train.zebra", 'unknown section or setting "train.zebra" (known: corpus, model, train, eval, log, published)'),
-        ("lr", 'unknown setting "lr"; did you mean "train.lr"?'),
-        ("trian.lr", 'unknown setting "trian.lr"; did you mean "train.lr"?'),
-        (
-            "trian",
-            'unknown section or setting "trian"; did you mean "train"? (known: corpus, model, train, eval, log, ',
-        ),
+        ("trian.lr", 'unknown section or setting "trian.lr"; did you mean "train.lr"? ("txl recipes keys" lists all)'),
+        ("trian", 'unknown section or setting "trian"; did you mean "train"? ("txl recipes keys" lists all)'),
     ],
 )
 def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion(word, message):
-    assert refusal("recipes", "keys", word).startswith(message)
+    assert refusal("recipes", "keys", word) == message
 
 
 def test_schema_prints_what_comes_with_txl():

@@ -1,9 +1,7 @@
 """Pickles that run code, and the marker file that shows if it ran."""
 
 import builtins
-import copyreg
 import os
-from collections import Counter
 from pathlib import Path
 
 
@@ -15,13 +13,6 @@ class Calls:
 
     def __reduce__(self):
         return self.call
-
-
-class CountsAndCalls(Counter):
-    """A subclass of Counter, which unpickling would have to import."""
-
-    def __reduce__(self):
-        return CountsAndCalls, (dict(self),)
 
 
 def touch(path):
@@ -38,15 +29,10 @@ HOSTILE = {
         f"{os.system.__module__}.system",
     ),
     "getattr": (Calls(builtins.getattr, Calls(builtins.__import__, "os"), "system"), "builtins.getattr"),
-    "import": (Calls(builtins.__import__, "antigravity"), "builtins.__import__"),
-    "a_class_like_Counter": (CountsAndCalls("ab"), "tests.exchange.hostile.CountsAndCalls"),
-    "copyreg": (Calls(copyreg._reconstructor, Path, object, None), "copyreg._reconstructor"),
-    "copyreg_extension": (Calls(copyreg.add_extension, "os", "system", 240), "copyreg.add_extension"),
-    "an_argument_of_Counter": (Calls(Counter, Calls(os.system, f"touch {MARKER}")), f"{os.system.__module__}.system"),
 }
 """Objects, and the name that the error message must contain."""
 
-OF_PYTHON_2 = {"builtins": "__builtin__", "copyreg": "copy_reg"}
+OF_PYTHON_2 = {"builtins": "__builtin__"}
 
 
 def names(name):

@@ -321,8 +321,3 @@ ARCHS = {"compressive": "compressed_len", "rmt": "segment_len"}
 def test_a_setting_that_a_system_does_not_have_is_named(system, changed, setting, needed):
     message = missing_setting(model_settings(**changed), system)
     assert message == f"[model] {setting} is not a setting of {SYSTEMS[system]}, which needs {needed}"
-
-
-@pytest.mark.parametrize(("system", "kind"), ALL)
-def test_a_system_has_every_model_that_is_converted(system, kind):
-    assert missing_setting(model_settings(**KINDS[kind]), system) is None

@@ -57,19 +57,13 @@ WRITERS = {
     "without_an_ending": text_of("\n" + "\r\n\n".join(WORDS)),
     "vocab.bin": lambda path: torch.save(FIELDS, path),
     "legacy.bin": lambda path: torch.save(FIELDS, path, _use_new_zipfile_serialization=False),
-    "vocab.pt": lambda path: torch.save(FIELDS, path),
     "vocab.pkl": pickled(4),
-    "two.pkl": pickled(2),
-    "vocab.pickle": pickled(0),
     "objects.pkl": pickled(4, OF_OBJECTS),
-    "objects_of_protocol_2.pkl": pickled(2, OF_OBJECTS),
     "objects.bin": lambda path: torch.save(OF_OBJECTS, path),
-    "objects_legacy.bin": lambda path: torch.save(OF_OBJECTS, path, _use_new_zipfile_serialization=False),
     "sacremoses.pkl": lambda path: path.write_bytes(
         of_package("sacremoses.tokenize", {**OF_OBJECTS, "moses_tokenizer": Tokenizer(language="en")})
     ),
     "released.pkl": lambda path: path.write_bytes(of_package("utils.vocabulary", Tokenizer(**FIELDS))),
-    "torch.pkl": lambda path: torch.save(FIELDS, path),
     "python2.pkl": lambda path: path.write_bytes(py2_pickle(WORDS)),
 }
 
@@ -149,7 +143,6 @@ def test_json_without_a_vocabulary_is_rejected(tmp_path, text):
 BAD_FIELDS = {
     "no_list": ({"sym2idx": {"a": 0}}, f"has no list idx2sym; {AS_TEXT}"),
     "no_dict": (WORDS, f"has no list idx2sym; {AS_TEXT}"),
-    "other_list": ({"idx2sym": "abc"}, f"has no list idx2sym; {AS_TEXT}"),
     "numbers": ({"idx2sym": ["a", 7]}, NO_LIST),
     "nothing": ({"idx2sym": []}, NO_LIST),
 }
@@ -165,7 +158,7 @@ def test_a_pickle_without_words_is_rejected(tmp_path, name, case):
 
 
 PICKLE = pickle.dumps(FIELDS)
-DAMAGED = [b"", b"hello", b"\x80\x04", PICKLE[:50], PICKLE[:-9], b"\x80\x02Q.", b"\x82\x01.", b"I1\n0."]
+DAMAGED = [b"", b"hello", PICKLE[:50], b"I1\n0."]
 
 
 @pytest.mark.parametrize("data", DAMAGED)

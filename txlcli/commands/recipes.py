@@ -16,7 +16,6 @@ from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, wi
 from txlcli.config import recipe, schema
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
-from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.workflows.options import ScaleOptions
 
@@ -163,13 +162,9 @@ def _find_keys(word: str | None) -> list[schema.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
     settings = [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
     found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
-    if not found and word is not None:
-        section, _, key = word.rpartition(".")
-        meant = meant_setting(section, key, recipe.setting_names())
-        if meant is None or did_you_mean(word, recipe.SECTIONS):
-            raise UnknownNameError("section or setting", word, recipe.SECTIONS)
-        meant = meant if "." in meant else f"{section}.{meant}"
-        raise UsageError(f'unknown setting "{word}"; did you mean "{meant}"?')
+    if not found:
+        known = [*recipe.SECTIONS, *recipe.setting_names()]
+        raise UnknownNameError("section or setting", str(word), known, listing='"txl recipes keys" lists all')
     return found
 
 
