@@ -102,6 +102,7 @@ class Layer(nn.Module):
         self.feed_forward_dropout = Dropout.of(settings, "feed_forward_dropout")
         self.projection_dropout = Dropout.of(settings, "projection_dropout")
         self.attend_context: AttendContext | None = None
+        """Attends if one product makes the keys and values of memory and segment, which saves launches."""
         self.project, self.finish = project, Layer.residual_block
         """The parts before and after attention, which a reader compiles: no shape in them depends on the past."""
 
@@ -132,9 +133,10 @@ class Layer(nn.Module):
             count: number of final positions to compute, 0 included; all by default.
         """
         first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
-        if self.joins_context and isinstance(past, HiddenMemory) and terms.rotation is None:
+        joins = self.attend_context is not None and terms.rotation is None and not first
+        if joins and isinstance(past, HiddenMemory):
             layer_input = self.memory_input(hidden)
-            attended = self._attend_to_context(layer_input, past, terms, first=first)
+            attended = self._attend_to_context(layer_input, past, terms)
         else:
             layer_input, query, keys, values = self.project(self, hidden, terms.rotation, first)
             attended = self._attend(query, keys, values, past, terms)
@@ -143,13 +145,8 @@ class Layer(nn.Module):
             hidden = self.finish(self, hidden, attended)
         return LayerOutput(hidden, layer_input[..., : self.d_model].detach().contiguous())
 
-    @property
-    def joins_context(self) -> bool:
-        """True if one product makes the keys and values of memory and segment, which saves launches."""
-        return self.attend_context is not None and isinstance(self.attention.k_norm, nn.Identity)
-
-    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms, *, first: int) -> Tensor:
-        """Attend from a segment (B, L, d), from position `first` on, to past and segment, projected together.
+    def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
+        """Attend from a segment (B, L, d) to past and segment, projected together.
 
         All rows may end in zeros; then the result does, too.
         """
@@ -160,7 +157,7 @@ class Layer(nn.Module):
         context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
         weight = wide_heads(torch.cat([attention.w_k_content.weight, attention.w_v.weight]), d_head, width)
         key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(drop(F.linear(segment[:, first:], wide_heads(attention.w_q.weight, d_head, width))), heads)
+        query = split_heads(drop(F.linear(segment, wide_heads(attention.w_q.weight, d_head, width))), heads)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))

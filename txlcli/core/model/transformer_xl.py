@@ -164,9 +164,10 @@ class TransformerXL(LanguageModel):
     def _use(self, backend: Backend) -> None:
         """Let all modules compute by this backend."""
         self._width = self.settings.d_model + -self.settings.d_model % backend.multiple
+        attend_context = backend.attend_context if self.settings.parts.qk_norm == "none" else None
+        self.encoding.joins_products = attend_context is not None
         for layer in self.layers:
-            layer.attention.attend, layer.attend_context = backend.attend, backend.attend_context
-        self.encoding.joins_products = self.layers[0].joins_context
+            layer.attention.attend, layer.attend_context = backend.attend, attend_context
         for module in self.modules():
             if isinstance(module, Dropout | Linear):
                 module.backend = backend
