@@ -93,21 +93,18 @@ def _show_list(data_dir: Path, json: bool) -> None:
         except TxlError as error:
             console.complain(str(error))
     if json:
-        console.show_json(
+        entries = [
             {
-                "stores": [
-                    {
-                        "name": store.name,
-                        "corpus": store.corpus,
-                        "tokenizer": store.tokenizer,
-                        "vocabulary_size": store.vocab.size,
-                        "tokens": {split: info.tokens for split, info in store.splits.items()},
-                        "conventions": store.conventions,
-                    }
-                    for store in stores
-                ]
+                "name": store.name,
+                "corpus": store.corpus,
+                "tokenizer": store.tokenizer,
+                "vocabulary_size": store.vocab.size,
+                "tokens": {split: info.tokens for split, info in store.splits.items()},
+                "conventions": store.conventions,
             }
-        )
+            for store in stores
+        ]
+        console.show_json({"stores": entries})
         return
     if not stores:
         console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')

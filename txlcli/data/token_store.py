@@ -85,7 +85,6 @@ class _Array:
 
     place: Slice
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     sha256: str
     """Digest of the numbers."""
 
@@ -198,15 +197,15 @@ class TokenStore:
             if digest.hexdigest() != array.sha256:
                 raise StoreError(f"{self.path}: {what} is damaged (wrong checksum); {_again(self.path)}")
         if not array.place.size:  # HDF5 gives it no place
-            return np.empty(array.shape, array.dtype)
-        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=array.shape)
+            return np.empty(0, array.dtype)
+        count = array.place.size // array.dtype.itemsize
+        return np.memmap(self.path, dtype=array.dtype, mode="r", offset=array.place.start, shape=(count,))
 
 
 def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:
     dataset = array(group, name)
     start = dataset.id.get_offset() or 0
-    place = Slice(path, start, start + dataset.nbytes)
-    return _Array(place, dataset.dtype, dataset.shape, sha256)
+    return _Array(Slice(path, start, start + dataset.nbytes), dataset.dtype, sha256)
 
 
 def corpus_of(name: str) -> Corpus | None:

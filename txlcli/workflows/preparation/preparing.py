@@ -163,7 +163,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     closes_lines = plan.tokenizer == "word" and rule.boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
-    model, sampled = b"" if plan.vocab is None else plan.vocab.model, ""
+    model, sampled = b"" if plan.vocab is None else plan.vocab.model, list[str]()
     if plan.tokenizer == "sentencepiece" and plan.vocab is None:
         with reporter.progress("training SentencePiece"):
             model, sampled = _train_sentencepiece(plan, splits, sizes)
@@ -186,7 +186,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
             *text.notes,
             *rules.differences(plan, rule, text, vocab.size, infos),
             *rules.symbol_notes(plan, encoded, vocab),
-            *filter(None, [sampled]),
+            *sampled,
         ),
         changes={name: count for name, count in changes.items() if count},
         source_digest=digest(splits),
@@ -214,7 +214,7 @@ def _size(slices: tuple[Slice, ...]) -> int:
     return sum(piece.size for piece in slices)
 
 
-def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[bytes, str]:
+def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[bytes, list[str]]:
     """Train a SentencePiece model, on the first part of each chunk if the text is long; return a note if it is."""
     if "train" not in splits:
         raise CorpusInputError(
@@ -228,13 +228,9 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
             text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
-    note = (
-        f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, since its memory "
-        "grows with the text"
-    )
-    return train(
-        lines(), size=plan.options.vocab_size or DEFAULT_VOCAB_SIZE, bpe=plan.bpe
-    ), note if size > sample else ""
+    model = train(lines(), size=plan.options.vocab_size or DEFAULT_VOCAB_SIZE, bpe=plan.bpe)
+    note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
+    return model, [note] if size > sample else []
 
 
 def _encode(

@@ -39,12 +39,11 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", total, "tokens") as step:
         for split, (counts, _) in counted.items():
             tokens = int(counts.sum())
-            is_known = vocab.unknown is not None and vocab.unknown < len(counts)
             info = SplitInfo(
                 tokens=tokens,
                 words=0,  # not known
                 bytes=tokens if has_bytes else 0,
-                unknown=int(counts[vocab.unknown]) if is_known else 0,
+                unknown=0 if vocab.unknown is None else int(counts[vocab.unknown :][:1].sum()),
                 types=int(np.count_nonzero(counts)),
             )
             writer.add(split, info, _blocks(splits[split], step))
