@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .documents import text_of
-from .locate import is_companion, list_files, list_names, missing_note, split_of
+from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
 from .signatures import head_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
@@ -31,29 +31,30 @@ JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 
 def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
-    files, hidden = list_files(source)
-    backups = [path for path in files if source.is_dir() and BACKUP.search(path.name)]
-    files = [path for path in files if not (source.is_dir() and BACKUP.search(path.name))]
+    listed, hidden = list_files(source)
+    files = [path for path in listed if not (source.is_dir() and BACKUP.search(path.name))]
     reject_other_than_text(*files)
     _reject_versions(files)
     by_split = _files_by_split(files, source) if source.is_dir() and options.shares is None else {}
     used = list(itertools.chain(*by_split.values())) or files
-    companions = sorted({*files} - {*used})
+    texts = {path: text_of(path) for path in used}
+    left_out = [path for path in listed if path not in texts and path.stat().st_size]
+    notes, conventions = list[str](), dict[str, str]()
     if by_split:
-        listed = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
-        note = f"the splits are as the folder's names say ({listed}); --split cuts the whole text"
-        splits = {split: tuple(map(text_of, paths)) for split, paths in by_split.items()}
-        first, conventions = (note, *missing_note(splits)), {"split": "the folder's own files"}
+        names = "; ".join(f"{split}: {list_names(paths, source)}" for split, paths in by_split.items())
+        notes.append(f"the splits are as the folder's names say ({names}); --split cuts the whole text")
+        notes += missing_note(by_split)
+        splits = {split: tuple(texts[path] for path in paths) for split, paths in by_split.items()}
+        conventions["split"] = "the folder's own files"
     else:
-        pieces = [text_of(path) for path in files]
-        splits, first, conventions = cut(pieces, source, options.shares or SHARES, options.starts), (), {}
+        splits = cut([*texts.values()], source, options.shares or SHARES, options.starts)
     changes = {
-        "files_skipped": len(backups) + sum(path.stat().st_size > 0 for path in companions),
+        "files_skipped": len(left_out),
         "hidden_files_skipped": hidden,
-        "byte_order_marks_dropped": sum(text_of(path).start > 0 for path in used),
+        "byte_order_marks_dropped": sum(text.start > 0 for text in texts.values()),
     }
-    notes = (*first, *_notes(source, used, backups, companions))
-    return Text(splits, notes, conventions, changes={name: count for name, count in changes.items() if count})
+    notes += _notes(source, used, left_out)
+    return Text(splits, tuple(notes), conventions, changes={name: count for name, count in changes.items() if count})
 
 
 def _reject_versions(files: list[Path]) -> None:
@@ -62,16 +63,14 @@ def _reject_versions(files: list[Path]) -> None:
         raise CorpusError(f"{path} and {path.name}.raw are two versions of one text; keep one of them in the folder")
 
 
-def _notes(source: Path, used: list[Path], backups: list[Path], companions: list[Path]) -> Iterator[str]:
+def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str]:
     """Yield notes on files whose content may not be what it seems, and on files that were left out."""
     directory = source if source.is_dir() else source.parent
     if records := [path for path in used if path.is_file() and JSON.match(head_of(path))]:
         named = list_names(records, directory)
         yield f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
-    if backups:
-        yield f"backups of an editor, which were left out: {list_names(backups, directory)}"
-    if left_out := [path for path in companions if path.stat().st_size]:
-        yield f"files that name no split, which were left out: {list_names(left_out, directory)}"
+    if left_out:
+        yield f"backups, and files that name no split, which were left out: {list_names(left_out, directory)}"
     descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
     if descriptions and len(descriptions) < len(used):
         yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"
@@ -82,9 +81,8 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
 
     Below the first level, names count only if one of them is train: source code has many files named test.
     """
-    parts = {path: path.relative_to(directory).parts for path in files}
-    named = {path: {split for part in parts[path] if (split := split_of(part))} for path in files}
-    at_top = (path for path in files if split_of(parts[path][0]))
+    named = {path: splits_in(path.relative_to(directory)) for path in files}
+    at_top = (path for path in files if split_of(path.relative_to(directory).parts[0]))
     example = next(at_top, None) or next((path for path in files if "train" in named[path]), None)
     if example is None:
         return {}

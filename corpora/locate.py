@@ -109,6 +109,11 @@ def whole(path: Path) -> tuple[Slice, ...]:
     return (Slice(reject_special(path), 0, path.stat().st_size),)
 
 
+def splits_in(path: Path) -> set[str]:
+    """Return the splits that the parts of a relative path mention."""
+    return {split for part in path.parts if (split := split_of(part))}
+
+
 def read_files(source: Path, official: Mapping[str, str], corpus: str) -> Text:
     """Return the text of a corpus with one whole file per split.
 

@@ -392,8 +392,7 @@ def test_backups_readmes_and_two_versions_of_a_text_are_not_joined_to_it(tmp_pat
     text = directory.read(tmp_path, PLAIN)
     assert texts(text) == {"train": b"train.txt\n" * 10, "test": b"test.txt\n" * 10}
     assert text.notes[2:] == (
-        "backups of an editor, which were left out: #test.txt#, train.txt~",
-        "files that name no split, which were left out: README.md",
+        "backups, and files that name no split, which were left out: #test.txt#, README.md, train.txt~",
     )
     assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2}
     write_named(tmp_path / "book", "README", "a.txt")

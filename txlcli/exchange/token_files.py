@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import SPLITS
-from txlcli.corpora.locate import is_companion, split_of, text_files
+from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
 from txlcli.system.input_files import check_regular
@@ -105,23 +105,18 @@ def format_of(tokens: Tokens) -> str | None:
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
     visible = text_files(directory)
-    files = {path: _split_in(path.relative_to(directory)) for path in visible if path.suffix == BIN}
-    is_named = "train" in files.values() or is_export
+    files = {path: splits_in(path.relative_to(directory)) for path in visible if path.suffix == BIN}
+    is_named = {"train"} in files.values() or is_export
     others = [path for path in visible if path.suffix not in (BIN, IDX, ".pkl") and not is_companion(path)]
     if not files or (others and not is_named):
         return {}
-    if not any(files.values()):
-        return {"": list(files)}
-    if unnamed := [path for path, split in files.items() if split is None]:
+    unnamed = [path for path, splits in files.items() if len(splits) != 1]
+    if len(unnamed) == len(files):
+        return {"": unnamed}
+    if unnamed:
         raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")
-    by_split = {split: [path for path in files if files[path] == split] for split in SPLITS}
+    by_split = {split: [path for path in files if files[path] == {split}] for split in SPLITS}
     return {split: paths for split, paths in by_split.items() if paths}
-
-
-def _split_in(path: Path) -> str | None:
-    """Return the split that the parts of a relative path mention; None if they mention none or several."""
-    splits = {split for part in path.parts if (split := split_of(part))}
-    return splits.pop() if len(splits) == 1 else None
 
 
 def _open(path: Path, dtype: str | None) -> TokenPart:
