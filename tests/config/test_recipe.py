@@ -90,7 +90,7 @@ def test_set_overrides_the_recipe_which_overrides_the_default(tiny):
         ("corpus.store=None", "corpus", "store", "None"),
         ("corpus.store=2024", "corpus", "store", "2024"),
         ('corpus.store="2024"', "corpus", "store", "2024"),
-        ("log.tensorboard=true", "log", "tensorboard", True),
+        ("model.variational_dropout=true", "model", "variational_dropout", True),
         ("model.cutoffs=[5, 11]", "model", "cutoffs", (5, 11)),
         ("model.cutoffs=[]", "model", "cutoffs", ()),
         ("model.tie_projections=[false]", "model", "tie_projections", (False,)),

@@ -37,7 +37,7 @@ class CorpusSettings(Section):
         self.require(is_plain, "store", 'the name of a store: letters, digits, ".", "-" and "_"')
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,9 @@ class LogSettings(Section):
 
     every: PositiveInt = 200
     """Steps between reports of the training loss."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files, like to = "tensorboard"."""
     to: tuple[TrackerName, ...] = ()
     """Experiment trackers that also receive the settings and the metrics: TensorBoard (event files in the run folder),
-    Weights & Biases, Trackio, MLflow. Each needs its package: pip install ".[wandb]"."""
+    Weights & Biases. Each needs its package: pip install ".[wandb]"."""
 
 
 @dataclass(frozen=True, kw_only=True)

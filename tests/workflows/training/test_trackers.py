@@ -1,7 +1,6 @@
 """Experiment trackers, offline, with the packages that are installed."""
 
 import json
-import sqlite3
 import sys
 
 import pytest
@@ -38,10 +37,6 @@ def train_in_two_parts(name):
 def ids():
     path = HERE["runs_dir"] / "tiny/trackers.json"
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def losses(kind):
-    return {line["step"]: line["loss_nats"] for line in reports("runs/tiny") if line["kind"] == kind}
 
 
 class Recording:
@@ -126,35 +121,3 @@ def test_wandb_continues_one_offline_run(here, monkeypatch):
     files = list((here / "runs/tiny/wandb").glob(f"offline-run-*-{tracked_id}/run-{tracked_id}.wandb"))
     assert files
     assert any(b"train/loss_nats" in file.read_bytes() for file in files)
-
-
-def test_trackio_continues_one_local_run(here, monkeypatch):
-    trackio = pytest.importorskip("trackio")
-    sqlite_storage = pytest.importorskip("trackio.sqlite_storage")
-    for module in [module for name, module in sys.modules.items() if name.startswith("trackio")]:
-        if hasattr(module, "TRACKIO_DIR"):
-            monkeypatch.setattr(module, "TRACKIO_DIR", here / "trackio")
-    assert train_in_two_parts("trackio") == "tiny"
-    del trackio
-    storage = sqlite_storage.SQLiteStorage
-    assert len(storage.get_runs("txl")) == 1
-    logged = storage.get_logs("txl", "tiny")
-    for kind in STEPS:
-        assert {row["step"]: row[f"{kind}/loss_nats"] for row in logged if f"{kind}/loss_nats" in row} == losses(kind)
-
-
-def test_mlflow_continues_one_run_in_a_local_store(here, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here}/mlflow.db")
-    mlflow.set_tracking_uri(None)
-    tracked_id = train_in_two_parts("mlflow")
-    client = mlflow.tracking.MlflowClient()
-    run = client.get_run(tracked_id)
-    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
-    assert run.data.params["train.batch_size"] == "3"
-    for kind, steps in STEPS.items():
-        history = client.get_metric_history(tracked_id, f"{kind}/loss_nats")
-        assert sorted(point.step for point in history) == steps
-        assert {point.step: point.value for point in history} == losses(kind)
-    with sqlite3.connect(here / "mlflow.db") as database:
-        assert database.execute("select count(*) from runs").fetchone() == (1,)

@@ -1,4 +1,4 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, Trackio and MLflow behind one interface.
+"""Experiment trackers: TensorBoard and Weights & Biases behind one interface.
 
 The packages are imported only if a run asks for them. A tracker that fails is left out for the rest of the run.
 """
@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -84,80 +83,21 @@ class WandbTracker:
         self._run.finish()
 
 
-class TrackioTracker(WandbTracker):
-    """Trackio, which stores runs in its local directory and has the interface of W&B."""
-
-    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=tracked_id or run.name,
-            config=recipe.to_table(run.settings),
-            resume="allow" if tracked_id else "never",
-            embed=False,
-        )
-        self.tracked_id = str(self._run.name)  # Trackio appends a suffix to a name that is taken
-
-
-class MlflowTracker:
-    """MLflow, at MLFLOW_TRACKING_URI; its parameters are final, so that a resumed run keeps the first ones."""
-
-    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
-        from mlflow.entities import Metric
-        from mlflow.tracking import MlflowClient
-
-        self._client, self._metric = MlflowClient(), Metric
-        self._recorded: dict[str, set[int]] = {}
-        self.tracked_id = self._run_id = tracked_id or self._new_run(run.name)
-        self._client.update_run(self._run_id, status="RUNNING")
-        for section, keys in recipe.to_table(run.settings).items() if tracked_id is None else ():
-            for key, value in keys.items():
-                self._client.log_param(self._run_id, f"{section}.{key}", str(value))
-
-    def _new_run(self, name: str) -> str:
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        known = self._client.get_experiment_by_name(experiment)
-        experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
-        return str(self._client.create_run(experiment_id, run_name=name).info.run_id)
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics at a step, without those that were recorded before training resumed."""
-        points = []
-        for name, value in values.items():
-            if name not in self._recorded:
-                self._recorded[name] = {point.step for point in self._client.get_metric_history(self._run_id, name)}
-            if step not in self._recorded[name]:
-                points.append(self._metric(name, value, int(time.time() * 1000), step))
-        self._client.log_batch(self._run_id, metrics=points)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
-
-
 BACKENDS: dict[str, Callable[[Run, int, str | None], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
-    "trackio": TrackioTracker,
-    "mlflow": MlflowTracker,
 }
 """Trackers by the words of log.to, the names of their packages and of txl's extras.
 
 Each is made from the run, the step at which training begins, and the id that the tracker had at the first start."""
 
 
-def requested(log: LogSettings) -> list[str]:
-    """Return the names of the trackers that the settings ask for."""
-    return list(dict.fromkeys([*log.to, *(["tensorboard"] if log.tensorboard else [])]))
-
-
 def check_packages(log: LogSettings) -> None:
     """Reject trackers whose packages are missing, before anything is written."""
-    for name in requested(log):
+    for name in dict.fromkeys(log.to):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a directory "wandb" of results has no origin
-            setting = f'log.to = "{name}"' if name in log.to else "log.tensorboard"
-            raise UsageError(f'{setting} needs the {name} package; pip install ".[{name}]"')
+            raise UsageError(f'log.to = "{name}" needs the {name} package; pip install ".[{name}]"')
 
 
 @contextlib.contextmanager
@@ -189,8 +129,8 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
         for name, tracker in list(trackers.items()):
             attempt(name, tracker.log, scalars(line), line["step"])
 
-    for name in requested(run.settings.log):
-        attempt(name, start, name)
+    for requested in dict.fromkeys(run.settings.log.to):
+        attempt(requested, start, requested)
     try:
         yield write
     finally:
