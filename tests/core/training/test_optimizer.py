@@ -66,11 +66,6 @@ def test_the_first_steps_by_hand(changed, gradients, expected, rel):
     assert updates(gradients, **changed) == pytest.approx(expected, rel=rel)
 
 
-def names_by_group(optimizer, model):
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {group["name"]: {names[id(one)] for one in group["params"]} for group in optimizer.param_groups}
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_every_parameter_is_in_one_group(model, optimizer):
@@ -94,25 +89,6 @@ def test_the_embedding_has_its_own_rate_and_gains_and_biases_do_not_decay(optimi
                 0.0 if "norm." in name or "bias" in name else 0.5,
             )
             assert kinds[id(parameter)] == (factor, decay), name
-
-
-def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
-    model = new_model(model_settings(n_layers=1, tie_biases=False), V, seed=1, device=CPU)
-    assert names_by_group(make_optimizer(model, train_settings(optimizer="muon")), model) == {
-        "matrices of the layers": {
-            *(f"layers.0.attention.{name}.weight" for name in ("w_q", "w_k_content", "w_v", "w_o")),
-            *(f"layers.0.feed_forward.{name}.weight" for name in ("ff_1", "ff_2")),
-            "encoding.w_k_position.0.weight",
-        },
-        "lr x 1": {
-            "embedding.tables.0",
-            "softmax.biases.0",
-            "encoding.content_bias",
-            "encoding.position_bias",
-            *(f"layers.0.{norm}.{name}" for norm in ("attention_norm", "ff_norm") for name in ("weight", "bias")),
-            *(f"layers.0.feed_forward.{name}.bias" for name in ("ff_1", "ff_2")),
-        },
-    }
 
 
 def test_muon_rejects_a_model_without_matrices_in_its_layers():
