@@ -99,13 +99,6 @@ def test_what_a_page_cannot_show_is_rejected(here, options, message):
     assert refusal("eval", "byte", *options) == message
 
 
-def test_a_text_too_long_for_a_page_is_rejected(here):
-    Path("long.txt").write_bytes(b"the owl " * 500_001)
-    assert refusal("eval", "byte", "--text", "long.txt", "--html", "a.html") == (
-        "--html a.html: long.txt has 4,000,007 tokens, too many for a page; give --positions 4000000 or fewer"
-    )
-
-
 def annotated(pieces):
     """Return a page's text with memory lengths 0 and 5, whose losses in bits count 0 1 2 3 0 1 2 3 and half of that."""
     count = len(pieces)
