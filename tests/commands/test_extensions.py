@@ -109,8 +109,6 @@ def test_what_an_architecture_without_attention_would_ignore_is_rejected(pairs_r
     done("train", pairs_recipe, "--name", "pairs")
     for words in (["--attention", "reference"], ["--same-length"], ["--max-distance", 3]):
         assert refusal("eval", "pairs", *words) == f'runs/pairs has no attention (arch = "pairs"); leave out {words[0]}'
-    expected = 'arch = "pairs" has no attention; leave out --attention'
-    assert refusal("speed", "pairs", "--attention", "reference") == expected
     assert refusal("attention", "pairs") == (
         'runs/pairs has no attention to single tokens (arch = "pairs"); give a run with arch = "transformer"'
     )

@@ -221,5 +221,5 @@ def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):
     (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
     with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}):
         message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=on")
-    assert message.startswith("training: PyTorch finds no working compiler for cpu (")
+    assert message.startswith("compile: PyTorch finds no working compiler for cpu (")
     assert message.endswith('; install g++, or time a recipe with train.compile = "off"')

@@ -24,7 +24,7 @@ from tests.core.fake_cuda.device import CUDA, GENERATOR, Kernels, pretending
 from tests.core.tape import call_again
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
-from txlcli.core.measures.contexts import context_losses
+from txlcli.core.measures.recl import context_losses
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text

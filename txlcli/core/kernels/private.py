@@ -46,6 +46,11 @@ def constant_for_compiler(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def changes_input(operator: torch._ops.OpOverload) -> bool:
+    """Return True for an operator in place; torch.Tag says so only from PyTorch 2.12 on."""
+    return bool(operator._schema.is_mutable)
+
+
 def tensors_without_data() -> AbstractContextManager[object]:
     """Create tensors that have a shape, a dtype and a device, but no data, inside this block."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415

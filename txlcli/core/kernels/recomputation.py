@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from txlcli.core.kernels.private import DispatchMode
+from txlcli.core.kernels.private import DispatchMode, changes_input
 
 Result = TypeVar("Result")
 
@@ -49,4 +49,4 @@ class _RandomNumbers(DispatchMode):
         if has_mask:
             hidden, rate, _ = args
             return (hidden * copy).mul_(1 / (1 - rate)), copy
-        return args[0].copy_(copy) if operator._schema.is_mutable else copy
+        return args[0].copy_(copy) if changes_input(operator) else copy
