@@ -94,7 +94,7 @@ def _printable_in(head: bytes) -> Iterator[str]:
     """Yield the encodings in which the bytes are printable text with blanks or line ends."""
     for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
         text = codecs.getincrementaldecoder(name)("replace").decode(head)
-        unprintable = sum(not symbol.isprintable() and symbol not in PLAIN_CONTROLS.decode() for symbol in text)
+        unprintable = sum(not (symbol.isprintable() or symbol.isspace()) for symbol in text)
         unknown = text.count("\N{REPLACEMENT CHARACTER}")
         if unknown + unprintable <= MAX_UNPRINTABLE * len(text) and not {" ", "\n", "\r"}.isdisjoint(text):
             yield name

@@ -293,7 +293,7 @@ def test_text_that_begins_like_a_format_is_text(tmp_path, text):
     assert b"".join(texts(directory.read(tmp_path / "a", PLAIN)).values()) == text
 
 
-SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редактор, строка за строкой.\n", "一个简单的文本。\n"]
+SCRIPTS = ["A line, as an editor saves it.\r\n", "Так пишет редактор: \u00a0\u2028\n", "一个简单的文本。\n"]
 
 
 @pytest.mark.parametrize("line", SCRIPTS)

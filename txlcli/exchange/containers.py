@@ -142,32 +142,30 @@ def _reading(file: TextFile) -> Iterator[None]:
     except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = " ".join(str(error).split())[:160]
-        raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason})") from error
+        reason = " ".join(str(error).replace("\t", "a tab").split())[:160]
+        way = "; write each quotation mark inside a quoted text twice" if isinstance(error, csv.Error) else ""
+        raise CorpusInputError(f"{file.path}: damaged, or not {file.packing or file.format} ({reason}){way}") from error
 
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     """Open the unpacked bytes of a file; more of them than an archive may unpack to are an error."""
     path = check_regular(file.path)
     if file.packing is None:
-        return path.open("rb")
-    if file.packing == "zstd":
-        packed = arrow.CompressedInputStream(str(path), "zstd")
+        stream: io.BufferedReader[Any] = path.open("rb")
     else:
-        packed = OPENERS[file.packing](path, "rb")
-    stream = io.BufferedReader(Bounded(path, packed), BLOCK)
-    if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
-        raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
+        packed = arrow.CompressedInputStream(str(path), "zstd") if file.packing == "zstd" else None
+        stream = io.BufferedReader(Bounded(path, packed or OPENERS[file.packing](path, "rb")), BLOCK)
+        if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
+            raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
+    if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
+        raise CorpusInputError(f"{path}: {other} is not UTF-8; give `encoding` {other}")
     return stream
 
 
 def _open_text(file: TextFile) -> io.TextIOWrapper:
     """Open the characters of a file; bytes that are not UTF-8 are kept as surrogates unless there is an encoding."""
     encoding, errors = (file.encoding, "strict") if file.encoding else ("utf-8-sig", "surrogateescape")
-    stream = _open_bytes(file)
-    if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
-        raise CorpusInputError(f"{file.path}: {other} is not UTF-8; give `encoding` {other}")
-    return io.TextIOWrapper(stream, encoding=encoding, errors=errors, newline="")
+    return io.TextIOWrapper(_open_bytes(file), encoding=encoding, errors=errors, newline="")
 
 
 def _lines(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
