@@ -94,7 +94,7 @@ def test_a_column_that_is_missing_or_no_text_is_rejected(tmp_path):
     for column, missing in ((None, "text"), ("text", "text"), ("id", "id")):
         message = f'{path}: no column "{missing}" has text; give `column` one of: "title", "body"'
         assert refusal(path, column) == message
-    parquet.write_table(arrow.table({"id": [1]}), path)
+    parquet.write_table(arrow.table({"id": [1], "tags": [["a"]]}), path)
     no_text = f"{path}: no column has text; write the text as a column of strings, or as a text file"
     assert refusal(path) == refusal(path, "id") == no_text
 

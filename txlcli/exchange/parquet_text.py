@@ -40,7 +40,9 @@ def columns(path: Path) -> tuple[list[str], bool]:
 def columns_of(schema: Any) -> tuple[list[str], bool]:
     """Return the names of the columns of an Arrow schema that have text; True if the rows are pieces of one text."""
     kinds = ((field.name, field.type) for field in schema)
-    names = [name for name, kind in kinds if getattr(kind, "value_type", kind) in TEXT_TYPES]
+    names = [
+        name for name, kind in kinds if (kind.value_type if arrow.types.is_dictionary(kind) else kind) in TEXT_TYPES
+    ]
     return names, (schema.metadata or {}).get(ROWS) == PIECES
 
 
