@@ -183,7 +183,7 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
 
 @pytest.mark.parametrize("code", ["f", "d"])
 def test_floating_point_numbers_are_no_ids(tmp_path, code):
-    (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).normal(size=3001).tolist()))
+    (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).poisson(size=3001).tolist()))
     message = "its bytes are those of floating-point numbers; write the ids as whole numbers"
     assert refusal(tmp_path) == f"{tmp_path}/train.bin: {message}"
 

@@ -175,7 +175,7 @@ def _head_of(part: TokenPart) -> NDArray[np.uint8]:
 def _has_fractions(head: NDArray[np.uint8]) -> bool:
     """Return True if bytes are floating-point numbers of a usual size; ids would be tiny or huge ones."""
     sizes = [np.abs(head.view(kind)) for kind in ("<f4", "<f8")] if len(head) >= MIN_PROBE else []
-    return any(bool(((size > 1e-6) & (size < 1e6)).mean() > 0.9) for size in sizes)
+    return any(((size > 1e-6) & (size < 1e6)).sum() > 0.9 * np.count_nonzero(size) for size in sizes)
 
 
 def _type_by_zeros(head: NDArray[np.uint8]) -> str | None:
