@@ -39,7 +39,7 @@ KINDS = {
     "text": NOVEL.encode(),
     "unknown characters": "ΑΒΓ the fox\r\n\tzzz".encode(),
     "no UTF-8": b"the fox \xff\xfe\x80 \xe8\xaa",
-    "all bytes": bytes(range(256)),
+    "all bytes": b"\xef\xbb\xbf" + bytes(range(256)),  # begins like a text with a byte order mark
     "random": random.Random(7).randbytes(301),
     "zeros": bytes(211),
     "gzip": gzip.compress(NOVEL.encode(), mtime=0),

@@ -4,7 +4,6 @@ This module imports neither PyTorch nor Typer, so that `txl COMMAND --help` stay
 it writes the name of the field in backticks, `mem_len`, and the command line prints the flag, --mem-len.
 """
 
-import codecs
 import dataclasses
 import math
 import os
@@ -26,7 +25,7 @@ from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
 Split = Literal["train", "valid", "test"]
 IdType = Literal["uint8", "uint16", "uint32", "int32", "int64", "uint16-be", "uint32-be", "int32-be", "int64-be"]
-"""Quantity on the x axis of training curves."""
+"""Types of the ids of a file without a header; -be is big-endian."""
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LOSS_FORMATS = (".h5", ".hdf5")
 
@@ -225,8 +224,7 @@ def read_user_text(file: str, asked: str | None = None) -> UserText:
         data = read_stdin(MAX_TEXT) if is_stdin else read_bytes(Path(file), MAX_TEXT)
     except OSError as error:
         raise UsageError(f"{asked}: cannot be read ({error.strerror}); check the path") from error
-    # A byte order mark is not text, as in `txl prepare`.
-    return UserText("stdin" if is_stdin else file, data.removeprefix(codecs.BOM_UTF8), label=asked)
+    return UserText("stdin" if is_stdin else file, data, label=asked)
 
 
 lengths_option = partial(

@@ -1,5 +1,6 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
+import codecs
 import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -210,7 +211,7 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
 
 def _as_prepared(source: UserText, vocab: Vocab, reporter: Reporter) -> bytes:
     """Return a user's text with the end that `txl prepare` gives a split; reject or note another encoding."""
-    data, is_bytes = source.data, vocab.tokenizer == "byte"
+    data, is_bytes = source.data.removeprefix(codecs.BOM_UTF8), vocab.tokenizer == "byte"
     if encoding := encoding_of(data[:HEAD]):
         if not is_bytes:
             raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
