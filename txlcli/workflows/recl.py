@@ -164,6 +164,7 @@ def _member(opened: OpenRun, text: ScoredText) -> _Member:
         "weights": opened.checkpoint.weights_digest(),
         "model": dataclasses.asdict(opened.run.settings.model),
         "reading": _context_source(opened.run.settings.model, settings),
+        "settings": dataclasses.asdict(settings),
         "precision": opened.precision,
         "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
     }
