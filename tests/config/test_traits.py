@@ -35,7 +35,6 @@ def test_a_registered_encoding_is_accepted_as_position():
     assert settings.longest_window == 11
     assert settings.absolute_positions
     assert not settings.limits_distance
-    assert not settings.is_transformer_xl
     with pytest.raises(RecipeError, match="rotary, alibi, t5, none, rings, not 'ring'; did you mean \"rings\""):
         section("model", {**SHAPE, "position": "ring"})
 

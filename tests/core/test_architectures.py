@@ -66,8 +66,6 @@ def test_its_reader_equals_the_model():
 
 def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
     with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader=Decoder):
-        derived, original = (model_settings(arch=arch) for arch in ("derived", "transformer"))
-        assert (derived.is_transformer_xl, original.is_transformer_xl) == (False, True)
-        model = make_model(derived, V)
+        model = make_model(model_settings(arch="derived"), V)
         assert isinstance(make_window_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B), Decoder)
         assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L), batch_size=B), Decoder)

@@ -252,11 +252,6 @@ class TransformerSettings(ModelSettings):
         return round(2 * self.d_inner / 3) if self.parts.feed_forward == "swiglu" else self.d_inner
 
     @property
-    def is_transformer_xl(self) -> bool:
-        """True if this is the model of section 3, not a baseline or an architecture that derives from it."""
-        return self.arch == "transformer" and self.encoding.transformer_xl and not self.auxiliary_losses
-
-    @property
     def head_width(self) -> int:
         return self.d_head
 

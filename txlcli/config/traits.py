@@ -32,8 +32,6 @@ class EncodingTraits:
     """The score has the trained biases u and v, so `tie_biases` applies."""
     projects_distances: bool = False
     """Each layer projects the distance encodings (W_kR or W_k), once per segment."""
-    transformer_xl: bool = False
-    """It is the encoding of the paper, as the released code and Hugging Face implement it."""
     check: Callable[[Any], None] | None = None
     """Requirements of its own: gets the `TransformerSettings`, raises RecipeError."""
 
@@ -45,11 +43,7 @@ def _check_pairs(model: Any) -> None:
 
 ENCODINGS: dict[str, EncodingTraits] = {
     "relative": EncodingTraits(
-        limits_distance=True,
-        score_terms=("a", "b", "d"),
-        has_biases=True,
-        projects_distances=True,
-        transformer_xl=True,
+        limits_distance=True, score_terms=("a", "b", "d"), has_biases=True, projects_distances=True
     ),
     "relative_tied": EncodingTraits(limits_distance=True, score_terms=("a", "b", "d"), projects_distances=True),
     "shaw": EncodingTraits(limits_distance=True, learned_vectors=True, score_terms=("a", "b")),

@@ -90,7 +90,6 @@ class Section:
     commands: list[str] = field(default_factory=list)
     """Commands that reproduce the section by hand."""
     seconds: float = 0.0
-    """Duration; stored evaluations count with their original duration."""
     scale: str = ""
     hardware: str = ""
     data: dict[str, Any] = field(default_factory=dict)
