@@ -80,8 +80,9 @@ def read(path: Path) -> Losses:
             losses = {name: read_array(file, name) for name in file if name != "tokens"}
             run = file.attrs["run"]
     except READ_ERRORS as error:
+        reason = error if path.exists() else "no such file"
         raise UsageError(
-            f"{path}: not a readable file of losses ({error}); write one with txl eval --losses"
+            f"{path}: not a readable file of losses ({reason}); write one with txl eval --losses"
         ) from error
     if not losses or any(values.shape != tokens.shape for values in losses.values()):
         raise UsageError(f"{path}: has no loss of every token; write it again with txl eval --losses")
