@@ -46,7 +46,7 @@ def _show_import(result: "ImportedRun") -> None:
         "vocabulary": f"{result.vocab_size:,} symbols",
         "line end, unknown": f"{result.boundary or 'none'}, {result.unknown or 'none'}",
         "norm, cutoffs": f"{result.norm}, {list(result.cutoffs) or 'none'} (from {result.settings_from})",
-        "token store": result.store or "none with this vocabulary yet",
+        "token store": result.store or "none chosen; --store selects one with this vocabulary",
         "next": result.next,
     }
     console.show_facts(f"{result.run}: {result.parameters:,} parameters", facts, result.notes)

@@ -612,9 +612,7 @@ class ImportOptions(Options):
     def _check(self) -> None:
         check_plain_name(self.name)
         if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
-            raise UsageError(
-                "`overrides` corpus.store: name the store with `store`, or leave it out to find it by vocabulary"
-            )
+            raise UsageError("`overrides` corpus.store: select the store with `store` instead")
 
 
 @dataclass(frozen=True, kw_only=True)
