@@ -132,6 +132,8 @@ def test_a_text_in_utf_16_is_named_or_scored_as_bytes_with_a_note(here):
         "wide.txt seems to be utf-16; its bytes are scored as they are"
         in done("eval", "byte", "--text", "wide.txt").stderr
     )
+    (here / "packed").write_bytes(b"\x1f\x8b" + b"some bytes " * 20)
+    assert "packed seems to be gzip; its bytes" in done("eval", "byte", "--text", "packed").stderr
 
 
 def test_bytes_that_are_not_utf_8_are_noted_for_own_text(untouched):

@@ -13,7 +13,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.reading.scoring import Stream, scored_stream
 from txlcli.core.training.distributed import SINGLE_PROCESS, World
 from txlcli.corpora.locate import printable
-from txlcli.corpora.signatures import HEAD, conversion, encoding_of
+from txlcli.corpora.signatures import HEAD, conversion, encoding_of, format_in
 from txlcli.data.token_store import TokenStore, corpus_of, prepare_command
 from txlcli.data.vocabulary import Vocab, count_words
 from txlcli.errors import StoreError, VocabularyError
@@ -212,10 +212,10 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
 def _as_prepared(source: UserText, vocab: Vocab, reporter: Reporter) -> bytes:
     """Return a user's text with the end that `txl prepare` gives a split; reject or note another encoding."""
     data, is_bytes = source.data.removeprefix(codecs.BOM_UTF8), vocab.tokenizer == "byte"
-    if encoding := encoding_of(data[:HEAD]):
-        if not is_bytes:
-            raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
-        reporter.say(f"{source.label} seems to be {encoding}; its bytes are scored as they are")
+    if (encoding := encoding_of(data[:HEAD])) and not is_bytes:
+        raise VocabularyError(f"{source.label}: {encoding} is not UTF-8; {conversion(encoding)}")
+    if is_bytes and (found := encoding or format_in(data[:HEAD], "packed", "rows", "other")):
+        reporter.say(f"{source.label} seems to be {found}; its bytes are scored as they are")
     if vocab.tokenizer == "char" and vocab.unknown is None and "\n" not in vocab.ids_of:
         return data.removesuffix(b"\n").removesuffix(b"\r")  # added by editors; text8 has no line ends
     if vocab.tokenizer == "word" and data and not (data.isspace() or data.endswith((b"\n", b"\r"))):
