@@ -280,3 +280,13 @@ def test_a_step_on_a_cpu_reuses_the_memory_of_the_last_gradients(tied):
         model.forget_gradients()
         assert all(parameter.grad is None for parameter in model.parameters())
     assert places[0] == places[1]
+
+
+def test_a_step_writes_no_gradient_into_the_bucket_of_several_processes():
+    model, tokens = small_model(tie_embeddings=False), draw_tokens(1, 40)
+    [table] = model.softmax.tables
+    bucket = table.new_zeros(3 + table.numel())
+    table.grad = bucket[3:].view(table.shape)
+    model.forget_gradients()
+    model.losses(model.embed(tokens, torch.arange(40)), tokens).mean().backward()
+    assert table.grad.untyped_storage().data_ptr() != bucket.data_ptr()

@@ -146,11 +146,15 @@ class LanguageModel(nn.Module, ABC):
         return layer(*inputs)
 
     def forget_gradients(self) -> None:
-        """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients."""
+        """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.
+
+        It must begin as new memory does: within a bucket of several processes, products would be rounded otherwise.
+        """
         if self.device.type == "cpu":
             tables = self.embedding.tables if self.settings.tie_embeddings else self.softmax.tables
             for spare, table in zip(self.softmax.spare, tables, strict=True):
-                spare.release(table.grad if type(table.grad) is Tensor else None)  # not a part of a divided gradient
+                grad = table.grad
+                spare.release(grad if type(grad) is Tensor and not grad.storage_offset() else None)
         self.zero_grad(set_to_none=True)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
