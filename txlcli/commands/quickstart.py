@@ -32,7 +32,10 @@ STEPS = ("prepare", "train", "eval", "generate")
 
 @with_options
 def quickstart(
-    max_minutes: Annotated[float | None, Option(min=0.0, help="Stop training after this time.")] = None,
+    max_minutes: Annotated[
+        float | None,
+        Option(min=0.0, help="Stop training after this time; the evaluation that follows takes a minute or more."),
+    ] = None,
     *,
     where: Place,
     verbose: Verbose = False,
