@@ -404,7 +404,7 @@ def test_a_text_that_cannot_be_scored_is_rejected(here):
         message = refusal("eval", kind, "--text", "-", stdin=text, code=1)
         assert message == "--text -: no token to predict; give a longer text"
     message = refusal("eval", "char", "--text", "-", stdin=b"the \xff", code=1)
-    assert message == "the text is not UTF-8 at byte 4; convert it first"
+    assert message == "--text -: the text is not UTF-8 at byte 4; convert it first"
 
 
 def test_a_text_with_unknown_characters_is_rejected(untouched):
@@ -413,7 +413,7 @@ def test_a_text_with_unknown_characters_is_rejected(untouched):
     done("train", "tiny.toml", "--set", "corpus.store=text8", "--max-steps", 1)
     for text, unknown in (("abc", "c"), ("a\nb", "\\n")):
         message = refusal("eval", "--text", "-", stdin=text, code=1)
-        assert message == f'the vocabulary (char, 3 symbols) lacks "{unknown}"; leave it out of the text'
+        assert message == f'--text -: the vocabulary (char, 3 symbols) lacks "{unknown}"; leave it out of the text'
     assert only_row("--text", "-", stdin="ab ab\r\n")["tokens"] == 4  # a line end added by an editor is not scored
 
 

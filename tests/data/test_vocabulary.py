@@ -58,14 +58,14 @@ def test_sentencepiece_encodes_line_ends_as_the_boundary(sentencepiece):
 
 @pytest.mark.parametrize("bpe", [True, False])
 def test_the_largest_possible_vocab_size_and_empty_text_are_named(bpe):
-    message = r"--vocab-size 9999 is too large for this text; the largest possible is --vocab-size (\d+)$"
+    message = r"`vocab_size` 9999 is too large for this text; the largest possible is `vocab_size` (\d+)$"
     with pytest.raises(UsageError, match=message) as caught:
         train(SENTENCES, size=9999, bpe=bpe)
     largest = int(str(caught.value).split()[-1])
     assert train(SENTENCES, size=largest, bpe=bpe)
     with pytest.raises(UsageError, match="too large"):
         train(SENTENCES, size=largest + 1, bpe=bpe)
-    with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another --tokenizer$"):
+    with pytest.raises(CorpusInputError, match=r"can be trained on; give more text, or choose another `tokenizer`$"):
         train(["", " "], size=300, bpe=bpe)
     with pytest.raises(UsageError, match="`vocab_size` 1048577 is too large for SentencePiece; give at most 1048576"):
         train(SENTENCES, size=(1 << 20) + 1, bpe=bpe)

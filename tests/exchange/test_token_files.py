@@ -137,7 +137,7 @@ def test_a_part_of_an_id_is_rejected(tmp_path, dtype, size):
     (tmp_path / "train.bin").write_bytes(bytes(size))
     assert refusal(tmp_path, dtype) == (
         f"{tmp_path}/train.bin: {size} bytes are not a whole number of {dtype or 'uint16'} ids; the file is truncated, "
-        "or has another --dtype; --tokenizer byte reads its bytes"
+        "or has another `dtype`; `tokenizer` byte reads its bytes"
     )
 
 

@@ -107,7 +107,7 @@ def _train(max_minutes: float | None, workspace: "Workspace") -> str:
         next_step = "delete this folder, or give another --runs-dir"
         raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")
     else:
-        source, words = CORPUS, [CORPUS, "--name", RUN, "--set", *SETTINGS]
+        source, words = CORPUS, [CORPUS, "--name", RUN, *(word for setting in SETTINGS for word in ("--set", setting))]
         options = dataclasses.replace(options, name=RUN, overrides=SETTINGS)
     limit = ["--max-minutes", f"{max_minutes:g}"] if max_minutes is not None else []
     _announce("train", *words, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)

@@ -21,7 +21,7 @@ AS_BYTES = f"{SPACE}\0"
 MAX_IDS = 1 << 20
 """Largest vocabulary; the library begins with a million candidates."""
 FAILED = 3
-"""Exit code of the process of a training that the library ended with a reason."""
+"""Exit code of the training process if the library gave a reason to end."""
 PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
 LONGEST_LINE = 4000  # bytes of one training sentence
 # Sums in training depend on how the text is divided among threads, so a fixed number makes the model reproducible.
@@ -146,18 +146,18 @@ def _explain(error: str, size: int) -> UsageError | CorpusInputError:
     if not reason:
         return CorpusInputError(
             "the train split has no text that SentencePiece can be trained on; give more text, or choose another "
-            "--tokenizer"
+            "`tokenizer`"
         )
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", reason):
         return UsageError(
-            f"--vocab-size {size} is too small for this text: its characters and the 256 byte pieces need "
-            f"{needed[1]}; give --vocab-size {needed[1]} or more"
+            f"`vocab_size` {size} is too small for this text: its characters and the 256 byte pieces need "
+            f"{needed[1]}; give `vocab_size` {needed[1]} or more"
         )
     if largest := re.search(r"too high.*<= (\d+)", reason):
         return UsageError(
-            f"--vocab-size {size} is too large for this text; the largest possible is --vocab-size {largest[1]}"
+            f"`vocab_size` {size} is too large for this text; the largest possible is `vocab_size` {largest[1]}"
         )
-    return UsageError(f"--vocab-size {size} does not fit this text; choose another, or give more text ({reason})")
+    return UsageError(f"`vocab_size` {size} does not fit this text; choose another, or give more text ({reason})")
 
 
 def _short_lines(lines: Iterable[str]) -> Iterator[str]:

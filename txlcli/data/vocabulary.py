@@ -99,7 +99,7 @@ class Vocab:
         if self.tokenizer == "ids":
             raise VocabularyError(
                 f"the vocabulary is {self.size:,} ids of a token file, whose text is not known; prepare the file with "
-                "--vocab FILE to give it one"
+                "`vocab` FILE to give it one"
             )
 
     def encode_bytes(self, data: bytes) -> Ids:

@@ -133,7 +133,7 @@ def _without_header(path: Path, dtype: str | None) -> TokenPart:
     if size % kind.itemsize:
         raise CorpusInputError(
             f"{path}: {size:,} bytes are not a whole number of {kind.name} ids; the file is truncated, or has another "
-            "--dtype; --tokenizer byte reads its bytes"
+            "`dtype`; `tokenizer` byte reads its bytes"
         )
     if packed_format(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
@@ -262,7 +262,7 @@ def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: N
 def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
     if count > MAX_IDS:
         raise ExportError(
-            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give --format "
+            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
             "nanogpt or megatron"
         )
     beginning = next(beginning for beginning, name in LLM_C_TYPES.items() if name == dtype.name)

@@ -108,8 +108,8 @@ def check_processes(processes: int) -> None:
     started = place()
     if processes not in (1, started.world_size) and started.world_size > 1:
         raise UsageError(
-            f"--processes {processes}: torchrun has started {started.world_size} processes already; leave "
-            "out --processes, or start one process"
+            f"`processes` {processes}: torchrun has started {started.world_size} processes already; leave "
+            "out `processes`, or start one process"
         )
 
 

@@ -179,7 +179,11 @@ def encode_text(opened: OpenRun, source: UserText, positions: int | None, report
     """Encode a user's text, or its first positions; a vocabulary of bytes accepts any data."""
     vocab, is_bytes = opened.vocab, opened.vocab.tokenizer == "byte"
     data = _as_prepared(source, vocab, reporter)
-    ids = vocab.encode(data)
+    vocab.check_has_text()
+    try:
+        ids = vocab.encode(data)
+    except VocabularyError as error:
+        raise VocabularyError(f"{source.label}: {error}") from error
     inputs, targets = scored_stream(ids, vocab.boundary, positions)
     if not len(targets):
         raise VocabularyError(f"{source.label}: no token to predict; give a longer text")

@@ -88,11 +88,7 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
     Several processes may then divide more of the state.
     """
-    recomputes: tuple[Recompute, ...] = (
-        False,
-        True,
-        "layers",
-    )  # each needs less than the one before, as each mode does
+    recomputes: tuple[Recompute, ...] = (False, True, "layers")  # each needs less than the one before, as modes do
     modes = get_args(Parallel)
     modes = modes[modes.index(train.parallel) :] if processes > 1 else (train.parallel,)
     divisions = range(train.accumulate, train.batch_size // processes + 1)
