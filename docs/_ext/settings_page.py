@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from txlcli.config import schema
+from txlcli.config.keys import Key, keys
 from txlcli.config.recipe import SECTIONS
 
 
@@ -20,11 +20,11 @@ def lines() -> Iterator[str]:
             raise LookupError(f"{section} has no description")
         yield f"## [{section}]\n"
         yield f"{_escaped(summary[0].upper() + summary[1:])}\n"
-        for key in schema.keys(section):
+        for key in keys(section):
             yield from _entry(key)
 
 
-def _entry(key: schema.Key) -> Iterator[str]:
+def _entry(key: Key) -> Iterator[str]:
     if not key.description:
         raise LookupError(f"{key.full_name} has no description")
     default = key.shown_default if key.required or key.default is None else f"default `{key.shown_default}`"

@@ -11,7 +11,7 @@ import typer.main
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
 from tests.gpu.__main__ import main as gpu_main
 from txlcli.cli import app
-from txlcli.config import schema
+from txlcli.config.keys import keys
 from txlcli.config.recipe import SECTIONS
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="no docs here")
@@ -71,7 +71,7 @@ def _all_commands(command):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_settings_in_the_text_exist(name):
-    known = {key.full_name for section in SECTIONS for key in schema.keys(section)}
+    known = {key.full_name for section in SECTIONS for key in keys(section)}
     sections = "|".join(SECTIONS)
     named = set(re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?:`| ?=)", PAGES[name]))
     named |= set(re.findall(rf"--set ((?:{sections})\.[a-z_]+)=", PAGES[name]))
@@ -133,7 +133,7 @@ def test_the_page_of_commands_has_every_command_and_option():
 def test_the_page_of_settings_has_every_key():
     text = "\n".join(_extension("settings_page").lines())
     for section in SECTIONS:
-        for key in schema.keys(section):
+        for key in keys(section):
             assert f"`{key.full_name}`" in text
 
 

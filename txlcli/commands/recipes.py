@@ -1,6 +1,5 @@
 """`txl recipes`: list, show, copy and forecast the packaged recipes."""
 
-import json as json_
 import re
 import shlex
 import textwrap
@@ -13,15 +12,15 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, with_options
-from txlcli.config import recipe, schema
+from txlcli.config import recipe
+from txlcli.config.keys import Key
+from txlcli.config.keys import keys as keys_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.workflows.options import ScaleOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
-SCHEMA_LINE = "#:schema schema.json"
-"""First line of a packaged recipe, from which editors know the keys."""
 NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=completion.recipes)]
@@ -83,8 +82,7 @@ def copy(
     name, text = recipe.packaged(recipe_name)
     path = _target(file, name, force=force)
     with errors_of_writing(path), replacing(path.resolve()) as draft:
-        own = text.replace(SCHEMA_LINE, f"#:schema {recipe.schema_file()}", 1)
-        draft.write_text(own, encoding="utf-8", newline="\n")
+        draft.write_text(text, encoding="utf-8", newline="\n")
     if json:
         console.show_json({"recipe": name, "file": str(path)})
     else:
@@ -147,20 +145,9 @@ def scale(
     console.show_result(forecast, training_tables.show_devices, json=json)
 
 
-@app.command("schema")
-def schema_() -> None:
-    """Print the JSON Schema of recipes, for editors.
-
-    Editors that know it complete and check the keys of a recipe; packaged recipes and copies of them refer to it.
-
-    Example: txl recipes schema > recipe.schema.json
-    """
-    console.show_text(json_.dumps(schema.json_schema(), indent=2) + "\n")
-
-
-def _find_keys(word: str | None) -> list[schema.Key]:
+def _find_keys(word: str | None) -> list[Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    settings = [setting for section in recipe.SECTIONS for setting in schema.keys(section)]
+    settings = [setting for section in recipe.SECTIONS for setting in keys_of(section)]
     found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
     if not found:
         known = [*recipe.SECTIONS, *recipe.setting_names()]
@@ -168,7 +155,7 @@ def _find_keys(word: str | None) -> list[schema.Key]:
     return found
 
 
-def _paragraph(key: schema.Key) -> str:
+def _paragraph(key: Key) -> str:
     """Return the description of a setting, indented below its name, values and default."""
     default = key.shown_default if key.required else f"default {key.shown_default}"
     arch = f"; arch = {', '.join(key.architectures)}" if key.architectures else ""
@@ -195,7 +182,7 @@ def _entry(name: str) -> dict[str, Any]:
     _, text = recipe.packaged(name)
     settings = recipe.resolve_text(text, name)
     store, published = settings.corpus.store, settings.published
-    paragraph, _, _ = text.removeprefix(f"{SCHEMA_LINE}\n").partition("\n#\n")
+    paragraph, _, _ = text.partition("\n#\n")
     header = " ".join(line.removeprefix("#").strip() for line in paragraph.splitlines())
     return {
         "name": name,

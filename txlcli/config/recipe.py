@@ -30,11 +30,6 @@ def packaged_names() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in directory.iterdir() if item.name.endswith(".toml"))
 
 
-def schema_file() -> str:
-    """Return the path of the JSON Schema that comes with txl."""
-    return str(resources.files("txlcli.recipes").joinpath("schema.json"))
-
-
 def read_text(recipe: str) -> tuple[str, str]:
     """Return the name and the text of a recipe: of the file, or of the packaged recipe if there is no such file.
 

@@ -1,10 +1,9 @@
-"""Describes every setting, in words and as a JSON Schema, from the dataclasses that check recipes."""
+"""Describes every setting in words, from the dataclasses that check recipes."""
 
 import ast
 import dataclasses
 import functools
 import inspect
-import math
 import textwrap
 import typing
 from dataclasses import dataclass
@@ -13,9 +12,6 @@ from typing import Any
 from txlcli.config.model_settings import MODELS
 from txlcli.config.ranges import OFF_WORDS, FieldType
 from txlcli.config.recipe import SECTIONS
-
-JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
-JSON_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +58,6 @@ class Key:
             return str(list(self.default))
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default).lower()
 
-    def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the value."""
-        type_, words = self.type, list(self.type.words)
-        value: dict[str, Any] = {"type": JSON_TYPES[type_.item]}
-        if words and type_.item in (str, bool):
-            value, words = {"enum": [True, False, *words] if type_.item is bool else words}, []
-        if limits := type_.range:
-            keywords = zip(JSON_LIMITS, (limits.least, limits.above, limits.most, limits.below), strict=True)
-            value |= {keyword: limit for keyword, limit in keywords if math.isfinite(limit)}
-        accepted = [value]
-        if type_.is_list:  # a single word is accepted as a list of one
-            accepted = [*([value] if type_.words else []), {"type": "array", "items": value}]
-        accepted += [{"enum": names} for names in (words, type_.can_be_off and list(OFF_WORDS)) if names]
-        schema = {"description": self.description, **(accepted[0] if len(accepted) == 1 else {"anyOf": accepted})}
-        if not self.required and self.default is not None:
-            schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
-        return schema
-
 
 def keys(section: str) -> list[Key]:
     """Return the settings of a section, in the order of the dataclasses; a setting of [model] may differ by arch."""
@@ -114,28 +92,3 @@ def _descriptions(cls: type) -> dict[str, str]:
                 text = ast.literal_eval(typing.cast(ast.Expr, below).value)
                 descriptions[field.target.id] = " ".join(text.split())
     return descriptions
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 7) of a recipe, with which editors complete and check keys."""
-    sections = {}
-    for section in SECTIONS:
-        of_section = keys(section)
-        schemas: dict[str, list[dict[str, Any]]] = {}
-        for key in of_section:
-            schemas.setdefault(key.name, []).append(key.json_schema())
-        sections[section] = {
-            "type": "object",
-            "description": str(inspect.getdoc(SECTIONS[section])).splitlines()[0],
-            "properties": {name: same[0] if len(same) == 1 else {"anyOf": same} for name, same in schemas.items()},
-            "required": [key.name for key in of_section if key.required and not key.architectures],
-            "additionalProperties": False,
-        }
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "txl recipe",
-        "type": "object",
-        "properties": sections,
-        "required": ["corpus", "model", "train", "eval"],
-        "additionalProperties": False,
-    }

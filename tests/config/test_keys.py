@@ -1,0 +1,21 @@
+"""The list of settings is that of the dataclasses that check recipes."""
+
+from txlcli.config import recipe
+from txlcli.config.keys import keys as keys_of
+
+
+def test_every_setting_is_described_with_its_values_and_default():
+    keys = {key.full_name: key for section in recipe.SECTIONS for key in keys_of(section)}
+    assert set(keys) == set(recipe.setting_names())
+    assert all(key.description.endswith(".") for key in keys.values())
+    assert (keys["train.lr"].values, keys["train.lr"].shown_default) == ("number, greater than 0", "0.00025")
+    assert (keys["train.clip"].values, keys["train.seg_len"].shown_default) == (
+        "number, greater than 0, or none",
+        "required",
+    )
+    assert (keys["model.norm"].values, keys["model.d_embed"].shown_default) == ("post, pre, pre_released", "-")
+
+
+def test_a_setting_whose_default_depends_on_the_architecture_is_listed_for_each():
+    stds = {key.architectures: key.default for key in keys_of("model") if key.name == "init_std"}
+    assert stds == {("transformer", "compressive", "rmt"): 0.02, ("lstm", "qrnn"): 0.1}
