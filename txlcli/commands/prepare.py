@@ -8,7 +8,6 @@ from typer import Argument, Option
 from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import DATA_DIR, DataDir, Json, with_options
-from txlcli.commands.verification import show_checks
 from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
 
@@ -26,7 +25,6 @@ def prepare(
         Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=completion.benchmarks),
     ] = None,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
-    verify: Annotated[bool, Option("--verify", help="Compare an existing store with its checksums.")] = False,
     data_dir: DataDir = DATA_DIR,
     json: Json = False,
 ) -> None:
@@ -38,13 +36,6 @@ def prepare(
 
     Example: txl prepare stdlib
     """
-    if verify:
-        if what is None or listed or options != PrepareOptions():
-            raise UsageError("--verify checks one existing store: txl prepare --verify STORE")
-        from txlcli.workflows.verification import verify_store
-
-        show_checks(verify_store(Path(what) if what.endswith(".h5") else data_dir / f"{what}.h5"), json=json)
-        return
     if listed:
         if what is not None or options != PrepareOptions():
             raise UsageError("--list shows the existing stores; combine it with --data-dir and --json only")

@@ -1,4 +1,4 @@
-"""`txl runs`: list, show, verify and compare runs, and a run among the systems of the paper."""
+"""`txl runs`: list, show and compare runs, and a run among the systems of the paper."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands import completion
 from txlcli.commands.options import RUNS_DIR, Json, Run, Runs, RunsDir, Verbose, with_options
-from txlcli.commands.verification import show_checks
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
@@ -41,7 +40,7 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 @app.callback()
 def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
-    """List, compare or verify runs.
+    """List or compare runs.
 
     Without a subcommand, lists the runs, the most recent first.
 
@@ -128,26 +127,6 @@ def describe(entry: RunSummary) -> list[list[str]]:
     if entry.state in ("unfinished", "interrupted"):
         rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
     return rows
-
-
-@app.command("verify")
-def verify(
-    run_name: Annotated[
-        str | None,
-        Argument(metavar="RUN", help="Name or folder of a run [default: all].", autocompletion=completion.runs),
-    ] = None,
-    runs_dir: RunsDir = RUNS_DIR,
-    json: Json = False,
-) -> None:
-    """Compare the files of a run, or of all, with their checksums.
-
-    "readable": the file has no checksum and can be read, such as a log.
-
-    Example: txl runs verify stdlib
-    """
-    from txlcli.workflows.verification import verify_runs
-
-    show_checks(verify_runs(run_name, runs_dir), json=json)
 
 
 @app.command("compare")

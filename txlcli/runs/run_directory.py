@@ -93,8 +93,6 @@ class Run:
     """Changes of settings, ordered by step."""
     origin: Origin | None = None
     """None if it began with new weights."""
-    has_checksum: bool = True
-    """False if the user changed run.json."""
     weights: Path | None = None
     """File of the weights to read, if the user named one of the run."""
 
@@ -307,21 +305,16 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
     for path in (Path(run_name or ""), runs_dir / (run_name or "")):
         if path.suffix == ".safetensors" and path.is_file():
             return dataclasses.replace(open_run(path.parent), weights=path)
-    return open_run(find_directory(run_name, runs_dir))
-
-
-def find_directory(run_name: str | None, runs_dir: Path) -> Path:
-    """Find the directory of a run; see `find`."""
     if run_name is None:
         trained = filter(has_weights, newest_first(runs_dir))
         if (directory := next(trained, None)) is None:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
-        return directory
+        return open_run(directory)
     directories = [directory for directory in (Path(run_name), runs_dir / run_name) if directory.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
     # Another directory of that name, such as a corpus, must not hide the run.
-    return next((directory for directory in directories if (directory / CARD).is_file()), directories[0])
+    return open_run(next((directory for directory in directories if (directory / CARD).is_file()), directories[0]))
 
 
 def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
@@ -390,5 +383,4 @@ def open_run(directory: Path) -> Run:
             **{key: card[key] for key in SAME_KEYS},
             changes=tuple(Change(**entry) for entry in card.get("changes", [])),
             origin=Origin(**card["origin"]) if "origin" in card else None,
-            has_checksum=DIGEST in card,
         )
