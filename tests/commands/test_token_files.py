@@ -236,7 +236,7 @@ def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_the
 
 def test_the_kind_of_export_must_suit_what_is_exported(here):
     assert refusal("export", "char", "files", "--runs-dir", "none") == (
-        "char is a token store; give --format nanogpt, llm.c, megatron or parquet"
+        "char is a token store; give --format nanogpt, llm.c or megatron"
     )
     assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
         "no token store at data/nothing.h5; "
