@@ -1,4 +1,4 @@
-"""`txl recipes`: the list, the text of a recipe, a copy to edit."""
+"""`txl recipes`: the list, the text of a recipe, the settings."""
 
 import tomllib
 from importlib import resources
@@ -81,51 +81,12 @@ def test_show_as_json_has_every_setting(name):
     assert table["train"].keys() > written.keys()
 
 
-def test_copy_writes_the_recipe_and_prints_the_next_command(directory):
-    result = done("recipes", "copy", "enwik8-24l", "mine.toml")
-    assert result.stdout == 'wrote mine.toml; edit it, then run "txl train mine.toml"\n'
-    assert result.stderr == ""
-    assert (directory / "mine.toml").read_bytes() == original("enwik8-24l")
-    assert recipe.load("mine.toml") == recipe.load("enwik8-24l")
-
-
-def test_copy_into_a_directory_keeps_the_name(directory):
-    (directory / "my recipes").mkdir()
-    result = done("recipes", "copy", "recipes/ptb.toml", "my recipes")
-    assert result.stdout.endswith("run \"txl train 'my recipes/ptb.toml'\"\n")
-    assert (directory / "my recipes" / "ptb.toml").read_bytes() == original("ptb")
-    assert json_of("recipes", "copy", "ptb", ".") == {"recipe": "ptb", "file": "ptb.toml"}
-    assert (directory / "ptb.toml").read_bytes() == original("ptb")
-
-
-@pytest.mark.parametrize("file", ["mine.toml", "."])
-def test_copy_replaces_a_file_only_with_force(directory, file):
-    path = directory / ("ptb.toml" if file == "." else file)
-    path.write_text("mine")
-    assert refusal("recipes", "copy", "ptb", file) == (
-        f"{path.name} exists; replace it with --force, or give another FILE"
-    )
-    assert path.read_text() == "mine"
-    done("recipes", "copy", "ptb", file, "--force")
-    assert path.read_bytes() == original("ptb")
-
-
-def test_copy_creates_and_replaces_no_directory(directory):
-    assert refusal("recipes", "copy", "ptb", "deep/mine.toml") == (
-        "deep/mine.toml: there is no folder deep; make it first"
-    )
-    assert list(directory.iterdir()) == []
-    (directory / "ptb.toml").mkdir()
-    assert refusal("recipes", "copy", "ptb", ".", "--force") == "ptb.toml is a folder; name a file"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["wt103"], 'unknown command "wt103"; did you mean "txl recipes show wt103"? See "txl recipes --help"'),
         (["shwo"], 'unknown command "shwo"; did you mean "show"? See "txl recipes --help"'),
         (["show"], "Missing argument 'NAME'; see \"txl recipes show --help\""),
-        (["copy", "ptb"], "Missing argument 'FILE'; see \"txl recipes copy --help\""),
         (["show", "ptb", "--force"], 'unknown option --force; see "txl recipes show --help"'),
     ],
 )

@@ -1,9 +1,7 @@
-"""`txl recipes`: list, show, copy and forecast the packaged recipes."""
+"""`txl recipes`: list, show and forecast the packaged recipes."""
 
 import re
-import shlex
 import textwrap
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,13 +9,12 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands import completion
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Force, Json, with_options
+from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, with_options
 from txlcli.config import recipe
 from txlcli.config.keys import Key
 from txlcli.config.keys import keys as keys_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
-from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
 from txlcli.workflows.options import ScaleOptions
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
@@ -30,24 +27,16 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 @app.callback()
 def recipes(context: typer.Context, json: Json = False) -> None:
-    """List, show, copy or forecast the packaged recipes.
+    """List, show or forecast the packaged recipes.
 
     Without a command, txl lists them with the paper's tables and results.
 
     Example: txl recipes
     """
-    if context.invoked_subcommand is None:
-        list_(json)
-    elif json:
-        raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
-
-
-@app.command("list")
-def list_(json: Json = False) -> None:
-    """List the packaged recipes; the same as "txl recipes".
-
-    Example: txl recipes list --json
-    """
+    if context.invoked_subcommand is not None:
+        if json:
+            raise UsageError(f"--json comes last: txl recipes {context.invoked_subcommand} ... --json")
+        return
     entries = [_entry(name) for name in recipe.packaged_names()]
     if json:
         console.show_json({"recipes": entries})
@@ -59,34 +48,15 @@ def list_(json: Json = False) -> None:
 def show(recipe_name: Name, json: Json = False) -> None:
     """Print a packaged recipe; --json adds all defaults.
 
-    Example: txl recipes show enwik8
+    For a recipe of your own, write it to a file and edit that.
+
+    Example: txl recipes show enwik8 > mine.toml
     """
     name, text = recipe.packaged(recipe_name)
     if json:
         console.show_json(recipe.to_table(recipe.resolve_text(text, name)))
     else:
         console.show_text(text)
-
-
-@app.command("copy")
-def copy(
-    recipe_name: Name,
-    file: Annotated[str, Argument(metavar="FILE", help="The new file, or a folder for NAME.toml.")],
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """Copy a packaged recipe to a file to edit.
-
-    Example: txl recipes copy enwik8 mine.toml
-    """
-    name, text = recipe.packaged(recipe_name)
-    path = _target(file, name, force=force)
-    with errors_of_writing(path), replacing(path.resolve()) as draft:
-        draft.write_text(text, encoding="utf-8", newline="\n")
-    if json:
-        console.show_json({"recipe": name, "file": str(path)})
-    else:
-        console.show_line(f'wrote {path}; edit it, then run "{shlex.join(["txl", "train", str(path)])}"')
 
 
 @app.command("keys")
@@ -161,15 +131,6 @@ def _paragraph(key: Key) -> str:
     arch = f"; arch = {', '.join(key.architectures)}" if key.architectures else ""
     text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
     return f"{key.full_name} ({key.values}; {default}{arch})\n{text}\n"
-
-
-def _target(file: str, name: str, *, force: bool) -> Path:
-    """Return the file to write: FILE, or NAME.toml if FILE is a folder."""
-    path = Path(file) / f"{name}.toml" if Path(file).is_dir() else Path(file)
-    check_output(path, str(path))
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists; replace it with --force, or give another FILE")
-    return path
 
 
 def _entry(name: str) -> dict[str, Any]:
