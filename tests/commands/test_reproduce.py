@@ -1,20 +1,19 @@
 """txl reproduce, on the small novel with models of a few steps."""
 
-import itertools
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tests.commands.novel import done, interrupt_at_save, json_of, refusal
+from tests.commands.novel import cells, done, interrupt_at_save, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
 from txlcli.data.token_store import TokenStore
 from txlcli.workflows.options import PAPER_ITEMS
 from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.section import TABLES
 
 SHORT = ["tiny.toml", "train.max_steps=3", "train.valid_every=3"]
-EVEN = ["train.batch_size=8", "train.seg_len=4", "train.mem_len=4", "model.d_head=6", "model.d_inner=30"]
-RNNS = ("lstm", "qrnn")
+RNNS, FRONTIER = ("lstm", "qrnn"), TABLES["frontier"]
 SCALE = {
     "description": "For tests.",
     "texts": {"novel": {"source": "novel"}},
@@ -30,7 +29,21 @@ SCALE = {
         "numbers": {"seg_len": 4, "two_segments": 8, "longer_full": 6, "longer_half": 8, "longer_lanes": 3},
     },
     "sentences": {"base": SHORT, "numbers": {"seg_len": 5, "two_segments": 10}},
-    "frontier": [*SHORT, *EVEN],
+    "frontier": {
+        "base": [
+            *SHORT,
+            "train.batch_size=8",
+            "train.seg_len=4",
+            "train.mem_len=4",
+            "model.d_head=6",
+            "model.d_inner=30",
+        ],
+        "numbers": {
+            **{"seg_len": 4, "mem_len": 4, "longer": 8, "two_longer": 16, "lanes": 4, "half_lanes": 2, "window": 6},
+            **{"window_memory": 5, "slots": 2, "memory_tokens": 1, "inner_compressive": 14, "inner_without_keys": 36},
+            "inner_compressive_without_keys": 20,
+        },
+    },
     "same": {},
     "positions": 40,
     "stride": 1,
@@ -77,24 +90,29 @@ def test_all_items_are_in_one_report(shrunk):
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_the_frontier_compares_all_models_in_all_seeds(shrunk, seeds):
-    result = json_of("reproduce", "frontier", "--seeds", seeds)
-    section = result["sections"]["frontier"]
-    results, saved, published = section["grids"]
-    names = [list(pair) for pair in itertools.product(scales.BLOCKS, scales.POSITIONS)]
-    assert [row[:2] for row in results["rows"]] == [row[:2] for row in saved["rows"]] == names
-    columns = ["block", "positions", "recurrence", "recurrence, M = 16", "window", "compressive", "rmt"]
-    assert results["columns"] == columns
-    for number, (block, position) in enumerate(names):
-        data = [section["data"][scales.frontier_part(memory, position, block)] for memory in scales.MEMORIES]
-        values = [cell["trained"]["values"] for cell in data]
-        assert {len(of_seeds) for of_seeds in values} == {seeds}
-        for of_seeds, column in zip(values, (2, 4, 5, 6), strict=True):
-            assert results["rows"][number][column].startswith(f"{sum(of_seeds) / seeds:.3f}")
+    section = json_of("reproduce", "frontier", "--seeds", seeds)["sections"]["frontier"]
+    results, published = section["grids"]
+    assert results["columns"] == [
+        "block",
+        "positions",
+        "recurrence",
+        "recurrence, M = 16",
+        "window",
+        "compressive",
+        "rmt",
+    ]
+    names = [(block, position) for block in FRONTIER["blocks"] for position in FRONTIER["positions"]]
+    assert [tuple(row[:2]) for row in results["rows"]] == names
+    for row, (block, position) in zip(results["rows"], names, strict=True):
+        data = [section["data"][f"frontier-{memory}-{position}-{block}"] for memory in FRONTIER["memories"]]
+        values = [data[0]["trained"], data[0]["longer"], *(cell["trained"] for cell in data[1:])]
+        for own, cell in zip(values, row[2:], strict=True):
+            assert len(own["values"]) == seeds
+            assert cell.startswith(f"{sum(own['values']) / seeds:.3f}")
         assert data[1]["longer"] is None
-        better = sum(own < other for own, other in zip(*values[:2], strict=True))
-        assert saved["rows"][number][2].endswith(f" ({better} of {seeds})")
-    later = [row[:4] for row in published["rows"]]
-    assert ["RMT, 10 memory tokens, 3 segments, L = 150", "151M", "wt103", "25.04 ppl"] in later
+    assert ["RMT, 10 memory tokens, 3 segments, L = 150", "151M", "wt103", "25.04 ppl"] in [
+        row[:4] for row in published["rows"]
+    ]
     evaluated = json_of("eval", "tiny-frontier-window-rotary-paper-1111", "--mem-len", 5, "--positions", 40)
     values = section["data"]["frontier-window-rotary-paper"]["trained"]["values"]
     assert evaluated["rows"][0]["bpc"] == pytest.approx(values[0], abs=1e-6)
@@ -182,18 +200,17 @@ def test_two_processes_cannot_write_one_report(shrunk):
     assert message == "another process writes to reproduction-tiny; wait for it, or give another --out"
 
 
-@pytest.mark.slow
-def test_the_list_shows_missing_training_runs_and_makes_nothing(shrunk):
+def test_the_list_counts_missing_training_runs_and_makes_nothing(shrunk):
     rows = {row["item"]: row for row in json_of("reproduce", "all", "--list")["items"]}
     assert list(rows) == list(PAPER_ITEMS)
-    assert (rows["table7"]["models"], rows["table7"]["missing"]) == (3, 3)
-    assert rows["table7"]["training_flops"] > 0
+    steps, tokens = 3 * 3, 3 * 3 * 3 * 5  # of three runs, with batches of 3 x 5
+    expected = {"item": "table7", "models": 3, "missing": 3, "steps": steps, "tokens": tokens}
+    assert rows["table7"] == expected
     assert not Path("reproduction-tiny").exists()
     done("reproduce", "table7")
-    again = json_of("reproduce", "table7", "--list")["items"][0]
-    assert (again["missing"], again["training_flops"]) == (0, 0)
-    table = done("reproduce", "table7", "--list").stdout
-    assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= 80
+    result = done("reproduce", "table7", "--list")
+    assert cells(result) == [["table7", "3", "0", "0", "0"]]
+    assert max(len(line) for line in result.stdout.splitlines() if line.startswith("│")) <= 80
 
 
 def test_a_store_with_too_few_words_for_a_model_is_rejected(untouched):

@@ -39,14 +39,13 @@ def reproduce(
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.commands import reproduction_report
-    from txlcli.workflows.reproduction import costs
     from txlcli.workflows.reproduction import reproduce as workflow
     from txlcli.workflows.workspace import Workspace
 
     reporter = console.TerminalReporter()
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if options.list:
-        console.show_result(costs.run(names, options, workspace), reproduction_report.show_costs, json=json)
+        console.show_result(workflow.list_costs(names, options, workspace), reproduction_report.show_costs, json=json)
     else:
         result = workflow.run(names, options, workspace, reproduction_report.REPORT)
         console.show_result(result, reproduction_report.show, json=json)

@@ -1,15 +1,11 @@
 """Shows a reproduction on the terminal and as a report."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from txlcli import __version__, console
-from txlcli.commands import attention_plots, pages, plots, recl
-from txlcli.commands.training_tables import duration
-from txlcli.core.measures.gpus import CPU_SHARE
-from txlcli.workflows.reproduction.costs import MAX_S, CostsResult
-from txlcli.workflows.reproduction.reproduce import ReproduceResult
+from txlcli.commands import attention_plots, pages, recl
+from txlcli.workflows.reproduction.reproduce import CostsResult, ReproduceResult
 from txlcli.workflows.reproduction.runner import Report
 from txlcli.workflows.reproduction.section import Section
 
@@ -34,26 +30,18 @@ def show(result: ReproduceResult) -> None:
 
 
 def show_costs(result: CostsResult) -> None:
-    """Write the costs of the missing training runs to stdout."""
-    lines = []
-    for row in result.items:
-        time = duration(row.seconds) if row.missing else "-"
-        lines.append([row.item, str(row.models), str(row.missing), f"{row.training_flops:.2g}", time])
-    notes = [
-        result.scale.description,
-        "Time: of the missing training runs on an idle machine, without evaluation, from timed steps, or if these take "
-        f"too long from {CPU_SHARE:.0%} of the {result.peak_flops_per_s / 1e9:,.0f} GFLOP/s of a matrix product. "
-        f"Models whose turn comes after {MAX_S:g} seconds of timing have the median rate of those before. Models that "
-        "several items need count for each.",
+    """Write the numbers of training runs to stdout."""
+    columns = ("item", "training runs", "missing", "steps", "tokens")
+    lines = [
+        [row.item, *(f"{number:,}" for number in (row.models, row.missing, row.steps, row.tokens))]
+        for row in result.items
     ]
-    columns = ("item", "training runs", "missing", "FLOP", "time")
-    console.show_table(f"{result.scale.name} scale", columns, lines, notes)
+    note = "Steps and tokens: of the missing training runs. Models that several items need count for each."
+    console.show_table(f"{result.scale} scale", columns, lines, [result.description, note])
 
 
 REPORT = Report(
     write=write,
-    plot_curves=partial(plots.plot_curves, log_x=True),
-    plot_gains=recl.plot_gains,
-    plot_perplexities=recl.plot_perplexities,
+    plot_recl={"figure3": recl.plot_gains, "figure4": recl.plot_perplexities},
     plot_attention=attention_plots.plot_figure,
 )

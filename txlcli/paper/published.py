@@ -83,19 +83,6 @@ class Slowdown:
     slowdown: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaterResult:
-    """Result of a variant on a test split, from a later source."""
-
-    system: str
-    parameters: str = "-"
-    """Parameter count as printed; "-" if the source has none."""
-    corpus: Literal["enwik8", "text8", "wt103"]
-    value: float
-    metric: Literal["bpc", "ppl"]
-    source: str
-
-
 Row = TypeVar("Row")
 
 
@@ -115,14 +102,10 @@ class Table(Generic[Row]):
 
 ROW_TYPES = {**dict.fromkeys(range(1, 6), Result), 6: Ablation, 7: Method, 8: ContextLength, 9: Slowdown, 10: Ablation}
 DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
-
-
 TABLES: Mapping[int, Table[Any]] = {
     table["number"]: Table(**table | {"rows": tuple(ROW_TYPES[table["number"]](**row) for row in table["rows"])})
     for table in DATA["tables"]
 }
-LATER = tuple(LaterResult(**row) for row in DATA["later"]["rows"])
-"""Results of variants of Transformer-XL."""
 BENCHMARKS: tuple[Table[Result], ...] = tuple(TABLES[number] for number in range(1, 6))
 """Tables 1 to 5, one per corpus."""
 SLOWDOWN_BY_ATTN_LEN = {row.attn_len: row.slowdown for row in reversed(TABLES[9].rows)}

@@ -767,7 +767,7 @@ class ReproduceOptions(Options):
     )
     seeds: int = seeds_option()
     out: Path | None = option("Folder of the report [default: reproduction-SCALE].")
-    list: bool = flag_option("List the items with the cost of missing training runs, and stop.")
+    list: bool = flag_option("List the items with their missing training runs, and stop.")
 
     @property
     def directory(self) -> Path:

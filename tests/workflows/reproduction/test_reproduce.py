@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from txlcli.commands.reproduction_report import REPORT
-from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
 from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
-from txlcli.workflows.reproduction import costs, reproduce
+from txlcli.workflows.reproduction import reproduce
 from txlcli.workflows.reproduction.reproduce import ITEMS
 from txlcli.workflows.workspace import Workspace
 
@@ -56,13 +55,6 @@ def test_a_report_that_cannot_be_stored_is_an_error(tmp_path):
     (tmp_path / ".reproduction.json.new").mkdir()  # the name of the temporary file
     with pytest.raises(TxlError, match=r"json: cannot be written \(.*\); check the folder and the free space$"):
         begin(tmp_path)
-
-
-def test_the_cost_of_models_that_are_not_timed_is_that_of_the_usual_share_of_the_peak(tmp_path):
-    workspace = Workspace(data_dir=tmp_path / "data", runs_dir=tmp_path / "runs", device="cpu")
-    result = costs.run(["table5"], ReproduceOptions(), workspace, max_s=0)
-    (row,) = result.items
-    assert row.training_flops / row.seconds / result.peak_flops_per_s == pytest.approx(CPU_SHARE)
 
 
 def test_items_are_selected_in_the_papers_order():

@@ -7,8 +7,8 @@ import pytest
 from txlcli.core.model.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.figures import GROUPS, RECL_PARTS
 from txlcli.workflows.reproduction.reproduce import ITEMS
+from txlcli.workflows.reproduction.section import parts
 
 EVERY = {
     **{name: scales.get(name, has_ptb=True) for name in ("paper", "small", "tiny")},
@@ -25,7 +25,7 @@ ENCODINGS = {
 @pytest.mark.parametrize("name", EVERY)
 def test_every_item_has_models_and_every_model_a_text_and_can_be_built(name):
     scale = EVERY[name]
-    assert {key for parts, _ in ITEMS.values() for key in parts} == set(scale.models)
+    assert {key for item in ITEMS for key in parts(item)} == set(scale.models)
     for settings in (model.settings() for model in scale.models.values()):
         assert settings.corpus.store in scale.texts
         assert count_parameters(settings.model, settings.published.vocab_size or 300_000) > 0
@@ -33,19 +33,19 @@ def test_every_item_has_models_and_every_model_a_text_and_can_be_built(name):
 
 def test_ablations_have_the_settings_of_the_papers_rows():
     for scale in EVERY.values():
-        keys = ITEMS["table6"][0][:9]
+        keys = parts("table6")[:9]
         for row, key in zip(published.TABLES[6].rows, keys, strict=False):
             settings = scale.models[key].settings()
             assert (settings.train.mem_len > 0) == row.recurrence
             assert settings.model.position == ENCODINGS[row.encoding]
             assert settings.train.loss_part == row.loss_part
-        lengths = [scale.models[key].settings().train.seg_len for key in ITEMS["table10"][0]]
+        lengths = [scale.models[key].settings().train.seg_len for key in parts("table10")]
         assert lengths[0] == lengths[1] < lengths[3] <= lengths[2]  # longer without memory
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_models_of_the_frontier_have_as_many_parameters_and_tokens_and_see_as_many_keys(name):
-    models = {part: EVERY[name].models[part].settings() for part in ITEMS["frontier"][0]}
+    models = {part: EVERY[name].models[part].settings() for part in parts("frontier")}
     assert len(models) == 40
     counts = {part: count_parameters(settings.model, 256) for part, settings in models.items()}
     assert max(counts.values()) <= 1.01 * min(counts.values())
@@ -70,7 +70,7 @@ def test_without_recurrence_max_distance_is_the_segment_length(name):
 
 def test_the_papers_scale_uses_the_packaged_recipes():
     models = EVERY["paper"].models
-    for row, key in zip(published.TABLES[10].rows, ITEMS["table10"][0], strict=True):
+    for row, key in zip(published.TABLES[10].rows, parts("table10"), strict=True):
         assert models[key].settings().train.seg_len == row.backprop_len
     assert models["words-xl"] == scales.Model("words-xl", "wt103")
     assert models["bytes-xl-24"].settings().published.test == 0.99
@@ -99,8 +99,3 @@ def test_parts_with_the_same_model_share_a_run():
     tiny = EVERY["tiny"]
     assert tiny.run_name("sentences-xl", 1) == tiny.run_name("short-xl", 1) == "tiny-short-xl-1"
     assert EVERY["paper"].run_name("short-xl", 1) == "paper-short-xl-1"
-
-
-def test_groups_are_those_of_table_8():
-    assert [row.group for row in published.TABLES[8].rows] == [1] * len(GROUPS[0]) + [2] * len(GROUPS[1])
-    assert len(RECL_PARTS) == len(published.TABLES[8].rows)

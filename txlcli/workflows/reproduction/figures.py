@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import Any
 
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
@@ -13,63 +13,54 @@ from txlcli.workflows.generate import GenerateResult
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReclOptions, SpeedOptions
 from txlcli.workflows.recl import ReclResult
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
-from txlcli.workflows.reproduction.section import TABLES, Claim, Grid, Section
+from txlcli.workflows.reproduction.section import Claim, Grid, Section, parts
 
-GROUPS: list[list[str]] = TABLES["groups"]["table8"]
-RECL_PARTS = tuple(part for group in GROUPS for part in group)
-NAMES = {part: row.model for part, row in zip(RECL_PARTS, published.TABLES[8].rows, strict=True)}
-STANDARD = "words-xl"  # the paper's figures and samples are of its standard model on WikiText-103
+ROWS = dict(zip(parts("table8"), published.TABLES[8].rows, strict=True))
+"""Rows of Table 8 by the part in the paper."""
+GROUPS = [[part for part, row in ROWS.items() if row.group == group] for group in (1, 2)]
+"""Models that are compared, Transformer-XL first."""
 
 
-def table8(runner: Runner) -> Section:
+def table8(runner: Runner, item: str) -> Section:
     """Measure the RECL of both groups."""
     measured = [model for group in GROUPS for model in _measure_group(runner, group).models]
-    models = dict(zip(RECL_PARTS, measured, strict=True))
-    start = runner.scale.recl_start
+    models, start = dict(zip(ROWS, measured, strict=True)), runner.scale.recl_start
     rows = [
         [row.model, *(_format_recl(point, start) for point in models[part].recl), *map(str, row.recl)]
-        for row, part in zip(published.TABLES[8].rows, RECL_PARTS, strict=True)
+        for part, row in ROWS.items()
     ]
     shares = [f"r = {share}" for share in ReclOptions().top_r]
-    columns = ["model", *shares, *(f"paper: {share}" for share in shares)]
     # The paper's models have equal numbers of parameters only within each group.
     parameters = (", ".join(f"{part} {models[part].parameters:,}" for part in group) for group in GROUPS)
     caption = "In tokens; >= if every step improved perplexity, <= if not even the first one did."
     return Section(
         notes=[_recl_note(runner), f"Parameters: {'; '.join(parameters)}."],
-        grids=[Grid(columns, rows, caption)],
+        grids=[Grid(["model", *shares, *(f"paper: {share}" for share in shares)], rows, caption)],
         claims=compare_groups({part: model.recl[0] for part, model in models.items()}, start),
-        data={part: models[part].to_json()["recl"] for part in RECL_PARTS},
+        data={part: model.to_json()["recl"] for part, model in models.items()},
     )
 
 
-def recl_figure(runner: Runner, number: int) -> Section:
+def recl_figure(runner: Runner, item: str) -> Section:
     """Plot Figure 3, the gains, or Figure 4, perplexity by context length."""
     figures = []
     for index, group in enumerate(GROUPS, 1):
-        file = f"figure{number}-group{index}.png"
+        file, option = f"{item}-group{index}.png", "plot" if item == "figure3" else "plot_ppl"
         path = runner.directory / file
-        if number == 3:
-            runner.report.plot_gains(path, _measure_group(runner, group, plot=path))
-        else:
-            runner.report.plot_perplexities(path, _measure_group(runner, group, plot_ppl=path))
-        figures.append([file, f"Figure {number}, model group {index}: {', '.join(group)}"])
+        runner.report.plot_recl[item](path, _measure_group(runner, group, **{option: path, "force": True}))
+        figures.append([file, f"Figure {item[-1]}, model group {index}: {', '.join(group)}"])
     return Section(notes=[_recl_note(runner)], figures=figures)
 
 
-def _measure_group(
-    runner: Runner, group: list[str], *, plot: Path | None = None, plot_ppl: Path | None = None
-) -> ReclResult:
-    """Return the result of `txl recl`, whose recorded command also plots it."""
+def _measure_group(runner: Runner, group: list[str], **plotting: Any) -> ReclResult:
+    """Return the result of `txl recl`; with these options, the recorded command also plots it."""
     directories, scale = [str(runner.run(part).directory) for part in group], runner.scale
     options = ReclOptions(
         start=scale.recl_start,
         step=scale.recl_start,
         longest=scale.recl_longest,
         positions=scale.recl_positions,
-        plot=plot,
-        plot_ppl=plot_ppl,
-        force=bool(plot or plot_ppl),
+        **plotting,
     )
     runner.record_command("recl", *directories, options=options)
     return recl.run(directories, options, runner.workspace)
@@ -89,7 +80,7 @@ def compare_groups(measured: Mapping[str, Recl], start: int) -> list[Claim]:
         longer, shorter = _format_recl(measured[first], start), _format_recl(measured[other], start)
         same_bound = longer == shorter and not longer.isdigit()
         held = None if same_bound else measured[first].recl_tokens > measured[other].recl_tokens
-        names = [NAMES[part].removeprefix("- ") for part in (first, other)]
+        names = [ROWS[part].model.removeprefix("- ") for part in (first, other)]
         text = f"{names[0]} uses more context than {names[1]} (r = 0.1)"
         claims.append(Claim(text, held, f"here {longer} and {shorter} tokens"))
     return claims
@@ -103,7 +94,7 @@ def _recl_note(runner: Runner) -> str:
     )
 
 
-def table9(runner: Runner) -> Section:
+def table9(runner: Runner, item: str) -> Section:
     """Compare prediction with and without memory."""
     recipe, options = runner.scale.timed_recipe, SpeedOptions(attn_len=tuple(runner.scale.attn_lens))
     runner.record_command("speed", recipe, options=options)
@@ -135,23 +126,22 @@ def table9(runner: Runner) -> Section:
     )
 
 
-def attention_figure(runner: Runner, number: int) -> Section:
+def attention_figure(runner: Runner, item: str) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
-    run, options, file = runner.run(STANDARD), AttentionOptions(figure=(number,)), f"figure{number}.png"
+    (part,), number, file = parts(item), int(item[-1]), f"{item}.png"
+    run, options = runner.run(part), AttentionOptions(figure=(number,))
     runner.record_command("attention", str(run.directory), "--out", str(runner.directory), "--force", options=options)
     result = attention.run(str(run.directory), options, runner.workspace)
     runner.report.plot_attention(result, number, runner.directory / file)
-    caption = f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"
-    return Section(figures=[[file, caption]])
+    return Section(figures=[[file, f"Figure {number}, {run.name}, {run.settings.corpus.store} valid"]])
 
 
-def appendix_e(runner: Runner) -> Section:
+def appendix_e(runner: Runner, item: str) -> Section:
     """Generate samples, each next to the actual continuation."""
-    directory, samples = str(runner.run(STANDARD).directory), []
-    for number, tokens in enumerate(runner.scale.sample_tokens, 1):
-        options = GenerateOptions(
-            context=runner.scale.context, tokens=tokens, reference=True, seed=FIRST_SEED + number - 1
-        )
+    (part,), samples = parts(item), []
+    directory = str(runner.run(part).directory)
+    for seed, tokens in enumerate(runner.scale.sample_tokens, FIRST_SEED):
+        options = GenerateOptions(context=runner.scale.context, tokens=tokens, reference=True, seed=seed)
         runner.record_command("generate", directory, options=options)
         samples.append(generate.run(directory, options, runner.workspace))
     note = "The first samples generated, without selection; contexts are random passages of the test split."

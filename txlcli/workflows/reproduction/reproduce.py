@@ -4,37 +4,37 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import published
+from txlcli.runs import history, run_directory
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import parse_json
 from txlcli.workflows.options import ReproduceOptions
-from txlcli.workflows.reproduction import figures, frontier, scales, tables
-from txlcli.workflows.reproduction.runner import Report, Runner
+from txlcli.workflows.reproduction import figures, scales, tables
+from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
 from txlcli.workflows.workspace import Workspace
 
 SECTIONS, LOCK = "reproduction.json", ".lock"
-ITEMS: dict[str, tuple[tuple[str, ...], Callable[[Runner], Section]]] = {
-    **{f"table{n}": (parts(f"table{n}"), partial(tables.benchmark, number=n)) for n in range(1, 6)},
-    "table6": (parts("table6"), tables.table6),
-    "table7": (parts("table7"), tables.table7),
-    "table8": (figures.RECL_PARTS, figures.table8),
-    "table9": ((), figures.table9),
-    "table10": (parts("table10"), tables.table10),
-    **{f"figure{n}": (figures.RECL_PARTS, partial(figures.recl_figure, number=n)) for n in (3, 4)},
-    **{f"figure{n}": ((figures.STANDARD,), partial(figures.attention_figure, number=n)) for n in (5, 6, 7)},
-    "appendix-e": ((figures.STANDARD,), figures.appendix_e),
-    "frontier": (frontier.PARTS, frontier.frontier),
+ITEMS: dict[str, Callable[[Runner, str], Section]] = {
+    **dict.fromkeys(("table1", "table2", "table3", "table4", "table5"), tables.benchmark),
+    "table6": tables.table6,
+    "table7": tables.table7,
+    "table8": figures.table8,
+    "table9": figures.table9,
+    "table10": tables.table10,
+    **dict.fromkeys(("figure3", "figure4"), figures.recl_figure),
+    **dict.fromkeys(("figure5", "figure6", "figure7"), figures.attention_figure),
+    "appendix-e": figures.appendix_e,
+    "frontier": tables.frontier,
 }
-"""Models that each table or figure needs, by their part in the paper, and the function that makes it."""
+"""The function that makes each table or figure, which it is given the name of."""
 TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]
 
 
@@ -49,6 +49,54 @@ class ReproduceResult:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl reproduce --json` prints."""
         return {"report": self.report, "sections": {section.name: asdict(section) for section in self.sections}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemCost:
+    """Training runs that a table or figure needs; steps and tokens are of the missing ones."""
+
+    item: str
+    models: int
+    """Number of all its training runs."""
+    missing: int
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostsResult:
+    """Training runs of several tables or figures; runs that several of them need count for each."""
+
+    scale: str
+    description: str
+    """Meaning of the scale."""
+    items: list[ItemCost]
+
+
+def list_costs(names: Sequence[str], options: ReproduceOptions, workspace: Workspace) -> CostsResult:
+    """Count the training runs that items need, and what is missing."""
+    scale, rows = scale_of(options, workspace), []
+    for name in names:
+        runs = [(part, seed) for part in parts(name) for seed in seeds_of(options)]
+        missing = [
+            scale.models[part].settings().train
+            for part, seed in runs
+            if not _is_finished(workspace.runs_dir / scale.run_name(part, seed))
+        ]
+        row = ItemCost(
+            item=name,
+            models=len(runs),
+            missing=len(missing),
+            steps=sum(train.max_steps for train in missing),
+            tokens=sum(train.max_steps * train.batch_size * train.seg_len for train in missing),
+        )
+        rows.append(row)
+    return CostsResult(scale=scale.name, description=scale.description, items=rows)
+
+
+def _is_finished(directory: Path) -> bool:
+    is_run = run_directory.is_run(directory.name, directory.parent)
+    return is_run and history.read(run_directory.open_run(directory)).state == "finished"
 
 
 def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
@@ -75,13 +123,12 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
 def _make(name: str, runner: Runner) -> Section:
     """Make an item, and describe how it was made."""
     started = time.monotonic()
-    models, make = ITEMS[name]
-    section = make(runner)
+    section = ITEMS[name](runner, name)
     return replace(
         section,
         name=name,
         title=TITLES[name],
-        notes=[*([runner.scale.description] if models else []), *section.notes],
+        notes=[*([runner.scale.description] if parts(name) else []), *section.notes],
         commands=runner.commands,
         readings=runner.readings,
         seconds=time.monotonic() - started,

@@ -1,7 +1,7 @@
 """Provides the tables with results: prepares texts, trains models and evaluates runs, each only once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from txlcli.config import recipe
@@ -33,10 +33,8 @@ class Report:
 
     write: Callable[[Sequence[Section], str, Path], list[str]]
     """Write the report, given the name of the scale and the directory; return the paths."""
-    plot_curves: Callable[..., None]
-    """Plot curves to a file: path, x and y values by name, and as keywords x_label, y_label and title."""
-    plot_gains: Callable[[Path, ReclResult], None]
-    plot_perplexities: Callable[[Path, ReclResult], None]
+    plot_recl: Mapping[str, Callable[[Path, ReclResult], None]]
+    """Plot "figure3" or "figure4" to a file."""
     plot_attention: Callable[[AttentionResult, int, Path], None]
     """Plot Figure 5, 6 or 7 to a file."""
 
@@ -110,10 +108,13 @@ class Runner:
         seg_len = self.settings(part).train.seg_len
         return EvalOptions(split=split, attn_len=(seg_len,), stride=min(self.scale.stride, seg_len))
 
-    def measure(self, part: str, split: Split, metric: str) -> Measured:
-        """Return a model's result for each seed, with the settings of its recipe, or by windows if it has no memory."""
-        settings, options = self.settings(part), EvalOptions(split=split)
-        if settings.train.mem_len == 0 and not settings.model.recurrent_state:
+    def measure(self, part: str, split: Split, metric: str, *, mem_len: int | None = None) -> Measured:
+        """Return a model's result for each seed, with the evaluation settings of its recipe.
+
+        Models without memory are evaluated by windows; `mem_len` replaces the recipe's memory length.
+        """
+        settings, options = self.settings(part), EvalOptions(split=split, mem_len=(mem_len,) if mem_len else None)
+        if settings.eval.mem_len == 0 and not settings.model.recurrent_state:
             options = self.in_windows(part, split)
         return Measured(
             tuple(in_metric(result.rows[0].loss_nats, metric) for result in self.evaluate_all(part, options))

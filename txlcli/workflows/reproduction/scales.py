@@ -1,7 +1,6 @@
 """Texts, models and lengths that take the place of the paper's at each scale; scales.toml has them."""
 
 import dataclasses
-import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,11 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings
 
 DATA = tomllib.loads((files("txlcli.workflows.reproduction") / "scales.toml").read_text(encoding="utf-8"))
-MEMORIES, POSITIONS, BLOCKS = (tuple(DATA["frontier"][key]) for key in ("memories", "positions", "blocks"))
+ROWS = ("ablation", "sentences", "frontier")
+"""Tables of models that are changes of one recipe."""
 SMALL_STEPS, SMALL_SHARE = 20_000, 3
 
 
@@ -74,10 +73,9 @@ def get(name: str, *, has_ptb: bool) -> Scale:
     table = DATA["paper"] | DATA[name]
     ptb = "ptb" if has_ptb else "tiny-words"
     models = {part: _model(part, words, ptb=ptb) for part, words in table["models"].items()}
-    for rows in ("ablation", "sentences"):
+    for rows in ROWS:
         base, numbers = table[rows]["base"], table[rows]["numbers"]
         models |= {part: _model(part, [*base, *changes], **numbers) for part, changes in DATA[rows].items()}
-    models |= _frontier_models(table["frontier"])
     models |= {part: models[other] for part, other in table["same"].items()}
     if name == "tiny":
         models["ptb-xl"] = dataclasses.replace(models["ptb-xl"], key=f"ptb-xl-on-{ptb}")
@@ -101,43 +99,6 @@ def _expanded(changes: Iterable[str], numbers: Mapping[str, object]) -> list[str
         is_list = change.startswith("@")
         words += _expanded(DATA["changes"][change[1:]], numbers) if is_list else [change.format(**numbers)]
     return words
-
-
-def frontier_part(memory: str, position: str, block: str) -> str:
-    """Return the name of a model of the frontier."""
-    return f"frontier-{memory}-{position}-{block}"
-
-
-def _frontier_models(base: list[str]) -> dict[str, Model]:
-    """Return the models of the frontier as changes of a recipe with memory, of equal cost."""
-    settings, table = _model("", base).settings(), DATA["frontier"]
-    model, train = settings.model, settings.train
-    assert isinstance(model, TransformerSettings)
-    seg_len, mem_len = train.seg_len, train.mem_len
-    longer, window, slots = seg_len + mem_len, mem_len + (seg_len + 1) // 2, mem_len // 2
-    numbers = {
-        "seg_len": seg_len,
-        "mem_len": mem_len,
-        "longer": longer,
-        "two_longer": 2 * longer,
-        "lanes": train.batch_size * seg_len // longer,
-        "half_lanes": train.batch_size * seg_len // (2 * longer),
-        "window": window,
-        "window_memory": window - 1,
-        "slots": slots,
-        "uncompressed": mem_len - slots,
-        "memory_tokens": min(10, longer // 8),
-    }
-    models = {}
-    for memory, position, block in itertools.product(MEMORIES, POSITIONS, BLOCKS):
-        # Matrices of position keys and convolutions take their parameters from the feed-forward sublayer.
-        d_inner = model.d_inner + (position != "relative") * (model.n_heads * model.head_width // 2)
-        d_inner -= (memory == "compressive") * 2 * model.d_model
-        sizes = [f"model.position={position}", f"model.d_inner={d_inner}"]
-        words = [*base, *table["all"], *table["memories"][memory], *sizes, *table["blocks"][block]]
-        key = frontier_part(memory, position, block)
-        models[key] = _model(key, words, **numbers)
-    return models
 
 
 def _smaller(model: Model) -> Model:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+from txlcli.workflows.reproduction import scales
+
 TABLES = tomllib.loads((files("txlcli.workflows.reproduction") / "tables.toml").read_text(encoding="utf-8"))
-"""Models of each table, and the claims about them."""
+"""Models of each item, and the claims about them."""
 
 
 def parts(item: str) -> tuple[str, ...]:
-    """Return the models of a table by their part in the paper."""
-    return tuple(TABLES["parts"][item])
+    """Return the models that a table or figure needs, by their part in the paper."""
+    return tuple(TABLES["parts"][item] if item in TABLES["parts"] else scales.DATA[item])
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Claim:
         return "as in the paper" if self.held else "NOT as in the paper"
 
     @classmethod
-    def of_lower(cls, text: str, better: Measured, worse: Measured, paper: str = "") -> "Claim":
-        """Check the claim that one number is lower than another; `paper` begins the detail."""
-        return cls(text, better.mean < worse.mean, f"{paper}here {better} and {worse}")
+    def of_lower(cls, text: str, better: Measured, worse: Measured) -> "Claim":
+        """Check the claim that one number is lower than another."""
+        return cls(text, better.mean < worse.mean, f"here {better} and {worse}")
 
 
 def check_claims(item: str, measured: Mapping[str, Measured]) -> list[Claim]:

@@ -1,9 +1,8 @@
-"""Tables 1 to 7 and 10, the results of `txl eval`: benchmarks, and ablations of recurrence, encoding and loss."""
+"""Tables 1 to 7 and 10, and the frontier: the results of `txl eval`."""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from txlcli.paper import published
 from txlcli.paper.metrics import perplexity
@@ -27,63 +26,85 @@ class OurResult:
     test: Measured
 
 
-def benchmark(runner: Runner, number: int) -> Section:
+def benchmark(runner: Runner, item: str) -> Section:
     """Make one of Tables 1 to 5: the paper's rows, with our numbers where txl has the model."""
-    paper, names = published.BENCHMARKS[number - 1], TABLES["parts"][f"table{number}"]
-    settings = {part: runner.settings(part) for part in names}
+    paper = published.TABLES[int(item.removeprefix("table"))]
     ours = {
         name: OurResult(
-            model=part,
-            parameters=runner.run(part).parameters,
-            valid=runner.measure(part, "valid", paper.metric),
-            test=runner.measure(part, "test", paper.metric),
+            part,
+            runner.run(part).parameters,
+            *(runner.measure(part, split, paper.metric) for split in ("valid", "test")),
         )
-        for part, name in names.items()
+        for part, name in TABLES["parts"][item].items()
     }
     rows = []
     for row in paper.rows:
         own = ours.get(row.name)
         cells = [f"{own.parameters:,}", str(own.valid), str(own.test)] if own else [""] * 3
         rows.append([row.label, *cells, row.parameters or "-", str(row.valid or "-"), f"{row.test}{row.mark}"])
+    settings = {part: runner.settings(part) for part in parts(item)}
     (store,) = {model.corpus.store for model in settings.values()}
     text = "" if store == paper.corpus else f" ({store})"  # the text, if it is not the paper's
-    columns = ["system", "parameters", f"valid{text}", f"test{text}"]
-    columns += ["paper: parameters", "paper: valid", "paper: test"]
+    columns = [
+        "system",
+        "parameters",
+        f"valid{text}",
+        f"test{text}",
+        "paper: parameters",
+        "paper: valid",
+        "paper: test",
+    ]
     caption = f"{paper.metric}, lower is better. Ours: {runner.averaged}. Empty: a system that txl does not have."
     models = "; ".join(f"{part}: {model.model.n_layers} layers on {store}" for part, model in settings.items())
     return Section(
         notes=[f"Models: {models}."],
         grids=[Grid(columns, rows, caption)],
-        claims=_claims(paper, ours),
+        claims=check_claims(item, {own.model: own.test for own in ours.values()}),
         data={name: dataclasses.asdict(result) for name, result in ours.items()},
     )
 
 
-def _claims(paper: published.Table[published.Result], our_results: dict[str, OurResult]) -> list[Claim]:
-    """Compare each two rows that txl has, in the order of the paper's results."""
-    ranked = sorted((row for row in paper.rows if row.name in our_results), key=lambda row: row.test)
-    return [
-        Claim.of_lower(
-            f"{better.name} is better than {worse.name}",
-            our_results[better.name].test,
-            our_results[worse.name].test,
-            f"{better.test} and {worse.test} {paper.metric} in the paper, ",
-        )
-        for better, worse in itertools.combinations(ranked, 2)
-        if better.test < worse.test
-    ]
-
-
-def table7(runner: Runner) -> Section:
+def table7(runner: Runner, item: str) -> Section:
     """Compare recurrence and encodings on One Billion Word, whose sentences are independent of each other."""
-    perplexities = {part: runner.measure(part, "test", "ppl") for part in parts("table7")}
+    perplexities = {part: runner.measure(part, "test", "ppl") for part in parts(item)}
     printed = published.TABLES[7].rows
     rows = [[row.name, str(own), str(row.ppl)] for row, own in zip(printed, perplexities.values(), strict=True)]
     caption = "Perplexity on the test split; the paper does not name the split."
     return Section(
         grids=[Grid(["method", "ppl", "paper: ppl"], rows, caption)],
-        claims=check_claims("table7", perplexities),
+        claims=check_claims(item, perplexities),
         data={part: measured.values for part, measured in perplexities.items()},
+    )
+
+
+def frontier(runner: Runner, item: str) -> Section:
+    """Compare recurrence with other memories, for each encoding of positions and each block, at equal cost.
+
+    It goes beyond the paper. All models of a scale have the same text, tokens, steps and optimizer, and the same number
+    of parameters within 1 %.
+    """
+    table, train = TABLES[item], runner.settings(parts(item)[0]).train
+    rows, data, longer = [], {}, table["longer"] * train.mem_len
+    for block, position in itertools.product(table["blocks"], table["positions"]):
+        names = [f"{item}-{memory}-{position}-{block}" for memory in table["memories"]]
+        recurrence, *others = (runner.measure(name, "test", "bpc") for name in names)
+        with_longer = runner.measure(names[0], "test", "bpc", mem_len=longer)
+        rows.append([block, position, *map(str, (recurrence, with_longer, *others))])
+        for name, trained in zip(names, (recurrence, *others), strict=True):
+            of_longer = dataclasses.asdict(with_longer) if trained is recurrence else None
+            of_name = {"parameters": runner.run(name).parameters, "trained": dataclasses.asdict(trained)}
+            data[name] = of_name | {"longer": of_longer}
+    first, *memories = table["memories"]
+    columns = ["block", "positions", first, f"{first}, M = {longer}", *memories]
+    caption = f"Bits per character of the test split; lower is better; {runner.averaged}."
+    note = (
+        f"{train.max_steps:,} steps of {train.batch_size * train.seg_len:,} tokens each; L = {train.seg_len}, "
+        f"M = {train.mem_len}."
+    )
+    return Section(
+        notes=[note, *table["notes"]],
+        grids=[Grid(columns, rows, caption), Grid(**table["published"])],
+        data=data,
     )
 
 
@@ -102,39 +123,29 @@ class Lengths:
     trained: int
     """Largest number of keys that a query sees in training."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers as the section has them."""
-        return dataclasses.asdict(self) | {"init": self.init.values, "best": self.best.values}
 
-
-def table6(runner: Runner) -> Section:
+def table6(runner: Runner, item: str) -> Section:
     """Compare recurrence, encodings and losses."""
-    models = {part: _measure(runner, part) for part in parts("table6")}
-    printed = published.TABLES[6].rows
-    rows = [_row(row, lengths) for row, lengths in zip(printed, models.values(), strict=False)]
-    mem_len = runner.settings(STANDARD).train.mem_len
+    models = {part: _measure(runner, part) for part in parts(item)}
+    section, mem_len = _ablations(runner, item, models), runner.settings(STANDARD).train.mem_len
     further = (3 * mem_len, 2 * mem_len)  # the paper's 450 and 300 keys, of 150 in training
     by_seed = _losses_at(runner, STANDARD, further)
-    for row, length in zip(printed[len(models) :], further, strict=True):
+    for row, length in zip(published.TABLES[6].rows[len(models) :], further, strict=True):
         value = Measured(tuple(perplexity(losses[length]) for losses in by_seed))
-        rows.append(_cells(row, "-", str(value), str(length)))
-    section = _section(runner, "table6", rows, models)
+        section.grids[0].rows.append(_row(row, "-", str(value), str(length)))
     section.claims.extend(_check_lengths(runner, models[LONGEST]))
     return section
 
 
-def table10(runner: Runner) -> Section:
+def table10(runner: Runner, item: str) -> Section:
     """Compare as in Table 6, with longer segments without recurrence, so that training needs the same memory."""
-    models = {part: _measure(runner, part) for part in parts("table10")}
-    rows, steps = [], []
-    for row, (part, lengths) in zip(published.TABLES[10].rows, models.items(), strict=True):
-        train = runner.settings(part).train
-        model, *numbers = _row(row, lengths)
-        rows.append([f"{model}, backprop {train.seg_len} (paper: {row.backprop_len})", *numbers])
-        steps.append(f"{train.batch_size} x {train.seg_len}")  # segment lengths differ
-    note = f"Tokens per step (batch size x segment length), row by row: {', '.join(steps)}."
-    section = _section(runner, "table10", rows, models)
-    section.notes.append(note)
+    section = _ablations(runner, item, {part: _measure(runner, part) for part in parts(item)})
+    trained = [runner.settings(part).train for part in parts(item)]
+    steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in trained)  # segment lengths differ
+    paper = ", ".join(str(row.backprop_len) for row in published.TABLES[10].rows)
+    section.notes.append(
+        f"Tokens per step (batch size x segment length), row by row: {steps}. Segments of the paper: {paper}."
+    )
     return section
 
 
@@ -166,15 +177,10 @@ def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[
     return [{row.mem_len: row.loss_nats for row in result.rows} for result in runner.evaluate_all(part, options)]
 
 
-def _row(row: published.Ablation, lengths: Lengths) -> list[str]:
-    found = sorted({min(lengths.attn_lens), max(lengths.attn_lens)})
-    return _cells(row, str(lengths.init), str(lengths.best), " to ".join(map(str, found)))
-
-
-def _cells(row: published.Ablation, *ours: str) -> list[str]:
+def _row(row: published.Ablation, *ours: str) -> list[str]:
     words = [row.remark, "recurrence" if row.recurrence else "no recurrence", row.encoding, f"{row.loss_part} loss"]
     init = "-" if row.ppl_init is None else f"{row.ppl_init:.2f}"
-    return [", ".join(word for word in words if word), *ours, init, f"{row.ppl_best:.2f}", str(row.attn_len)]
+    return [", ".join(filter(None, words)), *ours, init, f"{row.ppl_best:.2f}", str(row.attn_len)]
 
 
 def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
@@ -201,21 +207,12 @@ def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
     return [Claim.of_lower(helps, Measured(tuple(longer)), lengths.init), Claim(harmless, is_harmless, detail)]
 
 
-def _section(runner: Runner, item: str, rows: list[list[str]], models: dict[str, Lengths]) -> Section:
-    """Return the section, with a figure of all lengths that the searches tried, a curve for each model."""
-    curves = {}
-    for part, lengths in models.items():
-        if part != STANDARD:
-            tried = {length: perplexity(loss) for length, loss in lengths.tried[0].items() if length}
-            curves[part.removeprefix("ablation-")] = (list(tried), list(tried.values()))
-    file = f"{item}.png"
-    runner.report.plot_curves(
-        runner.directory / file,
-        curves,
-        x_label="attention length (M with recurrence, the window without)",
-        y_label="perplexity on valid",
-        title="Perplexity by attention length",
-    )
+def _ablations(runner: Runner, item: str, models: dict[str, Lengths]) -> Section:
+    """Return the section of a table of ablations."""
+    rows = []
+    for row, lengths in zip(published.TABLES[int(item.removeprefix("table"))].rows, models.values(), strict=False):
+        found = sorted({min(lengths.attn_lens), max(lengths.attn_lens)})
+        rows.append(_row(row, str(lengths.init), str(lengths.best), " to ".join(map(str, found))))
     caption = (
         "Perplexity per token of the validation split, as in the paper. init: with the training settings (segments of "
         "L with M before them; windows of L without recurrence). best: the lowest of all lengths. attention: the "
@@ -223,7 +220,9 @@ def _section(runner: Runner, item: str, rows: list[list[str]], models: dict[str,
     )
     return Section(
         grids=[Grid(COLUMNS, rows, caption)],
-        figures=[[file, "Perplexity on valid by attention length, first seed; alone: without recurrence."]],
         claims=check_claims(item, {part: lengths.best for part, lengths in models.items()}),
-        data={part: lengths.to_json() for part, lengths in models.items()},
+        data={
+            part: dataclasses.asdict(lengths) | {"init": lengths.init.values, "best": lengths.best.values}
+            for part, lengths in models.items()
+        },
     )
