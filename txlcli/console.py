@@ -5,7 +5,6 @@ Lines are written without Rich, so that --help and errors do not wait for it, an
 """
 
 import codecs
-import dataclasses
 import errno
 import json
 import os
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
+from txlcli.system.plain_json import as_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,16 +141,16 @@ def _write(text: str) -> None:
 
 
 def show_json(result: Any) -> None:
-    """Write one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
+    """Write a result as one JSON object on one line to stdout, in UTF-8, or in ASCII if stdout has another encoding."""
     is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
-    text = json.dumps(result, allow_nan=False, ensure_ascii=not is_utf8)
+    text = json.dumps(as_json(result), ensure_ascii=not is_utf8)
     _write(_NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
     """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`."""
     if json:
-        show_json(result.to_json() if hasattr(result, "to_json") else dataclasses.asdict(result))
+        show_json(result)
     else:
         show(result)
 

@@ -14,6 +14,7 @@ from tests.commands.novel import HERE, change_weights, done, json_of, refusal, t
 from tests.commands.test_plots import marks_in
 from tests.commands.test_recurrent import recipe_of
 from tests.hdf5_files import flip
+from txlcli.system.plain_json import as_json
 from txlcli.workflows import recl
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.workspace import Workspace
@@ -144,7 +145,7 @@ def positions_of(count, longest=15):
 
 
 def test_another_seed_scores_other_positions(here):
-    result = recl.run(["byte"], ReclOptions(start=3, step=4, longest=15, positions=40), Workspace(**HERE)).to_json()
+    result = as_json(recl.run(["byte"], ReclOptions(start=3, step=4, longest=15, positions=40), Workspace(**HERE)))
     assert result == json_of("recl", "byte", *SMALL)
     other = json_of("recl", "byte", *SMALL, "--seed", 5)
     assert (result["seed"], other["seed"]) == (1111, 5)

@@ -1,6 +1,6 @@
 """`txl reproduce`: the paper's tables and figures, our numbers next to the paper's."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -9,6 +9,10 @@ from txlcli.commands import completion
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, with_options
 from txlcli.errors import UsageError
 from txlcli.workflows.options import REPRODUCIBLE, ReproduceOptions, select_items
+
+if TYPE_CHECKING:
+    from txlcli.workflows.reproduction.reproduce import CostsResult, ReproduceResult
+    from txlcli.workflows.reproduction.runner import Report
 
 
 @with_options
@@ -38,14 +42,47 @@ def reproduce(
     names = select_items(item_names or (REPRODUCIBLE if options.list else []))
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
-    from txlcli.commands import reproduction_report
     from txlcli.workflows.reproduction import reproduce as workflow
     from txlcli.workflows.workspace import Workspace
 
     reporter = console.TerminalReporter()
     workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if options.list:
-        console.show_result(workflow.list_costs(names, options, workspace), reproduction_report.show_costs, json=json)
+        console.show_result(workflow.list_costs(names, options, workspace), show_costs, json=json)
     else:
-        result = workflow.run(names, options, workspace, reproduction_report.REPORT)
-        console.show_result(result, reproduction_report.show, json=json)
+        console.show_result(workflow.run(names, options, workspace, make_report()), show, json=json)
+
+
+def make_report() -> "Report":
+    """Return the functions that write a report and plot its figures."""
+    from txlcli.commands import attention_plots, pages, recl
+    from txlcli.workflows.reproduction.runner import Report
+
+    return Report(
+        write=pages.write_report,
+        plot_recl={"figure3": recl.plot_gains, "figure4": recl.plot_perplexities},
+        plot_attention=attention_plots.plot_figure,
+    )
+
+
+def show(result: "ReproduceResult") -> None:
+    """Write tables and claims to stdout."""
+    for section in result.sections.values():
+        for grid in section.grids:
+            console.show_table(section.title, grid.columns, grid.rows, [grid.caption] if grid.caption else ())
+        for claim in section.claims:
+            console.show_line(f"{claim.verdict}: {claim.text} ({claim.detail})")
+        if section.grids or section.claims:
+            console.show_line("")
+    console.show_line(f"report: {', '.join(result.report)}")
+
+
+def show_costs(result: "CostsResult") -> None:
+    """Write the numbers of training runs to stdout."""
+    columns = ("item", "training runs", "missing", "steps", "tokens")
+    lines = [
+        [row.item, *(f"{number:,}" for number in (row.models, row.missing, row.steps, row.tokens))]
+        for row in result.items
+    ]
+    note = "Steps and tokens: of the missing training runs. Models that several items need count for each."
+    console.show_table(f"{result.scale} scale", columns, lines, [result.description, note])

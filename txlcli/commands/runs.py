@@ -1,9 +1,9 @@
 """`txl runs`: list, show and compare runs, and a run among the systems of the paper."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument
@@ -31,6 +31,11 @@ LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show R
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
 RANK_COLUMNS, OTHER_SYMBOLS = ["system", "#param", "valid", "test"], "~"
+STYLES: dict[str, dict[str, Any]] = {
+    "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
+    "valid": {"markersize": 4.0},
+}
+"""Curves of a run by split."""
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
 MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step finetuning"}
@@ -64,7 +69,7 @@ def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
         raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
     entries = [overview.describe(directory, console.TerminalReporter()) for directory in directories]
     if json:
-        console.show_json({"runs_dir": str(runs_dir), "runs": [entry.to_json() for entry in entries]})
+        console.show_json({"runs_dir": str(runs_dir), "runs": entries})
         return
     console.show_table(f"runs in {runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
 
@@ -92,8 +97,7 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
     run = run_directory.find(run_name, runs_dir)
     entry = overview.summarize(history.read(run))
     if json:
-        settings = metrics.without_infinities(recipe.to_table(run.settings))
-        console.show_json({**entry.to_json(), "settings": settings})
+        console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
     settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
     console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings])
@@ -160,33 +164,48 @@ def plot(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 
+COMPARED = {
+    "recipe": "recipe",
+    "parameters": "parameters",
+    "state": "state",
+    "step": "step",
+    "best valid": "best_valid",
+    "  at step": "best_valid_step",
+    "last valid": "last_valid",
+    "last train": "last_train",
+    "test": "test",
+    "test bits/byte": "bits_per_byte",
+    "tokens/s": "tokens_per_s",
+    "settings changed": "changes",
+}
+"""Fields of the runs that are compared, by their name in the table."""
+
+
 def _show_comparison(result: Comparison) -> None:
-    runs = result.runs
-    metric = runs[0].metric if len({run.metric for run in runs}) == 1 else None
-    cells: dict[str, Callable[[RunSummary], str]] = {
-        "recipe": lambda run: str(run.recipe),
-        "parameters": lambda run: _count(run.parameters),
-        "state": lambda run: run.state,
-        "step": lambda run: _count(run.step),
-        "best valid": lambda run: _result(run, run.best_valid),
-        "  at step": lambda run: _count(run.best_valid_step),
-        "last valid": lambda run: _result(run, run.last_valid),
-        "last train": lambda run: _result(run, run.last_train),
-        "test": lambda run: _result(run, run.test),
-        "test bits/byte": lambda run: "-" if run.bits_per_byte is None else metrics.format_measure(run.bits_per_byte),
-        "tokens/s": lambda run: _count(run.tokens_per_s),
-        "settings changed": lambda run: ", ".join(f"at {change.step:,}" for change in run.changes) or "-",
-    }
-    if metric and result.same_text:
-        del cells["test bits/byte"]
-    if not any(run.changes for run in runs):
-        del cells["settings changed"]
-    rows = [[label, *map(cell, runs)] for label, cell in cells.items()]
+    runs, names = result.runs, dict(COMPARED)
+    if result.same_text and len({run.metric for run in runs}) == 1:
+        del names["test bits/byte"]
+    rows = [[label, *(_cell(run, name) for run in runs)] for label, name in names.items()]
+    rows = [row for row in rows if {*row[1:]} != {"-"}]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
     notes = [] if result.settings else [SAME_SETTINGS]
     notes += [] if result.same_text else [OTHER_TEXTS]
     notes += map(_describe_seeds, result.seeds)
     console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
+
+
+def _cell(run: RunSummary, name: str) -> str:
+    """Return a field of a run in words; "-" if it is None, or without changes."""
+    value = getattr(run, name)
+    if value in (None, ()):
+        return "-"
+    if name == "changes":
+        return ", ".join(f"at {change.step:,}" for change in value)
+    if name in ("best_valid", "last_valid", "last_train", "test"):
+        return _result(run, value)
+    if name == "bits_per_byte":
+        return metrics.format_measure(value)
+    return value if isinstance(value, str) else f"{value:,.0f}"
 
 
 def _describe_seeds(group: SeedGroup) -> str:
@@ -198,29 +217,35 @@ def _describe_seeds(group: SeedGroup) -> str:
     return f"{len(group.runs)} seeds ({', '.join(group.runs)}), mean +- deviation: {'; '.join(spread)}."
 
 
-def _count(number: float | None) -> str:
-    return "-" if number is None else f"{number:,.0f}"
-
-
 def plot_curves(path: Path, histories: Sequence[History]) -> None:
-    """Plot the losses of runs: training as thin lines, validation with markers."""
-    curves = overview.curves(histories)
+    """Plot the losses of runs of one metric: training as thin lines, validation with markers."""
+    runs = [past.run for past in histories]
+    by_metric = {run.metric: run.name for run in runs}
+    if len(by_metric) > 1:
+        named = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
+        raise UsageError(f"`plot` needs one metric, but these runs have two ({named}); compare runs of one metric")
+    curves, styles = {}, {}
+    for number, (name, past) in enumerate(
+        zip(run_directory.short_names([run.directory for run in runs]), histories, strict=True)
+    ):
+        if not past.reports:
+            missing = f"{past.run.directory} has no training reports in {run_directory.METRICS}"
+            raise RunError(f"{missing}; leave it out of `plot`")
+        for split, style in STYLES.items():
+            reports = past.reports_of(split)
+            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
+            curves[f"{name}, {split}"] = [report["step"] for report in reports], losses
+            styles[f"{name}, {split}"] = {"color": f"C{number}", **style}
     from txlcli.commands import plots
 
-    colours = {run: f"C{number}" for number, run in enumerate(dict.fromkeys(run for run, _ in curves))}
-    thin, marked = {"marker": "", "linewidth": 1.0, "alpha": 0.45}, {"markersize": 4.0}
-    runs = [past.run for past in histories]
     plots.plot_curves(
         path,
-        {f"{run}, {split}": curve for (run, split), curve in curves.items()},
+        curves,
         x_label="steps",
         y_label=metrics.METRIC_TITLES[runs[0].metric],
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
         log_y=runs[0].metric == "ppl",
-        styles={
-            f"{run}, {split}": {"color": colours[run], **(thin if split == "train" else marked)}
-            for run, split in curves
-        },
+        styles=styles,
     )
 
 
@@ -249,8 +274,8 @@ def _show_difference(result: "LossDifference") -> None:
     nats = (result.difference_nats, result.low_nats, result.high_nats)
     for name, value in zip(("difference", "95 % interval from", "to"), nats, strict=True):
         rows.append([name, "", "", f"{value:+.4f}", f"{metrics.bits(value):+.4f}"])
-    verdict = "The difference is more than chance" if result.is_significant else "The difference may be chance"
-    interval = "excludes" if result.is_significant else "contains"
+    verdict = "The difference is more than chance" if result.significant else "The difference may be chance"
+    interval = "excludes" if result.significant else "contains"
     notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
     headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
     console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)
@@ -301,7 +326,7 @@ def rank_row(row: RankedRow) -> list[str]:
 
 def rank_notes(result: PublishedTable) -> list[str]:
     """Return the notes on the results of the run, and on the marks of the table."""
-    notes, rows = [f"> {split}: {number.source}" for split, number in result.numbers.items()], result.rows
+    notes, rows = [f"> {split}: {source}" for split, source in result.sources.items()], result.rows
     if result.history and not result.reasons:
         command = shlex.join(["txl", "eval", str(result.history.run.directory), "--split"])
         notes += [

@@ -4,9 +4,8 @@ Losses are summed in nats everywhere else and converted only here.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
 METRIC_TITLES = {
     "bpc": "bpc",
@@ -44,15 +43,6 @@ def perplexity(mean_nats: float) -> float:
 def finite(value: float) -> float | None:
     """Return the number, or None if it is infinite or not a number, which JSON cannot represent."""
     return value if math.isfinite(value) else None
-
-
-def without_infinities(result: Any) -> Any:
-    """Apply `finite` to every number in a nested result, so that it can be written as JSON."""
-    if isinstance(result, Mapping):
-        return {key: without_infinities(value) for key, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [without_infinities(value) for value in result]
-    return finite(result) if isinstance(result, float) else result
 
 
 def in_metric(mean_nats: float, metric: str) -> float:

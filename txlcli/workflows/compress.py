@@ -49,10 +49,6 @@ class DecompressResult:
     """Size of the original file."""
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompressResult(DecompressResult):

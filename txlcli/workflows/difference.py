@@ -1,9 +1,7 @@
 """Compares the losses of two evaluations of the same text, token by token."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +38,8 @@ class LossDifference:
     low_nats: float
     """Bounds of the 95 % interval."""
     high_nats: float
-
-    @property
-    def is_significant(self) -> bool:
-        """True if the interval does not contain 0: the difference is more than chance."""
-        return self.low_nats > 0 or self.high_nats < 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl runs difference --json` prints."""
-        return {**dataclasses.asdict(self), "significant": self.is_significant}
+    significant: bool
+    """True if the interval does not contain 0: the difference is more than chance."""
 
 
 def mean_interval(differences: NDArray[np.floating], *, seed: int = 1111) -> tuple[float, float]:
@@ -86,4 +77,5 @@ def run(first: Path, second: Path) -> LossDifference:
         difference_nats=float((losses[1] - losses[0]).mean()),
         low_nats=low,
         high_nats=high,
+        significant=low > 0 or high < 0,
     )

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.errors import RunError, TxlError, UsageError
-from txlcli.paper import metrics
+from txlcli.errors import TxlError, UsageError
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Change, Origin, Run
 from txlcli.workflows.reporter import Reporter
-
-Curve = tuple[list[float], list[float]]
-"""Steps, and the loss at each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +50,6 @@ class RunSummary:
     """Weights of another run that it began with."""
     changes: tuple[Change, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of the run that `--json` prints."""
-        entry: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
-        return entry
-
 
 @dataclass(frozen=True, kw_only=True)
 class SeedGroup:
@@ -79,11 +70,6 @@ class Comparison:
     same_text: bool
     """True if all runs have the same text and vocabulary, so that losses can be compared."""
     seeds: tuple[SeedGroup, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl runs compare --json` prints."""
-        result: dict[str, Any] = metrics.without_infinities(dataclasses.asdict(self))
-        return result
 
 
 def describe(directory: Path, reporter: Reporter) -> RunSummary:
@@ -158,23 +144,3 @@ def _seed_groups(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> Iterat
         }
         if spread:
             yield SeedGroup(runs=tuple(run.name for run in group), losses=spread)
-
-
-def curves(histories: Sequence[History]) -> dict[tuple[str, str], Curve]:
-    """Return the losses of runs of one metric by step, by run and split."""
-    by_metric = {past.run.metric: past.run.name for past in histories}
-    if len(by_metric) > 1:
-        runs = ", ".join(f"{name} in {metric}" for metric, name in by_metric.items())
-        raise UsageError(f"`plot` needs one metric, but these runs have two ({runs}); compare runs of one metric")
-    names = run_directory.short_names([past.run.directory for past in histories])
-    by_split: dict[tuple[str, str], Curve] = {}
-    for name, past in zip(names, histories, strict=True):
-        if not past.reports:
-            raise RunError(
-                f"{past.run.directory} has no training reports in {run_directory.METRICS}; leave it out of `plot`"
-            )
-        for split in ("train", "valid"):
-            reports = past.reports_of(split)
-            losses = [metrics.in_metric(report["loss_nats"], past.run.metric) for report in reports]
-            by_split[name, split] = ([float(report["step"]) for report in reports], losses)
-    return by_split

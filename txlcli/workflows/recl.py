@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, reading, replac
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
-from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import non_finite_advice
-from txlcli.workflows.evaluation.texts import ScoredText
+from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step
 from txlcli.workflows.workspace import Workspace
@@ -47,29 +46,21 @@ class ReclModel:
     precision: str
     loss_nats: list[float]
     """Mean over all positions, by context length."""
+    ppl: list[float]
     recl: tuple[Recl, ...]
     """For each share r."""
 
-    @property
-    def ppl(self) -> list[float]:
-        """Perplexity by context length."""
-        return [metrics.perplexity(nats) for nats in self.loss_nats]
-
     def to_json(self) -> dict[str, Any]:
         """Return the entry of "models"."""
-        model = {**vars(self), **self.source, "ppl": [metrics.finite(ppl) for ppl in self.ppl]}
-        del model["source"]
-        model["recl"] = [
+        points = [
             vars(point)
-            | {
-                "gains": [
-                    vars(gain) | {"relative_gain": gain.relative_gain, "ppl_gain": metrics.finite(gain.ppl_gain)}
-                    for gain in point.gains
-                ]
-            }
+            | {"gains": [vars(gain) | {name: getattr(gain, name) for name in GAINED} for gain in point.gains]}
             for point in self.recl
         ]
-        return model
+        return {**{key: value for key, value in vars(self).items() if key != "source"}, **self.source, "recl": points}
+
+
+GAINED = ("relative_gain", "ppl_gain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,53 +76,31 @@ class ReclResult:
     context_tokens: list[int]
     models: tuple[ReclModel, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl recl --json` prints."""
-        return {**vars(self), "models": [model.to_json() for model in self.models]}
-
-
-@dataclass(frozen=True, eq=False)
-class _Member:
-    """One run of the group, with its weights."""
-
-    opened: OpenRun
-    settings: EvalSettings
-    """L, M and the limit on distances; M = 0 for a model without memory."""
-    facts: dict[str, Any]
-    """Everything that a loss at a context length depends on."""
-
-    def read_lengths(self, contexts: Sequence[int]) -> list[int]:
-        """Return how many tokens the model reads for each context length."""
-        return [read_length(self.opened.model, self.settings, context_len) for context_len in contexts]
-
-    def saved_losses(self, directory: Path, context_len: int, positions: NDArray[np.int64]) -> Path:
-        """Return the file with the losses of these positions at a context length, which need not exist."""
-        facts = json.dumps([self.facts, context_len], sort_keys=True).encode()
-        return directory / f"{hashlib.sha256(facts + positions.tobytes()).hexdigest()[:32]}.h5"
-
 
 def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> ReclResult:
     """Measure the RECL of every run of a group."""
-    group, text = _open_group(run_names, options, workspace)
-    losses = _group_losses(group, text, options, workspace)
+    group = _open_group(run_names, options, workspace)
+    losses = _group_losses(group, options)
     by_share = {share: gains(losses, options.contexts, share) for share in options.top_r}
-    models = [
-        ReclModel(
-            run=str(member.opened.run.directory),
-            step=member.opened.checkpoint.state["step"],
-            parameters=member.opened.run.parameters,
-            source=member.facts["reading"],
-            precision=member.opened.precision,
-            loss_nats=[float(at.mean(dtype="float64")) for at in losses[number]],
-            recl=tuple(
-                recl(of_group[number], top_r=share, threshold=options.threshold) for share, of_group in by_share.items()
-            ),
+    models = []
+    for number, member in enumerate(group):
+        loss_nats = [float(at.mean(dtype="float64")) for at in losses[number]]
+        points = (recl(gains[number], top_r=r, threshold=options.threshold) for r, gains in by_share.items())
+        opened = member.opened
+        model = ReclModel(
+            run=str(opened.run.directory),
+            step=opened.checkpoint.state["step"],
+            parameters=opened.run.parameters,
+            source=_context_source(opened.run.settings.model, member.settings),
+            precision=opened.precision,
+            loss_nats=loss_nats,
+            ppl=list(map(metrics.perplexity, loss_nats)),
+            recl=tuple(points),
         )
-        for number, member in enumerate(group)
-    ]
+        models.append(model)
     return ReclResult(
-        text=text.title,
-        unit=text.unit,
+        text=group[0].text.title,
+        unit=group[0].text.unit,
         positions=losses.shape[2],
         seed=options.seed,
         threshold=options.threshold,
@@ -141,34 +110,22 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
     )
 
 
-def _open_group(
-    run_names: Sequence[str], options: ReclOptions, workspace: Workspace
-) -> tuple[list[_Member], ScoredText]:
-    """Open the runs, and the text that all of them are scored on."""
-    group = run_directory.find_each(run_names, workspace.runs_dir)
-    for run_ in group:
-        _check_comparable(group[0], run_)
+def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) -> list[Scoring]:
+    """Open the runs, each with the text that all of them are scored on; M = 0 is a model without memory."""
+    runs = run_directory.find_each(run_names, workspace.runs_dir)
+    for run_ in runs:
+        _check_comparable(runs[0], run_)
         if not options.unfinished:
             history.check_finished(run_)
     all_opened = [workspace.open_run(name) for name in run_names]
     text = texts.split_text(all_opened[0], options.split, None, workspace)
-    return [_member(opened, text) for opened in all_opened], text
-
-
-def _member(opened: OpenRun, text: ScoredText) -> _Member:
-    settings = opened.run.settings.evaluation_settings()
-    if opened.run.settings.train.mem_len == 0:
-        settings = dataclasses.replace(settings, mem_len=0)
-    facts = {
-        "txl": txlcli.__version__,
-        "weights": opened.checkpoint.weights_digest(),
-        "model": dataclasses.asdict(opened.run.settings.model),
-        "reading": _context_source(opened.run.settings.model, settings),
-        "settings": dataclasses.asdict(settings),
-        "precision": opened.precision,
-        "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
-    }
-    return _Member(opened, settings, facts)
+    group = []
+    for opened in all_opened:
+        settings = opened.run.settings.evaluation_settings()
+        if opened.run.settings.train.mem_len == 0:
+            settings = dataclasses.replace(settings, mem_len=0)
+        group.append(Scoring(opened, text, settings, workspace))
+    return group
 
 
 def _check_comparable(first: Run, other: Run) -> None:
@@ -205,14 +162,13 @@ def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
     return sample_positions(count, longest=longest, sample_size=sample_size, seed=options.seed)
 
 
-def _group_losses(
-    group: Sequence[_Member], text: ScoredText, options: ReclOptions, workspace: Workspace
-) -> NDArray[np.float32]:
+def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.float32]:
     """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
 
     They are saved by context length, so that another command, or one that was interrupted, computes the others only.
     """
-    contexts, positions, reporter = options.contexts, _positions(text, options), workspace.reporter
+    text, workspace, contexts = group[0].text, group[0].workspace, options.contexts
+    positions, reporter = _positions(text, options), workspace.reporter
     reporter.say(
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
         f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}"
@@ -220,47 +176,62 @@ def _group_losses(
     directory = workspace.runs_dir / SAVED_LOSSES
     with errors_of_writing(directory):
         directory.mkdir(exist_ok=True)
-    files = {
-        (member, length): member.saved_losses(directory, length, positions)
-        for member in group
-        for length in member.read_lengths(contexts)
-    }
-    missing = {part: path for part, path in files.items() if not _is_intact(path)}
+    read = [[read_length(member.opened.model, member.settings, length) for length in contexts] for member in group]
+    files = _files(group, read, directory, positions)
+    saved = {part: _read(path) for part, path in files.items()}
+    missing = [part for part, losses in saved.items() if losses is None]
     tokens = len(positions) * sum(length for _, length in missing)
     reporter.say(
         f"{len(positions) * len(missing):,} losses to compute, {tokens:,} tokens to read; saved in {directory}"
     )
     with reporter.progress("RECL", total=tokens, unit="tokens") as bar:
-        for (member, length), path in missing.items():
-            losses = _compute(member, text, positions, length, options.batch_size, bar)
-            with replacing_losses(path) as file:
+        for number, length in missing:
+            losses = _compute(group[number], positions, length, options.batch_size, bar)
+            with replacing_losses(files[number, length]) as file:
                 add_array(file, "losses_nats", losses)
-    return np.array([[_read(files[member, at]) for at in member.read_lengths(contexts)] for member in group])
+            saved[number, length] = losses
+    return np.array([[saved[number, length] for length in lengths] for number, lengths in enumerate(read)])
 
 
-def _read(path: Path) -> NDArray[np.float32]:
-    with reading(path) as file:
-        return read_array(file, "losses_nats")
+def _files(
+    group: Sequence[Scoring], read: Iterable[Iterable[int]], directory: Path, positions: NDArray[np.int64]
+) -> dict[tuple[int, int], Path]:
+    """Return the files with the losses of these positions by model and context length, which need not exist.
+
+    The name is a digest of everything that the losses depend on.
+    """
+    files = {}
+    for number, (member, lengths) in enumerate(zip(group, read, strict=True)):
+        opened, text = member.opened, member.text
+        facts = {
+            "txl": txlcli.__version__,
+            "weights": opened.checkpoint.weights_digest(),
+            "model": dataclasses.asdict(opened.run.settings.model),
+            "reading": _context_source(opened.run.settings.model, member.settings),
+            "settings": dataclasses.asdict(member.settings),
+            "precision": opened.precision,
+            "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
+        }
+        for length in lengths:
+            described = json.dumps([facts, length], sort_keys=True).encode() + positions.tobytes()
+            files[number, length] = directory / f"{hashlib.sha256(described).hexdigest()[:32]}.h5"
+    return files
 
 
-def _is_intact(path: Path) -> bool:
-    """Return False for losses that have not been saved, or whose checksum differs."""
+def _read(path: Path) -> NDArray[np.float32] | None:
+    """Read saved losses; None if there are none, or if their checksum differs."""
     try:
-        return bool(len(_read(path)))
+        with reading(path) as file:
+            return read_array(file, "losses_nats")
     except READ_ERRORS:
-        return False
+        return None
 
 
 def _compute(
-    member: _Member,
-    text: ScoredText,
-    positions: NDArray[np.int64],
-    context_len: int,
-    batch_size: int | None,
-    bar: Step,
+    member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Step
 ) -> NDArray[np.float32]:
     """Return the losses of one model at a context length, (P,)."""
-    opened = member.opened
+    opened, text = member.opened, member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
     settings = dataclasses.replace(member.settings, batch_size=windows)
     stream = Stream(opened.model, text.inputs, text.targets, settings, opened.precision)

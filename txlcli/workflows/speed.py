@@ -96,10 +96,6 @@ class SpeedResult:
     slowdown: tuple[SlowdownRow, ...]
     throughput: tuple[ThroughputRow, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl speed --json` prints."""
-        return dataclasses.asdict(self)
-
 
 def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> SpeedResult:
     """Time a run, or a recipe with random weights; by default the most recent run, or enwik8 without any run."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from txlcli.commands.reproduction_report import REPORT
+from txlcli.commands.reproduce import make_report
 from txlcli.errors import RunError, TxlError, UnknownNameError, UsageError
 from txlcli.workflows.options import PAPER_ITEMS, REPRODUCIBLE, ReproduceOptions, select_items
 from txlcli.workflows.reproduction import reproduce
@@ -15,18 +15,18 @@ from txlcli.workflows.workspace import Workspace
 
 def begin(directory):
     workspace = Workspace(data_dir=directory / "data", runs_dir=directory / "runs")
-    return reproduce.run([], ReproduceOptions(out=directory), workspace, REPORT)
+    return reproduce.run([], ReproduceOptions(out=directory), workspace, make_report())
 
 
 @pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".reproduction.json.new"]])
 def test_a_directory_that_a_killed_process_began_is_used(tmp_path, left):
     for name in left:
         (tmp_path / name).touch()
-    assert begin(tmp_path).sections == []
+    assert begin(tmp_path).sections == {}
     assert json.loads((tmp_path / "reproduction.json").read_text())["scale"] == "tiny"
     assert not list(tmp_path.glob(".*.new"))
     (tmp_path / "half.png").touch()  # of a process that is killed in its first item
-    assert begin(tmp_path).sections == []
+    assert begin(tmp_path).sections == {}
 
 
 def test_a_directory_with_other_files_is_rejected(tmp_path):

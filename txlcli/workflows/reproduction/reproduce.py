@@ -3,17 +3,17 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from txlcli import __version__
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import published
 from txlcli.runs import history, run_directory
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
-from txlcli.system.plain_json import parse_json
+from txlcli.system.plain_json import as_json, parse_json
 from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import figures, scales, tables
 from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
@@ -44,11 +44,8 @@ class ReproduceResult:
 
     report: list[str]
     """Files of the report, which has the sections of earlier calls, too."""
-    sections: list[Section]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl reproduce --json` prints."""
-        return {"report": self.report, "sections": {section.name: asdict(section) for section in self.sections}}
+    sections: dict[str, Section]
+    """By the names of the items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
             stored[name] = _make(name, Runner(options=options, scale=scale, workspace=workspace, report=report))
             _write(stored, options, report)  # after each item: an interruption loses only one
-    return ReproduceResult(report=files, sections=[stored[name] for name in names])
+    return ReproduceResult(report=files, sections={name: stored[name] for name in names})
 
 
 def _make(name: str, runner: Runner) -> Section:
@@ -165,6 +162,8 @@ def _read(options: ReproduceOptions) -> dict[str, Section]:
 
 def _write(stored: Mapping[str, Section], options: ReproduceOptions, report: Report) -> list[str]:
     """Write the sections, and the files of the report, whose paths are returned."""
-    tables = {name: asdict(section) for name, section in stored.items()}
-    write_text(options.directory / SECTIONS, json.dumps({"scale": options.scale, "sections": tables}))
-    return report.write([stored[name] for name in ITEMS if name in stored], options.scale, options.directory)
+    contents = as_json({"scale": options.scale, "sections": stored})
+    write_text(options.directory / SECTIONS, json.dumps(contents))
+    title = f"Transformer-XL (Dai et al. 2019), reproduced at {options.scale} scale"
+    footer = f"Made by txl {__version__}. The paper's numbers are those of its Tables 1 to 10."
+    return report.write(title, [stored[name] for name in ITEMS if name in stored], footer, options.directory)

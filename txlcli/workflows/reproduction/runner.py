@@ -31,8 +31,8 @@ TRAINING = TrainOptions(caller_continues=True, resume_hint="repeat the same comm
 class Report:
     """Functions of the caller that show results."""
 
-    write: Callable[[Sequence[Section], str, Path], list[str]]
-    """Write the report, given the name of the scale and the directory; return the paths."""
+    write: Callable[[str, Sequence[Section], str, Path], list[str]]
+    """Write the report, given its title, sections, last line and directory; return the paths."""
     plot_recl: Mapping[str, Callable[[Path, ReclResult], None]]
     """Plot "figure3" or "figure4" to a file."""
     plot_attention: Callable[[AttentionResult, int, Path], None]

@@ -29,6 +29,7 @@ from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
+from txlcli.system.plain_json import as_json
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter, Step
 from txlcli.workflows.training import out_of_memory, plan, trackers
@@ -308,4 +309,4 @@ def as_line(report: Report, metric: str) -> Line:
             line.pop(key, None)
     line[metric] = metrics.in_metric(report.loss_nats, metric)
     # JSON has no infinity, which a perplexity can be, and the gradient norm of a step that fp16 skips.
-    return dict(metrics.without_infinities(line))
+    return dict(as_json(line))
