@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from txlcli.commands import plots
@@ -14,9 +14,9 @@ from txlcli.core.measures.attention_maps import Numbers, strongest
 from txlcli.workflows.attention import AttentionResult
 
 MAX_LAYER_LABELS = 16
-UNSEEN, SEEN, MARKED = "#dfe7f2", "0.25", "#d62728"
+UNSEEN = "#dfe7f2"
 FAINTEST = 30  # the palest colour is uniform attention / 30
-FAINT_RED = 0.15  # a marked token stays visible even without attention
+FAINTEST_RED = -0.25  # a marked token stays visible even without attention
 FULL = 8  # the strongest grey or red is 8 times uniform attention
 LONGEST_LABEL = 14
 LEGEND = (
@@ -108,15 +108,12 @@ def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[st
 
 def show_head(axes: Axes, attention: Numbers) -> None:
     """Show attention (R, C) as grey, the strongest fifth red; a shade is the same multiple of uniform attention."""
-    strength = np.sqrt(np.clip(np.nan_to_num(attention) * attention.shape[1] / FULL, 0, 1))[..., None]  # (R, C, 1)
-    white, grey, red, unseen = (np.array(to_rgb(colour)) for colour in ("white", SEEN, MARKED, UNSEEN))
-    picture = white + (grey - white) * strength
-    marked = white + (red - white) * (FAINT_RED + (1 - FAINT_RED) * strength)
-    picture = np.where(strongest(attention)[..., None], marked, picture)
-    queries, context = attention.shape
+    (queries, context), marked = attention.shape, strongest(attention)
     edges = (context + 0.5, 0.5, queries - 0.5, -0.5)
-    picture = np.where(np.isnan(attention)[..., None], unseen, picture)
-    axes.imshow(picture, aspect="auto", interpolation="nearest", extent=edges)
+    axes.set_facecolor(UNSEEN)  # NaN has no colour
+    for shown, colours, least in ((~marked, "Greys", 0.0), (marked, "Reds", FAINTEST_RED)):
+        strength = np.ma.masked_where(~shown, np.sqrt(attention * context / FULL))
+        axes.imshow(strength, cmap=colours, vmin=least, vmax=1, aspect="auto", interpolation="nearest", extent=edges)
 
 
 def token_label(token: str) -> str:

@@ -199,14 +199,6 @@ def test_a_phase_that_occurs_once_is_not_captured(segments, captured):
     assert captures.captured == captured
 
 
-def test_observed_layers_are_read_without_graphs():
-    captures = Captures()
-    decoder = make_decoder(small_model(), batch_size=B, seg_len=L, mem_len=7, capture_graph=captures)
-    decoder.observed = True
-    read_parts(decoder, draw_tokens(B, 20 * L), (L,))
-    assert captures.captured == 0
-
-
 def test_with_too_many_phases_nothing_is_captured():
     mem_len = 4 * L * MAX_PHASES + 4
     _, _, captures = both_ways(small_model(n_layers=1), mem_len + 3 * (MAX_PHASES + 1) * L, mem_len=mem_len)

@@ -190,8 +190,6 @@ class Decoder(Reader):
         """Positions that the buffer holds before it slides."""
         self._range = BufferRange()
         self._allocate()
-        self.observed = False
-        """True while hooks observe the layers (`attention_maps`): a CUDA graph would bypass them."""
         if capture_graph is not None:
             read_segment = functools.partial(self._through_layers, reach=self.reach, count=self.seg_len)
             self._token, self._segment = (Replays(run, capture_graph) for run in (self._read_token, read_segment))
@@ -240,12 +238,12 @@ class Decoder(Reader):
         """Return the last layer's output (B, count, d) for embeddings (B, l, d): by a graph if one reads them."""
         length, remembered, before = embedded.shape[1], self._range.count, self._read_before
         reach = min(remembered + length, self._limit or remembered + length)
-        if length == 1 and self.replays_tokens and not self.observed:
+        if length == 1 and self.replays_tokens:
             # `count` is 0 or 1.
             return self._token(0, embedded, positions, before, self._range.end, reach)[:, 1 - count :]
         stream = torch.arange(before, before + length, device=self.device)
         recurs = length == count == self.seg_len and remembered == self.mem_len  # a phase of the buffer
-        if recurs and self._replays_segments and not self.observed:
+        if recurs and self._replays_segments:
             phase = self._range.start
             if phase in self._phases:  # captured when it occurs for the second time
                 return self._segment(phase, embedded, positions, stream)
