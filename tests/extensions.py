@@ -127,14 +127,6 @@ class PairsModel(LanguageModel):
         return embedded + before / 2, [update_memory(memory[0], embedded.detach(), mem_len=mem_len)]
 
 
-class PairsProducts(LayerProducts):
-    """No layers."""
-
-    def decoding(self, *, keys, max_distance):
-        """Return the products of one token."""
-        return 0.0
-
-
 @contextlib.contextmanager
 def _restored(*tables):
     """Undo all changes of the tables after the block."""
@@ -193,7 +185,7 @@ def registered_gru():
 
 def registered_pairs():
     """Register PairsModel, without attention and without a recurrent state, as "pairs" inside a block."""
-    return registered_architecture("pairs", settings=ModelSettings, model=PairsModel, products=PairsProducts)
+    return registered_architecture("pairs", settings=ModelSettings, model=PairsModel, products=LayerProducts)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ def register_architecture(
     *,
     settings: type[ModelSettings],
     model: type[LanguageModel],
-    products: type[LayerProducts],
+    products: type[LayerProducts] = LayerProducts,
     make_reader: type[Reader] = StateReader,
 ) -> None:
     """Add an architecture, so that recipes accept `model.arch` = name and all commands use its model.
@@ -23,7 +23,8 @@ def register_architecture(
         name: value of `model.arch`.
         settings: class of the [model] section.
         model: made from these settings and the vocabulary size.
-        products: formulas of its operations, for `--dry-run` and `txl speed`.
+        products: formulas of its operations, for `--dry-run` and `txl speed`; by default, each token is multiplied by
+            each matrix of the layers.
         make_reader: by default the memory is what `model.forward` returns; for subclasses of TransformerXL give
             `core.reading.decoder.Decoder`.
 

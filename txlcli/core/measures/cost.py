@@ -8,7 +8,6 @@ Zipf's law: the id of rank r has a share of log(1 + 1/r) / log(V + 1).
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.config.bands import Band, bands
-from txlcli.config.model_settings import (
-    CompressiveSettings,
-    ModelSettings,
-    RmtSettings,
-    RnnSettings,
-    TransformerSettings,
-)
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.model.registry import parameter_shapes
 
 COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
 
@@ -64,15 +58,23 @@ def vocabulary_products(model: ModelSettings, vocab_size: int, shares: Shares | 
     return embedding, softmax
 
 
-class LayerProducts(ABC):
-    """Multiplications of a model's layers, without embedding and softmax. One subclass per architecture."""
+class LayerProducts:
+    """Multiplications of a model's layers, without embedding and softmax: with each matrix of the layers, once a token.
+
+    An architecture whose layers multiply by anything else has a subclass.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    @abstractmethod
+    def matrices(self, part: str = "layers.") -> int:
+        """Count the numbers in the matrices with a part in their names, without biases and gains."""
+        shapes = parameter_shapes(self.model)
+        return sum(shape.numel() for name, shape in shapes.items() if part in name and len(shape) > 1)
+
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         """Return the products of one token, with projected keys and values of earlier tokens kept."""
+        return self.matrices()
 
     def window(self, *, window: int, max_distance: int | None) -> float:
         """Return the products of one prediction from a recomputed window; every token takes equally many by default."""
@@ -85,19 +87,6 @@ class LayerProducts(ABC):
     def auxiliary(self, vocab_size: int) -> float:
         """Return the products per token of classifiers that exist in training only, forward: none by default."""
         return 0.0
-
-
-class RnnProducts(LayerProducts):
-    """Layers of an LSTM or a QRNN: W outputs per layer, several gates each, no keys."""
-
-    model: RnnSettings
-
-    def decoding(self, *, keys: float, max_distance: int | None) -> float:
-        inputs = [self.model.first_window * self.model.d_model, *self.model.widths[:-1]]
-        sizes = zip(inputs, self.model.widths, strict=True)
-        if self.model.arch == "lstm":  # input, forget, candidate and output gate, from the input and from the state
-            return sum(4 * width * (size + width) for size, width in sizes)
-        return sum(3 * width * size for size, width in sizes)
 
 
 class TransformerProducts(LayerProducts):
@@ -116,13 +105,9 @@ class TransformerProducts(LayerProducts):
 
     def _layer(self, *, keys: float, max_distance: int | None = None) -> float:
         """Return the products of a layer for one token, with the keys and values of earlier tokens kept."""
-        model = self.model
         distances = keys if max_distance is None else min(keys, max_distance + 1)
-        attention = (2 * keys + (distances if "b" in model.encoding.score_terms else 0)) * self._width
-        matrices = 3 if model.parts.feed_forward == "swiglu" else 2
-        gates = 12 * model.d_model**2 if model.gating == "gru" else 0
-        # Four projections: query, key, value, output.
-        return 4 * self._projection + attention + (matrices * model.d_model * model.inner_width + gates)
+        attention = (2 * keys + (distances if "b" in self.model.encoding.score_terms else 0)) * self._width
+        return (self.matrices() - self.matrices(".compression.")) // self.model.n_layers + attention
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         return self.model.n_layers * self._layer(keys=keys, max_distance=max_distance)
@@ -164,7 +149,7 @@ class CompressiveProducts(TransformerProducts):
     @property
     def _compression(self) -> int:
         """Products that compress one position."""
-        return self.model.d_model**2 if self.model.compression == "convolution" else 0
+        return self.matrices(".compression.") // (self.model.n_layers * self.model.compression_rate)
 
     def decoding(self, *, keys: float, max_distance: int | None) -> float:
         # A token has its share of a slot, which is made, and projected to keys and values.
@@ -206,10 +191,12 @@ ARCHITECTURES: dict[str, type[LayerProducts]] = {
     "transformer": TransformerProducts,
     "compressive": CompressiveProducts,
     "rmt": RmtProducts,
-    "lstm": RnnProducts,
-    "qrnn": RnnProducts,
 }
-"""Formulas of the layers for each value of `model.arch`."""
+"""Formulas of the layers for values of `model.arch` whose tokens are not only multiplied by each matrix."""
+
+
+def _products(model: ModelSettings) -> LayerProducts:
+    return ARCHITECTURES.get(model.arch, LayerProducts)(model)
 
 
 def decoding_flops_per_token(
@@ -220,7 +207,7 @@ def decoding_flops_per_token(
     Distances beyond `max_distance` share one encoding, so that a query is multiplied with it once for all of them. A
     model with a recurrent state has no keys.
     """
-    layers = ARCHITECTURES[model.arch](model).decoding(keys=keys, max_distance=max_distance)
+    layers = _products(model).decoding(keys=keys, max_distance=max_distance)
     return 2.0 * (layers + sum(vocabulary_products(model, vocab_size)))
 
 
@@ -231,7 +218,7 @@ def window_flops_per_prediction(
 
     Only keys that queries see count.
     """
-    layers = ARCHITECTURES[model.arch](model).window(window=window, max_distance=max_distance)
+    layers = _products(model).window(window=window, max_distance=max_distance)
     embedding, softmax = vocabulary_products(model, vocab_size)
     return 2.0 * (layers + (window * embedding + softmax))
 
@@ -243,7 +230,7 @@ def step_flops_per_token(
 
     The backward pass takes twice the forward pass. The layers read `reread_len` tokens more than are predicted.
     """
-    products = ARCHITECTURES[model.arch](model)
+    products = _products(model)
     layers = products.training(seg_len=train.read_len, mem_len=train.mem_len, batch_size=train.batch_size)
     once = sum(vocabulary_products(model, vocab_size, shares)) + products.auxiliary(vocab_size)
     return 2.0 * (layers * train.read_len / train.seg_len + 3 * once)

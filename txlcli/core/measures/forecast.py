@@ -26,7 +26,7 @@ from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.model.losses import Objective
-from txlcli.core.model.registry import make_model
+from txlcli.core.model.registry import make_model, parameter_shapes
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.training.optimizer import OPTIMIZERS
@@ -75,14 +75,6 @@ class StepBytes:
     def to_json(self) -> dict[str, int]:
         """Return the bytes by purpose, and their total."""
         return vars(self) | {"total": self.total}
-
-
-@functools.lru_cache(maxsize=8)
-def parameter_shapes(settings: ModelSettings, vocab_size: int) -> dict[str, torch.Size]:
-    """Return the shapes of a model's parameters by name."""
-    with torch.device("meta"):
-        model = make_model(settings, vocab_size)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def parameters_by_part(settings: ModelSettings, vocab_size: int) -> dict[str, int]:

@@ -1,5 +1,8 @@
 """The models by architecture, and how one is built from its settings."""
 
+import functools
+from collections.abc import Mapping
+
 import torch
 
 from txlcli.config.model_settings import ModelSettings
@@ -24,8 +27,17 @@ def make_model(settings: ModelSettings, vocab_size: int) -> LanguageModel:
     return ARCHITECTURES[settings.arch](settings, vocab_size)
 
 
-def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
-    """Count the parameters of a model on the meta device: nothing is allocated."""
+@functools.lru_cache(maxsize=8)
+def parameter_shapes(settings: ModelSettings, vocab_size: int | None = None) -> Mapping[str, torch.Size]:
+    """Return the shapes of a model's parameters by name; nothing is allocated.
+
+    By default, the vocabulary has one symbol in its last band.
+    """
     with torch.device("meta"):
-        model = make_model(settings, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = make_model(settings, vocab_size or max(settings.cutoffs, default=0) + 1)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def count_parameters(settings: ModelSettings, vocab_size: int) -> int:
+    """Count the parameters of a model."""
+    return sum(shape.numel() for shape in parameter_shapes(settings, vocab_size).values())

@@ -16,7 +16,7 @@ from txlcli.config import recipe
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.registry import make_model
+from txlcli.core.model.registry import parameter_shapes
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
@@ -112,20 +112,13 @@ def check_shapes(run: Run, settings: ModelSettings, reporter: Reporter) -> None:
         key = name.removeprefix("model.")
         values = [recipe.format_value(keys.get(key)) for keys in (new, old)]
         changes.append(f"{name} is {values[0]}, there it is {values[1]}")
-    if _shapes(settings) != _shapes(run.settings.model):
+    if parameter_shapes(settings) != parameter_shapes(run.settings.model):
         raise RecipeError(
             f"the weights of {run.directory} do not fit this model: {'; '.join(changes)}; leave out the recipe to keep "
             "the settings of that run, or change these settings"
         )
     for change in changes:
         reporter.say(f"{change}: the weights have not been trained with it")
-
-
-def _shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all parameters by name, for a vocabulary that has one symbol in its last band."""
-    size = (settings.cutoffs[-1] if settings.cutoffs else 0) + 1
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in make_model(settings, size).named_parameters()}
 
 
 def _old_ids(store: TokenStore, old: Vocab, run: Run) -> NDArray[np.int64]:
