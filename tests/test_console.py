@@ -51,18 +51,23 @@ def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, 
 
 
 @pytest.mark.parametrize(
-    ("total", "unit", "shown"),
+    ("total", "unit", "limit_s", "shown"),
     [
-        (40e6, "tokens", "reading: 50%, 2.0M tokens/s, 0:00:10 elapsed, 0:00:10 left\n"),
-        (50e6, "steps", "reading: step 20,000,000 of 50,000,000, 40%, 2.0M steps/s, 0:00:10 elapsed, 0:00:15 left\n"),
-        (None, "tokens", "reading: 20.0M tokens, 2.0M tokens/s\n"),
-        (None, "B", "reading: 20.0 MB, 2.0 MB/s\n"),
+        (40e6, "tokens", 14.0, "reading: 50%, 2.0M tokens/s, 0:00:10 elapsed, 0:00:04 left\n"),
+        (
+            50e6,
+            "steps",
+            99.0,
+            "reading: step 20,000,000 of 50,000,000, 40%, 2.0M steps/s, 0:00:10 elapsed, 0:00:15 left\n",
+        ),
+        (None, "tokens", None, "reading: 20.0M tokens, 2.0M tokens/s\n"),
+        (None, "B", None, "reading: 20.0 MB, 2.0 MB/s\n"),
     ],
 )
-def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, shown):
+def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, limit_s, shown):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with console.TerminalReporter().progress("reading", total=total, unit=unit) as step:
+    with console.TerminalReporter().progress("reading", total=total, unit=unit, limit_s=limit_s) as step:
         now = 109.0
         step.advance(7e6)  # too early for a line
         now = 110.0

@@ -78,6 +78,7 @@ class TxlGroup(TyperGroup):
     ) -> Any:
         """Run a command line; always raises SystemExit with an exit code of txl, but for a bug."""
         console.set_quiet(False)
+        signals.explain_end("")
         words = list(sys.argv[1:] if args is None else args)  # also for commands that start processes of the same line
         try:
             with signals.raising():  # so that unfinished files are removed
@@ -115,10 +116,10 @@ def _report(error: BaseException) -> int | None:
         return error.exit_code
     code = TxlError.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        message, code = "interrupted", CTRL_C
+        message, code = signals.last_line(signal.SIGINT), CTRL_C
     elif isinstance(error, signals.Terminated):
         number = signals.number_of(error)
-        message, code = signals.WORDS[number], 128 + number
+        message, code = signals.last_line(number), 128 + number
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0
     elif isinstance(error, typer.TyperException):

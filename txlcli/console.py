@@ -215,9 +215,17 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
 class Step:
     """Progress of one long step: a live bar, or lines at intervals."""
 
-    def __init__(self, description: str, total: float | None, unit: str, start: float, bar: "Progress | None") -> None:
+    def __init__(
+        self,
+        description: str,
+        total: float | None,
+        unit: str,
+        start: float,
+        limit_s: float | None,
+        bar: "Progress | None",
+    ) -> None:
         self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
-        self._bar = bar
+        self._limit_s, self._bar = limit_s, bar
         if bar:
             length = max(bar.console.width // 3, 8)
             name = self.description if len(self.description) <= length else f"...{self.description[3 - length :]}"
@@ -251,11 +259,13 @@ class Step:
         return f"step {self._done:,.0f} of {self.total:,.0f}, {share}" if self.unit == "steps" else share
 
     def _times(self, elapsed: float) -> list[str]:
-        """Return the time since the start and, if the total is known, the time left at this rate."""
+        """Return the time since the start and, if the total is known, the time left at this rate, or to the limit."""
         done = self._done - self.start
         if not self.total or done <= 0:
             return []
         left = elapsed * (self.total - self._done) / done
+        if self._limit_s is not None:
+            left = max(0.0, min(left, self._limit_s - elapsed))
         return [f"{timedelta(seconds=round(elapsed))} elapsed", f"{timedelta(seconds=round(left))} left"]
 
 
@@ -292,14 +302,19 @@ class TerminalReporter:
 
     @contextmanager
     def progress(
-        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+        self,
+        description: str,
+        total: float | None = None,
+        unit: str = "",
+        start: float = 0.0,
+        limit_s: float | None = None,
     ) -> Iterator[Step]:
         """Show the progress of one long step while the block runs."""
         if _quiet or not (self.bars and sys.stderr.isatty()):
-            yield Step(description, total, unit, start, None)
+            yield Step(description, total, unit, start, limit_s, None)
             return
         from rich.progress import BarColumn, Progress, TextColumn
 
         name, state = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[state]}"))
         with Progress(name, BarColumn(BAR_WIDTH), state, console=_plain(sys.stderr), transient=True) as bar:
-            yield Step(description, total, unit, start, bar)
+            yield Step(description, total, unit, start, limit_s, bar)

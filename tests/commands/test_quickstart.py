@@ -67,6 +67,20 @@ def test_all_steps_are_done_and_can_be_repeated(small):
     assert "runs/quickstart has other settings, another text or no checkpoint; " in refusal("quickstart", code=1)
 
 
+def test_a_time_limit_covers_the_evaluation_too(small):
+    for path in (small / "library").iterdir():
+        path.write_text(path.read_text() * 12)
+    result = done("quickstart", "--max-minutes", 0)
+    assert 'runs/quickstart/last.safetensors at step 0 of 7; continue with "txl quickstart"' in result.stderr
+    assert "--max-minutes: the evaluation takes the first 5,000 tokens of the test split" in result.stderr
+    assert commands_in(result.stderr)[2][-2:] == ["--positions", "5000"]
+    assert "runs/quickstart on stdlib test, 5,000 tokens scored" in result.stdout
+    assert '\nThe model was trained for 0 of 7 steps only; "txl quickstart" continues.\nMemory ' in result.stdout
+    unlimited = done("quickstart", "--max-minutes", 60)
+    assert "7 of 7" in unlimited.stdout
+    assert "--positions" not in unlimited.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "message"),

@@ -55,14 +55,25 @@ def test_a_training_saves_when_the_reader_of_its_reports_leaves(here):
     assert checkpoint.load(here / "runs/tiny/last.safetensors").state["step"] >= 4
 
 
-@pytest.mark.parametrize("words", [["eval", "byte"], ["generate", "byte", "--prompt", "the"]])
-def test_an_interrupt_of_any_command_is_one_line(here, monkeypatch, words):
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["eval", "byte"], "interrupted"),
+        (
+            ["train", "--resume", "byte"],
+            'interrupted; byte stays as it was saved; resume with "txl train --resume byte"',
+        ),
+        (["train", "--from", "byte"], "interrupted; nothing was saved yet; repeat the command to start again"),
+        (["train", "--from", "byte", "--dry-run"], "interrupted"),
+    ],
+)
+def test_an_interrupt_before_the_first_step_is_one_line_with_the_next_command(here, monkeypatch, words, line):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(json, "loads", interrupt)  # which reads run.json
     result = txl(*words)
-    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    assert (result.exit_code, result.stderr) == (130, f"{line}\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

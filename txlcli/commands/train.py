@@ -49,6 +49,8 @@ def train(
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
     dry_run, runs_dir = launch.dry_run, where.runs_dir
+    if not dry_run and launch.seeds == 1:
+        signals.explain_end(_kept_by_a_signal(options, where))
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if options.resume is None:
@@ -93,6 +95,14 @@ def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Wo
     if len(runs) > 1:
         names = [str(options.name) for options in runs]
         console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
+
+
+def _kept_by_a_signal(options: TrainOptions, where: Place) -> str:
+    """Return what a signal before the first step leaves, and how to continue."""
+    if options.resume is None:
+        return "nothing was saved yet; repeat the command to start again"
+    command = command_line("train", "--resume", options.resume, data_dir=where.data_dir, runs_dir=where.runs_dir)
+    return f'{options.resume} stays as it was saved; resume with "{command}"'
 
 
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:

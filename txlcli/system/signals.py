@@ -22,6 +22,7 @@ WORDS: dict[int, str] = {
 ENDING = tuple(WORDS)
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 IMPORT = "importlib._bootstrap"
+_explanation = ""
 
 
 class Terminated(SystemExit):
@@ -70,8 +71,19 @@ def _handling(action: Handler, numbers: list[int]) -> Iterator[None]:
 def end(number: int, frame: FrameType | None = None) -> NoReturn:
     """End the process at once, with one line of rank 0, which ends the others itself."""
     if _is_main():
-        os.write(2, f"{WORDS[number]}\n".encode())
+        os.write(2, f"{last_line(number)}\n".encode())
     os._exit(128 + number)
+
+
+def explain_end(explanation: str) -> None:
+    """Set what the last line says from now on after the word of the signal: what is saved, and how to continue."""
+    global _explanation  # noqa: PLW0603 - the handlers of signals know no command
+    _explanation = explanation
+
+
+def last_line(number: int) -> str:
+    """Return the last line of a command that a signal ends."""
+    return f"{WORDS[number]}; {_explanation}" if _explanation else WORDS[number]
 
 
 def _is_main() -> bool:

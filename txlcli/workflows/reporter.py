@@ -26,9 +26,17 @@ class Reporter(Protocol):
         """Take one line about something that has failed without ending the workflow."""
 
     def progress(
-        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+        self,
+        description: str,
+        total: float | None = None,
+        unit: str = "",
+        start: float = 0.0,
+        limit_s: float | None = None,
     ) -> AbstractContextManager[Step]:
-        """Return a context manager that covers one long step of `total` units, `start` of which are done before."""
+        """Return a context manager that covers one long step of `total` units, `start` of which are done before.
+
+        It takes `limit_s` seconds at most.
+        """
 
 
 OnProgress = Callable[[str, float | None, float | None], None]
@@ -65,7 +73,12 @@ class CallbackReporter:
         self.say(message)
 
     def progress(
-        self, description: str, total: float | None = None, unit: str = "", start: float = 0.0
+        self,
+        description: str,
+        total: float | None = None,
+        unit: str = "",
+        start: float = 0.0,
+        limit_s: float | None = None,
     ) -> AbstractContextManager[Step]:
         """Return a step that passes on what it reaches."""
         return nullcontext(_CallbackStep(self._on_progress, description, total, start))

@@ -60,7 +60,7 @@ def test_the_signal_that_came_twice_determines_the_exit_code(here, number, code)
 
 def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(here):
     class Interrupting(RecordingReporter):
-        def progress(self, *description, start=0.0):
+        def progress(self, *description, **_):
             os.kill(os.getpid(), signal.SIGINT)
             return super().progress(*description)
 

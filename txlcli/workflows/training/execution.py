@@ -121,7 +121,8 @@ def _take_steps(
     on_report: OnReport | None,
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
-    deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes is not None else None
+    limit_s = None if options.max_minutes is None else 60 * options.max_minutes
+    deadline = None if limit_s is None else time.monotonic() + limit_s
     failures: list[Exception] = []
 
     def should_stop() -> bool:
@@ -134,7 +135,8 @@ def _take_steps(
         log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
         on_step: list[Callable[[int], None]] = []
         if training.world.is_rank_zero:
-            log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training))
+            peak = peak_tokens_per_s(run, training)
+            log = TrainingLog(run, steps, reporter, on_report, stack, peak, limit_s)
             on_step += [log.show_step]
             on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
             if profiler:
@@ -227,11 +229,12 @@ class TrainingLog:
         on_report: OnReport | None,
         stack: ExitStack,
         peak_tokens_per_s: float | None = None,
+        limit_s: float | None = None,
     ) -> None:
         self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, steps.start, peak_tokens_per_s
         self._receivers = [stack.enter_context(trackers.opened(run, after=steps.start, say=reporter.warn))]
         self._receivers += [on_report] if on_report else []
-        progress = reporter.progress("training", steps.stop, "steps", start=steps.start)
+        progress = reporter.progress("training", steps.stop, "steps", start=steps.start, limit_s=limit_s)
         self._progress: Step = stack.enter_context(progress)
         self._detail = self._valid = ""
 
