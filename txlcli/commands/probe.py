@@ -13,7 +13,7 @@ from txlcli.workflows.options import ProbeOptions
 if TYPE_CHECKING:
     from txlcli.workflows.probe import ProbeResult, ProbeRow
 
-COLUMNS = ("distance", "copied", "saved", "recalled", "saved", "words", "bits", "M = 0")
+COLUMNS = ("distance", "copied", "copy bits", "recalled", "recall bits", "words", "word bits", "M = 0")
 
 
 @with_options
@@ -40,9 +40,11 @@ def show(result: "ProbeResult", *, verbose: bool = False) -> None:
     """Write the table to stdout, a row per distance."""
     scoring, settings = result.scoring, result.scoring.settings
     notes = [
-        "copied, recalled: share of repeated tokens that are likeliest; saved: bits per token, by the repetition.",
+        "copied, recalled: repeated tokens that the model finds likeliest; copy and recall bits: what a repetition "
+        "saves per token.",
+        f"words: those of {scoring.text.title} that occurred before, up to so many tokens back; word bits: loss per "
+        "word; M = 0: the same without memory.",
         f"L = {settings.seg_len}, M = {settings.mem_len}, {scoring.opened.precision}; distances in tokens.",
-        f"words: those of {scoring.text.title} that occurred up to so far back; bits: per word; M = 0: without memory.",
     ]
     title = f"Probes of {scoring.opened.run.directory}"
     console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes, verbose=verbose)
