@@ -64,8 +64,12 @@ def test_an_option_is_suggested_or_the_setting_that_does_it(option, options, mea
     assert meant_option(option, options, recipe.setting_names()) == meant
 
 
-def test_bpe_is_suggested_with_the_option_it_needs():
-    assert did_you_mean("bpe", TOKENIZERS) == "; did you mean sentencepiece with --sp-type bpe?"
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [("bpe", TOKENIZERS, "sentencepiece with --sp-type bpe"), ("resume", COMMANDS, "train --resume RUN")],
+)
+def test_a_name_is_suggested_with_the_option_it_needs(word, known, meant):
+    assert did_you_mean(word, known) == f"; did you mean {meant}?"
 
 
 def test_every_setting_of_the_synonyms_exists():

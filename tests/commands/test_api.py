@@ -198,6 +198,21 @@ def test_a_wrong_argument_is_one_line_of_an_error_of_txl(own_run, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda run: run.evaluate(mem_lens=7), 'evaluate() "mem_lens"; did you mean "mem_len"?'),
+        (lambda run: run.generate("ze", temprature=1.0), 'GenerateOptions() "temprature"; did you mean "temperature"?'),
+        (lambda run: txlcli.load(folder="."), 'load() "folder" (known: run, runs_dir, data_dir, device, '),
+        (lambda run: txlcli.TrainOptions(steps=3), 'TrainOptions() "steps"; did you mean "max_steps"?'),
+    ],
+)
+def test_a_misspelt_argument_is_answered_with_the_name_that_was_meant(own_run, call, meant):
+    with pytest.raises(UnknownNameError) as caught:
+        call(own_run)
+    assert str(caught.value).startswith(f"unknown argument of {meant}")
+
+
 def test_lengths_may_be_any_whole_numbers(own_run):
     (row,) = own_run.evaluate(mem_len=np.array([7]), positions=np.int64(20))
     assert (row.mem_len, row.tokens) == (7, 20)

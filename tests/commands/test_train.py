@@ -369,6 +369,10 @@ ONE_PROCESS = (
 NO_CUDA = "--device cuda: PyTorch finds no CUDA device here; use --device cpu"
 USAGE = [
     ([], "nothing to train; name a recipe, such as stdlib, or a run with --resume or --from"),
+    (
+        ["nowel"],
+        'unknown recipe or store "nowel"; did you mean "novel"? ("txl recipes" lists all recipes; stores in data: ',
+    ),
     (["tiny.toml", "--set", "train.seg_len"], "write it as section.key=value"),
     (["tiny.toml", "--set", "model.n_layers=1000000000"], "[model] n_layers must be at most 1000, not 1000000000"),
     (

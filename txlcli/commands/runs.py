@@ -117,7 +117,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
         test += f", the best of {entry.test_readings} (valid was not evaluated)"
     rows = [
         ["folder", entry.folder],
-        ["saved", entry.saved],
+        ["saved", entry.saved[:16].replace("T", " ")],
         ["state", entry.state + steps],
         ["recipe", str(entry.recipe)],
         ["store", str(entry.store)],

@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -17,11 +17,14 @@ Result = TypeVar("Result")
 
 
 def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return a function that raises a UsageError if an argument does not have its annotated type."""
+    """Return a function that raises a UsageError if an argument is unknown, or does not have its annotated type."""
     signature = inspect.signature(function)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        if not takes_any:
+            check_names(function.__name__, named, signature.parameters)
         bound = signature.bind(*arguments, **named)
         for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
@@ -31,6 +34,14 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def check_names(function: str, named: Iterable[str], known: Iterable[str]) -> None:
+    """Raise an UnknownNameError if a function does not have a named argument."""
+    names = [name for name in known if name != "self"]
+    for name in named:
+        if name not in names:
+            raise UnknownNameError(f"argument of {function}()", name, names)
 
 
 def as_plain(value: Any) -> Any:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.sections import PLAIN_NAME
 from txlcli.config.settings import MAX_SEED, AttentionBackend, Compile, EvalSettings, Precision
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.system.arguments import as_plain, check_type
+from txlcli.system.arguments import as_plain, check_names, check_type
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
@@ -81,7 +81,11 @@ def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of the options of a job: checks the types and ranges of all fields when it is made."""
+    """Base class of the options of a job: checks the names, types and ranges of all fields when it is made."""
+
+    def __new__(cls, *_: object, **named: object) -> Self:
+        check_names(cls.__name__, named, [item.name for item in fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, traits, default, annotation in self._declared():

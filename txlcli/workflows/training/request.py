@@ -6,7 +6,7 @@ from pathlib import Path
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import RecipeError, RunError, UsageError
+from txlcli.errors import MAX_LISTED, RecipeError, RunError, UnknownNameError, UsageError, listed
 from txlcli.runs import history, run_directory
 from txlcli.workflows.options import TrainOptions
 
@@ -44,12 +44,17 @@ def resolve(
     The recipe is None if the settings are those of the run that `begin_from` names. Unless `is_repeated`, a finished
     run of the same settings, text and seed is not trained again.
     """
-    from txlcli.data.token_store import TokenStore
+    from txlcli.data.token_store import TokenStore, stores_in
 
     if source is None:
         return None, options
-    is_recipe = Path(source).is_file() or source.removesuffix(".toml") in recipe.packaged_names()
+    packaged = recipe.packaged_names()
+    is_recipe = Path(source).is_file() or source.removesuffix(".toml") in packaged
     store_name = source if not is_recipe and (data_dir / f"{source}.h5").is_file() else None
+    if not is_recipe and store_name is None and Path(source).stem == source:  # neither a path nor a file's name
+        stores = [path.stem for path in stores_in(data_dir)]
+        listing = f"{recipe.LISTING} recipes; stores in {data_dir}: {listed(stores[:MAX_LISTED])}"
+        raise UnknownNameError("recipe or store", source, [*stores, *packaged], listing=listing)
     if store_name is not None:
         unit = TokenStore.open(data_dir / f"{store_name}.h5").unit
         source = None if options.begin_from else RECIPES[unit]
