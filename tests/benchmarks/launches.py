@@ -62,25 +62,43 @@ def _model(settings):
 
 
 def _training(recipe, n_layers):
-    import numpy as np
-
     from tests.core.fake_cuda.device import Kernels, pretending
     from tests.core.tape import call_again
     from txlcli.core.training.loop import Training
     from txlcli.core.training.segments import TrainingSegments
 
-    settings = _settings(recipe, n_layers)
+    settings, captured = _settings(recipe, n_layers), []
     train = settings.train
-    steps = -(-train.mem_len // train.seg_len) + 2
-    ids = np.zeros(train.batch_size * train.seg_len * (steps + 1) + 1, dtype=np.int64)
-    segments = TrainingSegments(ids, batch_size=train.batch_size, seg_len=train.seg_len)
+
+    def capture_graph(run, device, *, warm_up=0):
+        captured.append(run)
+        return call_again(run, device, warm_up=warm_up)
+
     with pretending():
-        training = Training(_model(settings), train, segments, capture_graph=call_again)
-        for _ in range(steps):
+        model = _model(settings)
+        ids = _ids(model.softmax.bands, train.batch_size * (20 * train.seg_len + train.reread_len))
+        segments = TrainingSegments(
+            ids,
+            batch_size=train.batch_size,
+            seg_len=train.seg_len,
+            reread_len=train.reread_len,
+            jitter=train.seg_len_jitter,
+        )
+        training = Training(model, train, segments, capture_graph=capture_graph)
+        while not captured and training.step < 9:
             training.update()
+        training.update()
         with Kernels() as kernels:
             training.update()
     return kernels.names, kernels.bytes
+
+
+def _ids(bands, count):
+    """Return ids, an eighth of them in each tail: as many as the fake device finds there."""
+    import numpy as np
+
+    firsts = [band.first for band in bands[1:]]
+    return np.resize([0] * (8 - len(firsts)) + firsts, count)
 
 
 def _reading(recipe, n_layers):
