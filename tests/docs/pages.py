@@ -24,7 +24,7 @@ def blocks(text):
 
 
 def txl_lines(code):
-    """Return the words after `txl` of every txl command in a block of shell, with its variables and loops."""
+    """Return the words after `txl` of every txl command in a block of shell, with its variables and loops, without redirections."""
     joined = re.sub(r"\\\n\s*", " ", code)
     for name, value in re.findall(r'^(\w+)="(.*)"$', joined, flags=re.MULTILINE):
         joined = joined.replace(f"${name}", value)
@@ -32,5 +32,6 @@ def txl_lines(code):
         r"for (\w+) in (\w+) .*?; do (.*?); done", lambda loop: loop[3].replace(f"${loop[1]}", loop[2]), joined
     )
     commands = [part for line in joined.splitlines() for part in line.split("&&")]
-    found = [shlex.split(command.replace('"$@"', ""), comments=True) for command in commands if "txl" in command]
+    typed = [re.sub(r" > \S+|\"\$@\"", "", command) for command in commands if "txl" in command]
+    found = [shlex.split(command, comments=True) for command in typed]
     return [words[1:] for words in found if words[:1] == ["txl"]]
