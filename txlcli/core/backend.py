@@ -136,7 +136,7 @@ class RowOperations(Protocol):
             logits: (t, c).
             chosen: (t,) ids, not only of this block.
             ids: of the columns.
-            total: (t,) log normalizers of the blocks before; overwritten.
+            total: (t,) log normalizers of the blocks before, arbitrary before the first one; overwritten.
             logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
         """
 

@@ -135,14 +135,15 @@ def row_multiple_of_products(operand: Tensor) -> int:
 
     Only products of 16 bits and in TF32 gain from aligned rows.
     """
-    if not torch.is_grad_enabled():
-        return 1
-    chosen = _row_multiple.get()
-    if chosen is not None or operand.device.type == "cpu":
-        return chosen or 1
-    dtype = autocast_dtype(operand)
+    return _row_multiple_of(operand.device, autocast_dtype(operand)) if torch.is_grad_enabled() else 1
+
+
+@constant_for_compiler
+def _row_multiple_of(device: torch.device, dtype: torch.dtype) -> int:
+    """Return `row_multiple` for products in a dtype that gain from it, else 1."""
     uses_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return row_multiple(operand.device) if dtype.itemsize == 2 or uses_tf32 else 1
+    gains = dtype.itemsize == 2 or uses_tf32 or _row_multiple.get() is not None
+    return row_multiple(device) if gains else 1
 
 
 def use_row_multiple(multiple: int) -> AbstractContextManager[None]:

@@ -139,7 +139,7 @@ def pad_columns(matrix: Tensor, dtype: torch.dtype, multiple: int, *, rows: bool
 
 def _onednn_dtype(rows: Tensor, weight: Tensor) -> torch.dtype | None:
     """Return the dtype in which oneDNN multiplies, or None if PyTorch chooses library and dtype."""
-    if weight.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() < 2:
+    if weight.dtype != torch.float32 or rows.device.type != "cpu" or rows.dim() < 2 or torch.compiler.is_compiling():
         return None
     if not torch.is_autocast_enabled("cpu"):
         dtype = rows.dtype if rows.dtype == torch.float32 else None

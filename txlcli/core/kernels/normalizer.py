@@ -8,19 +8,18 @@ done with the logits of a block has two implementations: PyTorch's operations he
 Axes: T tokens, w width, n ids; in one block t tokens and c ids.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from txlcli.core.backend import RowOperations
 from txlcli.core.kernels.compilation import runs_triton
-from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products
-from txlcli.core.kernels.linear import linear, pad_columns
+from txlcli.core.kernels.device import autocast_dtype
+from txlcli.core.kernels.linear import linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,8 @@ class TorchRows:
         logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
         largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
         exponentials = torch.sub(logits, largest, out=self._view(logits.shape, total)).exp_()
-        total.copy_(torch.logaddexp(total, exponentials.sum(dim=-1).log_().add_(largest[:, 0])))
+        of_block = exponentials.sum(dim=-1).log_().add_(largest[:, 0])
+        total.copy_(torch.logaddexp(total, of_block) if ids.start else of_block)
 
     def gradient(
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
@@ -117,7 +117,8 @@ def normalize(
 ) -> tuple[Tensor, Tensor]:
     """Return the logsumexp of all logits and the logit of one id: (T,) each, float32 at least.
 
-    The logits (T, n) are `hidden @ table.mT + bias`, multiplied in autocast's dtype.
+    The logits (T, n) are `hidden @ table.mT + bias`, multiplied in autocast's dtype, or in the dtype of `hidden` if
+    that has 16 bits.
 
     Args:
         hidden: (T, w).
@@ -133,8 +134,7 @@ def normalize(
     rows = rows or _fast_rows(hidden.device, dtype)
     if rows.spends_logits:
         recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
-    multiple = row_multiple_of_products(hidden)
-    work = _Work(dtype=dtype, multiple=multiple, rows=rows, size=size, spare=spare, recompute=recompute)
+    work = _Work(dtype=dtype, rows=rows, size=size, spare=spare, recompute=recompute)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
         total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen)
         return total_and_logit
@@ -148,19 +148,16 @@ class _Work:
 
     dtype: torch.dtype
     """Of products."""
-    multiple: int
-    """Ids with a logit of -inf and columns of zeros are added up to a multiple of this."""
     rows: RowOperations
     size: BlockSize
     spare: SpareGradient
     recompute: bool
 
-    def operands(self, hidden: Tensor, table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return hidden (t, w), table (c, w) and bias (c,) as one product reads them: cast and aligned."""
-        read = pad_columns(hidden, self.dtype, self.multiple)
-        weight = pad_columns(table, self.dtype, self.multiple, rows=True)
-        cast_bias, missing = bias.to(self.dtype), len(weight) - len(bias)
-        return read, weight, F.pad(cast_bias, (0, missing), value=-torch.inf) if missing else cast_bias
+    def blocks(self, hidden: Tensor, ids: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the tokens and ids of each block; logits that are kept, and overwritten by their gradients, are one."""
+        if self.rows.spends_logits and not self.recompute:
+            return iter([(slice(0, len(hidden)), slice(0, ids))])
+        return self.size.blocks(hidden, ids)
 
 
 def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
@@ -177,11 +174,11 @@ def _normalize(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block."""
     exact = torch.promote_types(work.dtype, torch.float32)
-    total = torch.full((len(hidden),), -torch.inf, dtype=exact, device=hidden.device)
-    logit = torch.zeros_like(total)
+    total = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+    logit = torch.empty_like(total)
     saved_logits: list[Tensor] = []
-    for tokens, ids in work.size.blocks(hidden, len(table)):
-        logits = linear(*work.operands(hidden[tokens], table[ids], bias[ids]))
+    for tokens, ids in work.blocks(hidden, len(table)):
+        logits = linear(*(operand.to(work.dtype) for operand in (hidden[tokens], table[ids], bias[ids])))
         if keep:
             saved_logits.append(logits)
         work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
@@ -211,28 +208,37 @@ class _Normalizer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, grad_logit: Tensor) -> tuple[Tensor | None, ...]:
         hidden, table, bias, chosen, total, *saved_logits = ctx.saved_tensors
-        work = ctx.work
-        grad_hidden = torch.zeros(hidden.shape, dtype=total.dtype, device=hidden.device)
-        grad_table, grad_bias = work.spare.acquire(table), torch.zeros_like(bias)
+        work, grad_table = ctx.work, ctx.work.spare.acquire(table)
         if not len(hidden):
-            grad_table.zero_()
-        for number, (tokens, ids) in enumerate(work.size.blocks(hidden, len(table))):
-            operands = work.operands(hidden[tokens], table[ids], bias[ids])
-            logits = saved_logits[number] if saved_logits else linear(*operands)
+            return None, torch.zeros_like(hidden), grad_table.zero_(), torch.zeros_like(bias), None
+        of_hidden: list[Tensor] = []  # the gradient of the tokens of each block
+        of_bias: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
+        for number, (tokens, ids) in enumerate(work.blocks(hidden, len(table))):
+            read, weight = hidden[tokens].to(work.dtype), table[ids].to(work.dtype)
+            logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(work.dtype))
             grad, sums = work.rows.gradient(
                 logits, chosen[tokens], ids, total[tokens], grad_total[tokens], grad_logit[tokens]
             )  # (t, c), (c,)
-            grad_bias[ids] += sums[: len(grad_bias[ids])]
-            grad_hidden[tokens] += linear(grad, operands[1].mT)[:, : hidden.shape[1]]
-            _add_product(grad_table[ids], grad.mT, operands[0], first=tokens.start == 0)
-        return None, grad_hidden.to(hidden.dtype), grad_table, grad_bias, None
+            product = linear(grad, weight.mT)  # (t, w)
+            if ids.start == 0:
+                of_hidden.append(product)
+            else:
+                of_hidden[-1] = of_hidden[-1].to(total.dtype).add_(product)
+            of_bias[ids.start] = sums if tokens.start == 0 else of_bias[ids.start].add_(sums)
+            _add_product(grad_table[ids], grad.mT, read, first=tokens.start == 0)
+        return None, _joined(of_hidden).to(hidden.dtype), grad_table, _joined(of_bias.values()).to(bias.dtype), None
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    """Return the gradient of all blocks from its parts, one after the other."""
+    first, *more = parts
+    return torch.cat([first, *more]) if more else first
 
 
 def _add_product(out: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Write a product to `out`, or add it to the sum of earlier blocks; rows and columns that `out` lacks are cut."""
-    if left.dtype != out.dtype or len(left) > len(out) or right.shape[1] > out.shape[1]:
-        product = (left @ right)[: len(out), : out.shape[1]]
-        out.copy_(product) if first else out.add_(product)
+    """Write a product to `out`, or add it to the sum of earlier blocks."""
+    if left.dtype != out.dtype:
+        out.copy_(left @ right) if first else out.add_(left @ right)
     elif first:
         torch.mm(left, right, out=out)
     else:

@@ -34,7 +34,7 @@ def accumulate_kernel(logits_base, total_base, logit_base, chosen_base, ids, fir
         shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         total = total * tl.exp2(largest - shift) + tl.exp2(logit - shift)
         largest = new_largest
-    before = tl.load(total_base + token) * LOG2_E
+    before = tl.load(total_base + token, mask=first_id > 0, other=float("-inf")) * LOG2_E
     top = tl.maximum(tl.max(largest, 0), before)
     total_of_all = tl.sum(total * tl.exp2(largest - top), 0) + tl.exp2(before - top)
     tl.store(total_base + token, (top + tl.log2(total_of_all)) * LN_2)
@@ -83,7 +83,7 @@ def logits_backward(
 ) -> Tensor:
     """Overwrite a block of logits by their gradients; return the sums over each TOKENS tokens."""
     tokens, count = logits.shape
-    sums = logits.new_zeros(triton.cdiv(tokens, TOKENS), count, dtype=torch.float32)
+    sums = logits.new_empty(triton.cdiv(tokens, TOKENS), count, dtype=torch.float32)
     if logits.numel():
         gradient_kernel[triton.cdiv(count, IDS_OF_TILE), len(sums)](
             logits, total, grad_total, grad_logit, chosen, sums, tokens, count, first_id, logits.stride(0),

@@ -185,6 +185,6 @@ class LanguageModel(nn.Module, ABC):
             The objective (0-d), the mean loss in nats to report (0-d), the new memory.
         """
         undropped, hidden, memory = self._read_undropped(tokens, memory, goal.mem_len)
-        counted, _ = goal.counted(tokens.shape[1])
+        counted = goal.counted(tokens.shape[1])
         loss = self.losses(hidden[:, counted], targets[:, counted]).mean()
         return goal.penalized(loss, undropped[:, counted]), loss, memory

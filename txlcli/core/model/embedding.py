@@ -5,6 +5,8 @@ A single band is a plain embedding.
 Axes: T tokens, d model width, w width of a band, n ids of a band.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +40,10 @@ class AdaptiveEmbedding(nn.Module):
         Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a
         fifth of a training step with the vocabulary of WikiText-103.
         """
+        self.counts_tokens = True
+        """True if, on a CPU, each band embeds its own tokens; a GPU would have to wait for their number."""
+        self.rows_of_bands: Callable[..., list[Tensor]] = rows_of_bands
+        """May be compiled."""
         self.tables = nn.ParameterList(band_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
         # (d, w)
@@ -46,44 +52,53 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed ids (...) -> (..., d), not yet scaled."""
+        return self.join(self.look_up(tokens), tokens)
+
+    def look_up(self, tokens: Tensor) -> list[Tensor]:
+        """Return the vectors of ids (...) that `join` embeds: of every band, (..., w), or embedded, (..., d).
+
+        Where each band looks up every token, the unused work is less than a hundredth of the operations of a published
+        model's layers.
+        """
         if len(self.bands) == 1:
-            vectors = self._embed(0, tokens)
+            return [self._vectors(0, tokens)]
+        if self.counts_tokens and tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # as in an export
+            return [self._embed_each_band(tokens)]
+        rows = self.rows_of_bands(self.bands, tokens)
+        return [self._vectors(number, of_band) for number, of_band in enumerate(rows)]
+
+    def join(self, vectors: list[Tensor], tokens: Tensor) -> Tensor:
+        """Embed ids (...) -> (..., d), given the vectors that `look_up` returns."""
+        if len(vectors) < len(self.bands):
+            (embedded,) = vectors
         else:
-            counts_rows = tokens.device.type == "cpu" and not torch.compiler.is_compiling()  # an export has no counts
-            vectors = self.embed_each_band(tokens) if counts_rows else self.embed_all_bands(tokens)
-        dropped: Tensor = self.word_dropout(vectors, tokens)
+            embedded = self._project(0, vectors[0])
+            for number, band in enumerate(self.bands[1:], start=1):
+                own = (tokens >= band.first)[..., None]
+                embedded = torch.where(own, self._project(number, vectors[number]), embedded)
+        dropped: Tensor = self.word_dropout(embedded, tokens)
         return dropped
 
-    def embed_each_band(self, tokens: Tensor) -> Tensor:
+    def _embed_each_band(self, tokens: Tensor) -> Tensor:
         """Embed ids (...) -> (..., d): each band embeds its own tokens."""
         flat = tokens.flatten()  # (T,)
         embedded = self.tables[0].new_zeros(len(flat), self.d_model)
         for number, band in enumerate(self.bands):
             rows = ((flat >= band.first) & (flat < band.end)).nonzero()[:, 0]
             if len(rows) or torch.is_grad_enabled():  # in training, a band without rows has a gradient of zeros
-                embedded = embedded.index_copy(0, rows, self._embed(number, flat[rows] - band.first))
+                vectors = self._vectors(number, flat[rows] - band.first)
+                embedded = embedded.index_copy(0, rows, self._project(number, vectors))
         return embedded.unflatten(0, tokens.shape)
 
-    def embed_all_bands(self, tokens: Tensor) -> Tensor:
-        """Embed ids (...) -> (..., d) without counting the tokens of a band, which would have to wait for a GPU.
-
-        Every band embeds every token, and the vector of the token's own band is selected. The unused work is less than
-        a hundredth of the operations of a published model's layers.
-        """
-        embedded = self.tables[0].new_zeros(*tokens.shape, self.d_model)
-        for number, band in enumerate(self.bands):
-            inside = (tokens >= band.first) & (tokens < band.end)
-            vectors = self._embed(number, _rows_of_all_tokens(tokens, band, inside))
-            embedded = torch.where(inside[..., None], vectors, embedded)
-        return embedded
-
-    def _embed(self, number: int, ids: Tensor) -> Tensor:
-        """Embed ids (...), counted from the first of a band -> (..., d)."""
+    def _vectors(self, number: int, ids: Tensor) -> Tensor:
+        """Return the rows (..., w) of a band's table for ids (...) counted from the first of the band."""
         table = self.tables[number]
         if self.gradient_of_rows and torch.is_grad_enabled() and ids.numel() < len(table):
-            vectors = F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
-        else:
-            vectors = F.embedding(ids, table)
+            return F.embedding(ids, _with_gradient_of_rows(table), sparse=True)
+        return F.embedding(ids, table)
+
+    def _project(self, number: int, vectors: Tensor) -> Tensor:
+        """Project vectors (..., w) of a band -> (..., d)."""
         projection = self.bands[number].projection
         if projection is None:
             return vectors
@@ -92,16 +107,16 @@ class AdaptiveEmbedding(nn.Module):
             return linear(vectors, self.projections[str(projection)])
 
 
-def _rows_of_all_tokens(tokens: Tensor, band: Band, inside: Tensor) -> Tensor:
-    """Return the row of a band's table for each token (...), an arbitrary one where the token is not `inside`.
+def rows_of_bands(bands: list[Band], tokens: Tensor) -> list[Tensor]:
+    """Return the row of each band's table for each token (...), an arbitrary one for the tokens of other bands.
 
     In training these are all rows in turn: a GPU adds up the gradients of one row one after the other, even zeros.
     """
-    rows = tokens - band.first
     if not torch.is_grad_enabled():
-        return rows.clamp(0, band.size - 1)
-    in_turn = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape) % band.size
-    return torch.where(inside, rows, in_turn)
+        return [(tokens - band.first).clamp(0, band.size - 1) for band in bands]
+    turn = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
+    own = [(tokens >= band.first) & (tokens < band.end) for band in bands]
+    return [torch.where(mine, tokens - band.first, turn % band.size) for band, mine in zip(bands, own, strict=True)]
 
 
 def _with_gradient_of_rows(table: nn.Parameter) -> Tensor:

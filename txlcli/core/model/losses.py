@@ -60,11 +60,13 @@ class Objective:
     slowness_penalty: float = 0.0
     """Weight of the mean square of their differences between neighbouring positions (TAR)."""
 
-    def counted(self, length: int) -> tuple[slice, Tensor | None]:
-        """Return the positions of L that count, and their weights (L,) where some are padding."""
-        if self.seg_len is None:
-            return counted_positions(length, self.part), None
-        return slice(None), weights_of_positions(length, self.part, self.seg_len)
+    def counted(self, length: int) -> slice:
+        """Return the positions of L that count, or all of them where some are padding, which `weights` leave out."""
+        return counted_positions(length, "full" if self.seg_len is not None else self.part)
+
+    def weights(self, length: int) -> Tensor | None:
+        """Return the weights of positions (L,) where some are padding."""
+        return None if self.seg_len is None else weights_of_positions(length, self.part, self.seg_len)
 
     def penalized(self, loss: Tensor, hidden: Tensor, weights: Tensor | None = None) -> Tensor:
         """Add the penalties of hidden states (B, L, d), whose positions have weights (L,), to a loss (0-d)."""

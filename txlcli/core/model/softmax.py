@@ -7,18 +7,56 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
-from txlcli.core.kernels.device import send
-from txlcli.core.kernels.linear import linear
+from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
+from txlcli.core.kernels.linear import linear, pad_columns
 from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
 from txlcli.core.model.embedding import AdaptiveEmbedding, band_matrix
+
+
+class Normalized(NamedTuple):
+    """What each band makes of its own targets."""
+
+    targets: Tensor
+    """(T,)."""
+    rows: list[Tensor]
+    """Rows (n,) of the targets in each tail; T, a row after the last, occurs any number of times."""
+    clusters: Tensor | None
+    """Logits (T, C), if there are tails."""
+    bands: list[tuple[Tensor, Tensor]]
+    """Log normalizers and logits of the targets, (T,) of the head and (n,) of each tail."""
+
+
+def split(
+    softmax: "AdaptiveSoftmax", hidden: Tensor, targets: Tensor, rows: list[Tensor]
+) -> tuple[list[tuple[Tensor, ...]], Tensor | None]:
+    """Return the arguments of `normalize` for each band, and the logits of the clusters (T, C), if there are tails.
+
+    Args:
+        softmax: whose bands these are.
+        hidden: (T, d).
+        targets: (T,).
+        rows: see `Normalized`; the row T reads another one.
+    """
+    head, *tails = softmax.bands
+    projected = softmax.project(0, hidden)
+    if not tails:
+        return [(*softmax.operands(0, projected), targets)], None
+    operands: list[tuple[Tensor, ...]] = [(*softmax.operands(0, projected), targets.clamp(max=head.end - 1))]
+    for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
+        own = of_band.clamp(max=len(targets) - 1)
+        # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
+        of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
+        operands.append((*of_tail, (targets.index_select(0, own) - band.first).clamp(0, band.size - 1)))
+    return operands, softmax.cluster_logits(projected)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -53,9 +91,11 @@ class AdaptiveSoftmax(nn.Module):
         """Size of the blocks of logits."""
         self.temperature = 1.0
         """Number that divides all logits, of the bands and of the clusters."""
+        self.split: Callable[..., tuple[list[tuple[Tensor, ...]], Tensor | None]] = split
+        """May be compiled; used where the number of rows does not depend on the targets."""
         self.tail_rows: list[Tensor] | None = None
         """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
-        T, a row after the last. None: `losses` finds them."""
+        T, a row after the last. None: `normalized` finds them."""
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -88,45 +128,50 @@ class AdaptiveSoftmax(nn.Module):
         With several bands the targets should be on the host, unless `tail_rows` are set: the number of targets in each
         tail is needed, and reading it from a GPU has to wait.
         """
-        if self.tail_rows is None:
-            targets, *tails = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
-        else:
-            tails, hidden, targets = self.tail_rows, F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1))
-        if len(self.bands) == 1:
-            return self._band_losses(0, hidden, targets)
-        in_head = targets < self.bands[0].end
-        projected = self._project(0, hidden)
-        head_total, head = self._normalize(0, projected, targets.clamp(max=self.bands[0].end - 1))
-        clusters = self._cluster_logits(projected)
-        total = torch.logaddexp(head_total, clusters.logsumexp(-1))
-        chosen = torch.where(in_head, head, 0.0)
-        for number, (band, rows) in enumerate(zip(self.bands[1:], tails, strict=True), start=1):
-            ids = (targets.index_select(0, rows) - band.first).clamp(min=0)
-            # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
-            loss = self._band_losses(number, hidden.index_select(0, rows), ids)
-            chosen = chosen.index_copy(0, rows, clusters[:, number - 1].index_select(0, rows) - loss)
-        return total - chosen if self.tail_rows is None else (total - chosen)[:-1]
+        return self.join(self.normalized(hidden, targets))
+
+    def normalized(self, hidden: Tensor, targets: Tensor) -> "Normalized":
+        """Return log normalizers and logits of the targets, of which `join` makes their losses; see `losses`."""
+        rows = self.tail_rows
+        if rows is None:
+            targets, *rows = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
+        has_fixed_rows = self.tail_rows is not None or len(self.bands) == 1
+        operands, clusters = (self.split if has_fixed_rows else split)(self, hidden, targets, rows)
+        bands = [
+            normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)
+            for of_band, spare in zip(operands, self.spare, strict=True)
+        ]
+        return Normalized(targets, rows, clusters, bands)
+
+    def join(self, normalized: "Normalized") -> Tensor:
+        """Return the losses (T,)."""
+        targets, rows, clusters, ((head_total, head), *tails) = normalized
+        if clusters is None:
+            return head_total - head
+        within = [total - logit for total, logit in tails]  # losses given the band
+        in_band = head.new_zeros(len(head) + 1).index_copy(0, torch.cat(rows), torch.cat(within))[:-1]
+        chosen = head
+        for number, band in enumerate(self.bands[1:]):
+            chosen = torch.where(targets >= band.first, clusters[:, number], chosen)
+        return torch.logaddexp(head_total, clusters.logsumexp(-1)) - (chosen - in_band)
 
     def rows_of_tails(self, targets: Tensor) -> list[Tensor]:
         """Return the rows (n,) of the targets (T,) in each tail."""
         return [((targets >= band.first) & (targets < band.end)).nonzero()[:, 0] for band in self.bands[1:]]
 
-    def _band_losses(self, number: int, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return the cross entropy of each id given its band: (T, d), (T,) -> (T,)."""
-        total, logit = self._normalize(number, self._project(number, hidden), ids)
-        return total - logit
+    def operands(self, number: int, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what a product of a band reads: hidden states (T, w), table (n, w), bias (n,).
 
-    def _normalize(self, number: int, projected: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log normalizer of a band's logits, and the logit of one id each: (T, w), (T,) -> (T,), (T,)."""
-        return normalize(
-            projected,
-            self._table(number),
-            self._divided(self.biases[number]),
-            ids,
-            spare=self.spare[number],
-            recompute=self.recompute,
-            size=self.block_size,
-        )
+        CUDA's fast kernels get both matrices in their dtype, with columns of zeros, and ids with a logit of -inf, up to
+        a multiple.
+        """
+        table, bias = self._table(number), self._divided(self.biases[number])
+        multiple = row_multiple_of_products(projected)
+        if multiple == 1:
+            return projected, table, bias
+        dtype = autocast_dtype(projected)
+        table = pad_columns(table, dtype, multiple, rows=True)
+        return pad_columns(projected, dtype, multiple), table, F.pad(bias, (0, -len(bias) % multiple), value=-torch.inf)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all tokens: (T, d) -> (T, V), float32 at least."""
@@ -167,12 +212,12 @@ class AdaptiveSoftmax(nn.Module):
 
     def _head_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
-        projected = self._project(0, hidden)
+        projected = self.project(0, hidden)
         head = _at_least_float32(linear(projected, self._table(0), self._divided(self.biases[0])))
-        clusters = self._cluster_logits(projected)
+        clusters = self.cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
-    def _cluster_logits(self, projected: Tensor) -> Tensor:
+    def cluster_logits(self, projected: Tensor) -> Tensor:
         """Return the logits of the clusters: (T, w) -> (T, C)."""
         assert self.cluster_weight is not None
         assert self.cluster_bias is not None
@@ -180,11 +225,11 @@ class AdaptiveSoftmax(nn.Module):
 
     def _band_log_probs(self, number: int, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
-        projected = self._project(number, hidden)
+        projected = self.project(number, hidden)
         logits = linear(projected, self._table(number), self._divided(self.biases[number]))
         return _at_least_float32(logits).log_softmax(-1)
 
-    def _project(self, number: int, hidden: Tensor) -> Tensor:
+    def project(self, number: int, hidden: Tensor) -> Tensor:
         """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
         projection = self._projection(number)
         return self._divided(hidden if projection is None else linear(hidden, projection.mT))

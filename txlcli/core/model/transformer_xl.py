@@ -25,11 +25,13 @@ from txlcli.core.model import attention, backends
 from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.embedding import rows_of_bands
 from txlcli.core.model.encodings import ENCODINGS, encode
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, project, rotated, update_memory
 from txlcli.core.model.linear import Linear, merge
 from txlcli.core.model.losses import AuxiliaryLosses, Objective, mean_over_positions
 from txlcli.core.model.module_list import ModuleList
+from txlcli.core.model.softmax import AdaptiveSoftmax, Normalized, split
 from txlcli.core.model.sublayers import make_norm
 
 
@@ -45,17 +47,28 @@ def call_layer(layer: Layer, hidden: Tensor, past: Past, terms: ScoreTerms, coun
     return output
 
 
-def enter(model: "TransformerXL", vectors: Tensor, positions: Tensor) -> Tensor:
-    """Return the input of the first layer, (B, L, d), from the vectors of tokens at positions (L,)."""
-    embedded = model.encoding.add_to_embedding(vectors * model.settings.d_model**0.5, positions)
-    dropped: Tensor = model.embedding_dropout(embedded)
-    return dropped
+def enter(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positions: Tensor) -> Tensor:
+    """Return the input of the first layer, (B, L, d), from what the embedding finds for tokens at positions (L,)."""
+    embedded = model.embedding.join(vectors, tokens) * model.settings.d_model**0.5
+    return aligned(model.embedding_dropout(model.encoding.add_to_embedding(embedded, positions)), model.width)
 
 
-def leave(model: "TransformerXL", hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the final hidden states (B, L, d) without and with dropout, from the output of a layer."""
+def leave(model: "TransformerXL", hidden: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return the final hidden states (B, x, d) at some positions, without and with dropout, from a layer's output."""
     normed = model.final_norm(hidden)[..., : model.settings.d_model]
-    return normed, model.output_dropout(normed)
+    return normed[:, first:end], model.output_dropout(normed)[:, first:end]
+
+
+def conclude(
+    softmax: AdaptiveSoftmax, normalized: Normalized, hidden: Tensor, goal: Objective, own: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the objective and the mean loss in nats (0-d), given final hidden states (B, L, d) without dropout.
+
+    The objective has the losses `own` (0-d) of layers, too.
+    """
+    weights = goal.weights(hidden.shape[1])
+    loss = mean_over_positions(softmax.join(normalized).view(hidden.shape[:2]), weights)
+    return goal.penalized(sum(own, loss), hidden, weights), loss
 
 
 class TransformerXL(LanguageModel):
@@ -76,7 +89,7 @@ class TransformerXL(LanguageModel):
         """Score buffers that all layers share."""
         self._compiles = False
         self._call_layer: Callable[..., LayerOutput] = call_layer
-        self._enter, self._leave = enter, leave
+        self._enter, self._leave, self._conclude = enter, leave, conclude
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -142,7 +155,8 @@ class TransformerXL(LanguageModel):
 
     def pack(self, dtype: torch.dtype) -> None:
         self._compiles, self._call_layer = False, call_layer
-        self._enter, self._leave, self.encoding.encode = enter, leave, encode
+        self._enter, self._leave, self._conclude, self.encoding.encode = enter, leave, conclude, encode
+        self.embedding.rows_of_bands, self.softmax.split = rows_of_bands, split
         self.set_attention_backend(self.attention_backend)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
@@ -163,7 +177,7 @@ class TransformerXL(LanguageModel):
 
     def _use(self, backend: Backend) -> None:
         """Let all modules compute by this backend."""
-        self._width = self.settings.d_model + -self.settings.d_model % backend.multiple
+        self.width = self.settings.d_model + -self.settings.d_model % backend.multiple
         attend_context = backend.attend_context if self.settings.parts.qk_norm == "none" else None
         self.encoding.joins_products = attend_context is not None
         for layer in self.layers:
@@ -189,7 +203,9 @@ class TransformerXL(LanguageModel):
             self._recomputed = compiled(recomputed)
         else:
             self._call_layer = compiled(call_layer)
-        self._enter, self._leave, self.encoding.encode = compiled(enter), compiled(leave), compiled(encode)
+        self._enter, self._leave, self._conclude = compiled(enter), compiled(leave), compiled(conclude)
+        self.encoding.encode, self.embedding.rows_of_bands = compiled(encode), compiled(rows_of_bands)
+        self.softmax.split = compiled(split)
 
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
@@ -207,7 +223,7 @@ class TransformerXL(LanguageModel):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
-        return self._enter(self, self.embedding(tokens), positions)
+        return self._enter(self, self.embedding.look_up(tokens), tokens, positions)
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
@@ -237,7 +253,6 @@ class TransformerXL(LanguageModel):
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
         last = len(self.layers) - 1
-        hidden = aligned(hidden, self._width)
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
             inputs = (layer, hidden, past, layer_terms, count if number == last else None)
@@ -312,7 +327,7 @@ class TransformerXL(LanguageModel):
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
-        return self._leave(self, hidden)[1]
+        return self._leave(self, hidden, 0, hidden.shape[1])[1]
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
@@ -320,12 +335,14 @@ class TransformerXL(LanguageModel):
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
         outputs, memory = self._read(tokens, self._pasts(memory, goal.mem_len), goal)
         own = [output.loss for output in outputs if output.loss is not None]
-        length = targets.shape[1]
-        counted, weights = goal.counted(length)
-        states = [self._leave(self, output.hidden) for output in (outputs if self.auxiliary else outputs[-1:])]
-        del outputs  # the backward pass frees the old memory layer by layer
-        finished = [dropped[:, -length:][:, counted] for _, dropped in states]
-        loss = mean_over_positions(self.losses(finished[-1], targets[:, counted]), weights)
+        length, unread = targets.shape[1], tokens.shape[1] - targets.shape[1]
+        counted = goal.counted(length)
+        first, end = unread + counted.start, unread + counted.stop
+        read = outputs if self.auxiliary else outputs[-1:]
+        states = [self._leave(self, output.hidden, first, end) for output in read]
+        del outputs, read  # the backward pass frees the old memory layer by layer
+        (undropped, finished), targets = states[-1], targets[:, counted]
+        normalized = self.softmax.normalized(finished.flatten(0, 1), targets.flatten())
         if self.auxiliary is not None:
-            own.append(self.auxiliary(finished, targets[:, counted], goal.progress))
-        return goal.penalized(sum(own, loss), states[-1][0][:, -length:][:, counted], weights), loss, memory
+            own.append(self.auxiliary([dropped for _, dropped in states], targets, goal.progress))
+        return *self._conclude(self.softmax, normalized, undropped, goal, own), memory
