@@ -52,6 +52,12 @@ def test_its_gradients_are_those_of_the_definition(window, position_keys, biased
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
+def test_a_compiled_function_has_no_break_at_it():
+    given = tensors()
+    compiled = torch.compile(txlcli.relative_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), txlcli.relative_attention(*given), rtol=0, atol=1e-12)
+
+
 def test_finite_differences_confirm_the_gradients():
     given = [tensor[..., :3].detach().requires_grad_() for tensor in tensors()]
     assert torch.autograd.gradcheck(txlcli.relative_attention, given)
@@ -70,8 +76,12 @@ def test_finite_differences_confirm_the_gradients():
         ({"key": draw(B, H, K, D).int()}, "key is torch.int32 on cpu; give floating-point tensors"),
         ({"query": draw(B, H, L, D).half()}, "key is torch.float64 on cpu; give .* key and value with its dtype"),
         ({"position_bias": draw(H, D).to("meta")}, "position_bias is torch.float64 on meta"),
-        ({"window": 0}, "window 0, dropout 0.0: give a window of at least 1"),
-        ({"dropout": 1.0}, "window None, dropout 1.0: give a window of at least 1, a dropout from 0 to below 1"),
+        ({"query": 1}, r"query is of type int; give a tensor \(B, H, L, D\)"),
+        ({"key": None}, r"key is of type NoneType; give a tensor \(B, H, K, D\)"),
+        ({"window": 0}, "window 0, dropout 0.0: give a whole window of at least 1"),
+        ({"window": 2.5}, "window 2.5, dropout 0.0: give a whole window of at least 1"),
+        ({"dropout": "0.1"}, "window None, dropout '0.1': give a whole window of at least 1"),
+        ({"dropout": 1.0}, "window None, dropout 1.0: give a whole window of at least 1, a dropout from 0 to below 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_rejected(changed, message):

@@ -6,6 +6,7 @@ key of their own.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from txlcli.core.backend import ScoreTerms
@@ -24,6 +25,7 @@ AXES = {
     "distance_bias": "Hn",
 }
 """Axes of each tensor, in the order of the parameters."""
+REQUIRED = ("query", "key", "value")
 
 
 def relative_attention(
@@ -59,18 +61,18 @@ def relative_attention(
     Returns:
         (B, H, L, D).
     Raises:
-        UsageError: if the shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
+        UsageError: if the types, shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
-    tensors = (query, key, value, position_key, content_bias, position_bias, distance_bias)
-    sizes = _sizes({name: tensor for name, tensor in zip(AXES, tensors, strict=True) if tensor is not None})
+    sizes = _sizes(_given(query, key, value, position_key, content_bias, position_bias, distance_bias))
     seg_len, key_len = sizes["L"], sizes["K"]
     if seg_len > key_len:
         raise UsageError(
             f"query has {seg_len} positions, key {key_len}; the last L of the K keys belong to the queries"
         )
-    if not 0 <= dropout < 1 or (window is not None and window < 1):
+    fits = isinstance(window, int | None) and isinstance(dropout, int | float)
+    if not fits or not 0 <= dropout < 1 or (window is not None and window < 1):
         raise UsageError(
-            f"window {window}, dropout {dropout}: give a window of at least 1, a dropout from 0 to below 1"
+            f"window {window!r}, dropout {dropout!r}: give a whole window of at least 1, a dropout from 0 to below 1"
         )
     reach = min(window or key_len, key_len)
     if distance_bias is not None and sizes["n"] != reach:
@@ -79,8 +81,20 @@ def relative_attention(
         position_key = position_key[:, max(0, position_key.shape[1] - reach) :]
     terms = ScoreTerms(reach, position_key, content_bias, position_bias, distance_bias)
     has_kernels = query.device.type in ("cpu", "cuda")
-    attend = FastAttention(TiledAttention()) if has_kernels else attention.attend
+    tiles = attention.attend if torch.compiler.is_compiling() else TiledAttention()
+    attend = FastAttention(tiles) if has_kernels else attention.attend
     return attend(query, key, value, terms, dropout=dropout)
+
+
+def _given(*tensors: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors by name, without those that are left out."""
+    given = {}
+    for name, tensor in zip(AXES, tensors, strict=True):
+        if isinstance(tensor, Tensor):
+            given[name] = tensor
+        elif tensor is not None or name in REQUIRED:
+            raise UsageError(f"{name} is of type {type(tensor).__name__}; give a tensor ({', '.join(AXES[name])})")
+    return given
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -89,7 +103,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     query = tensors["query"]
     for name, tensor in tensors.items():
         fits = tensor.is_floating_point() and tensor.device == query.device
-        if not fits or (name in ("key", "value") and tensor.dtype != query.dtype):
+        if not fits or (name in REQUIRED and tensor.dtype != query.dtype):
             raise UsageError(
                 f"{name} is {tensor.dtype} on {tensor.device}; give floating-point tensors on the device of query, and "
                 "key and value with its dtype"
