@@ -54,6 +54,12 @@ def test_threads_spin_shortly_unless_the_user_has_chosen_how_they_wait(monkeypat
     assert python("-c", script).stdout.splitlines()[-1] == str(used)
 
 
+def test_a_warning_of_a_library_is_one_line():
+    script = "import atexit, sys, warnings; from txlcli.__main__ import main; sys.argv = ['txl', '--version']\n"
+    script += "atexit.register(warnings.warn, 'It is slow,\\n  but it runs.'); main()"
+    assert python("-c", script).stderr == "It is slow, but it runs.\n"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])
 def test_help_and_version_are_shown_on_stdout(arguments):
     ended = python("-m", "txlcli", *arguments)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 
 from txlcli.system import signals
 
@@ -60,8 +61,10 @@ def main() -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it keeps its own files
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files; matplotlib does not load with a wrong value
     try:
+        from txlcli import console
         from txlcli.cli import app
 
+        warnings.showwarning = lambda message, *_: console.warn(" ".join(str(message).split()))
         app(prog_name="txl")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

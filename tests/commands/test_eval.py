@@ -258,6 +258,23 @@ def test_the_definition_of_attention_gives_the_same_loss(here, options, monkeypa
     assert [row["loss_nats"] for row in rows] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_compiled_layers_give_the_same_loss_with_the_attention_that_was_asked_for(here, backend, monkeypatch):
+    calls, options = count_definitions(monkeypatch), ["eval", "byte", "--attention", backend, "--mem-len", "5,11"]
+    (expected, before), (rows, after) = (
+        (json_of(*options, "--compile", choice)["rows"], calls["no gradient"]) for choice in ("off", "on")
+    )
+    assert [row["loss_nats"] for row in rows] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-5)
+    assert [row["loss_nats"] for row in rows] != [row["loss_nats"] for row in expected]
+    assert after > before
+
+
+def test_what_adapts_or_reads_documents_is_not_compiled(here):
+    for option in ("--dynamic", "--reset-at-documents"):
+        assert refusal("eval", "byte", option, "--compile", "on").endswith("compile nothing; leave out --compile")
+
+
 def test_lanes_lose_context_but_no_token(here):
     # The losses with one and with seven lanes differ only near the beginning of a lane.
     done("eval", "byte", "--losses", "one.h5", "--batch-size", 1)

@@ -169,6 +169,7 @@ def check_plain_name(name: str | None) -> None:
 
 
 attention_option = partial(option, "Attention backend; all compute the same function.")
+compile_option = partial(option, "Fuse the operations of layers with torch.compile; auto does so on a GPU if it pays.")
 flag_option = partial(option, default=False)
 force_option = partial(flag_option, "Overwrite existing results.")
 memory_option = partial(option, "Memory length M [default: the recipe's].", minimum=0)
@@ -292,6 +293,7 @@ class EvalOptions(Options):
         writes=(".html",),
     )
     attention: AttentionBackend | None = attention_option()
+    compile: Compile | None = compile_option()
     plot: Path | None = plot_option()
     force: bool = force_option()
     timed: bool = True
@@ -312,6 +314,8 @@ class EvalOptions(Options):
             self.exclude("attn_len", "cache", "dynamic", "protocols", because="`html` shows the model and its memory")
         if self.adapts:
             self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
+        if self.dynamic or self.reset_at_documents:
+            self.exclude("compile", because="`dynamic` and `reset_at_documents` compile nothing")
         if self.adapts and (self.searched or len(self.mem_lens) > 1):
             raise UsageError("`cache` and `dynamic` take one `mem_len`, which is not searched for")
         shortest = min(self.windows, default=MAX_COUNT)
@@ -666,7 +670,7 @@ class TrainOptions(Options):
     overrides: tuple[str, ...] = overrides_option()
     precision: Precision | None = option("Precision of matrix products [default: as in the recipe].")
     attention: AttentionBackend | None = attention_option()
-    compile: Compile | None = option("Fuse the operations of layers with torch.compile [default: as in the recipe].")
+    compile: Compile | None = compile_option()
     seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
     profile: int | None = option(
         "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder.", metavar="N"

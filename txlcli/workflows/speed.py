@@ -11,7 +11,7 @@ import torch
 from txlcli.config import recipe
 from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings, Precision, Settings, TrainSettings
-from txlcli.core.kernels.compilation import check_compiler, triton_problem
+from txlcli.core.kernels.compilation import check_compiler, compiler_problem, triton_problem
 from txlcli.core.kernels.device import check_precision, describe, pick_device
 from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
 from txlcli.core.measures.timing import (
@@ -189,8 +189,11 @@ class Bench:
         train = dataclasses.replace(self.settings.train, precision=self.precision)
         compiles = self.device.type == "cuda" and self.settings.model.has_attention and not triton_problem(self.device)
         if train.compile == "auto" and compiles:  # as in a long run
-            train = dataclasses.replace(train, compile="on")
-        if train.compile == "on":
+            problem = compiler_problem(self.device)
+            if problem is not None:
+                self._reporter.say(f"layers are not compiled: {problem}")
+            train = dataclasses.replace(train, compile="on" if problem is None else "off")
+        elif train.compile == "on":
             check_compiler(self.device, 'time a recipe with train.compile = "off"')
         most = max(1, TRAINING_TOKENS_ON_CPU // train.seg_len)
         if self.device.type == "cpu" and train.batch_size > most:

@@ -3,11 +3,14 @@
 import importlib.metadata
 import importlib.util
 import shutil
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from txlcli.core.kernels.compilation import check_compiler, portable_reason, runs_triton, triton_problem
+from txlcli.core.kernels.compilation import check_compiler, compiled, portable_reason, runs_triton, triton_problem
 from txlcli.errors import UsageError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,20 +31,33 @@ def test_without_a_compiler_the_error_names_it():
     assert str(caught.value).endswith("; install g++, or leave it out")
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_a_function_that_cannot_be_compiled_is_called_as_it_is_and_one_warning_says_why():
+    function, three = compiled(torch.square), torch.tensor(3.0)
+    with pytest.warns(UserWarning, match="^layers are not compiled, and take longer: .*no-such-compiler"):
+        assert function(three) == 9
+    assert function(three) == 9  # without another warning, which would be an error
+
+
 class Gpu:
     """Pretends that a GPU has a compute capability, and which packages and programs are installed."""
 
     def __init__(self, monkeypatch):
         self._monkeypatch = monkeypatch
 
-    def pretend(self, capability=(9, 0), *, triton="3.6.0", compiler=True):
+    def pretend(self, capability=(9, 0), *, triton="3.6.0", compilers=("gcc",), given=None, failure=None):
         triton_problem.cache_clear()
         replace = self._monkeypatch.setattr
+        driver = SimpleNamespace(active=Mock(get_current_target=Mock(side_effect=failure)))
+        self._monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=driver))
+        self._monkeypatch.delenv("CC", raising=False)
+        if given is not None:
+            self._monkeypatch.setenv("CC", given)
         self._monkeypatch.delenv("TRITON_INTERPRET", raising=False)
         replace(torch.cuda, "get_device_capability", lambda _: capability)
         replace(importlib.util, "find_spec", lambda _: triton)
         replace(importlib.metadata, "version", lambda _: triton)
-        replace(shutil, "which", lambda _: "/usr/bin/cc" if compiler else None)
+        replace(shutil, "which", lambda name: name if name in compilers else None)
 
 
 @pytest.fixture
@@ -63,7 +79,13 @@ def test_kernels_of_triton_run_on_gpus_since_ampere(gpu, width, capability):
     [
         ({"triton": None}, 64, "Triton is not installed; pip install triton"),
         ({"triton": "3.5.1"}, 64, "Triton 3.5.1 is installed, and they need 3.6; pip install -U triton"),
-        ({"compiler": False}, 64, "Triton finds no C compiler; install gcc"),
+        ({"compilers": ("cc",)}, 64, "Triton finds no C compiler (gcc, clang); install gcc, or set CC"),
+        ({"given": "/no/cc"}, 64, "Triton finds no C compiler (/no/cc); install gcc, or set CC"),
+        (
+            {"failure": RuntimeError("Python.h:\nNo such file")},
+            64,
+            "Triton cannot compile here (Python.h: No such file); it needs gcc, and Python's headers (python3-dev)",
+        ),
         ({"capability": (7, 5)}, 64, "the GPU has compute capability 7.5, and they need 8.0"),
         ({}, 129, "they have heads of at most 128 units, not 129"),
     ],

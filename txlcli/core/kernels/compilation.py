@@ -5,13 +5,15 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import warnings
 from collections.abc import Callable
+from textwrap import shorten
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from txlcli.core.kernels.device import AMPERE
-from txlcli.core.kernels.private import constant_for_compiler, prepare_compiler
+from txlcli.core.kernels.private import compiler_failures, constant_for_compiler, prepare_compiler
 from txlcli.errors import UsageError
 
 P = ParamSpec("P")
@@ -45,9 +47,21 @@ def _missing_package() -> str | None:
     version = importlib.metadata.version("triton")
     if tuple(map(int, version.split(".")[:2])) < MIN_TRITON:
         return "Triton {} is installed, and they need {}.{}; pip install -U triton".format(version, *MIN_TRITON)
-    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-        return "Triton finds no C compiler; install gcc"
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton chooses
+    if not any(map(shutil.which, compilers)):
+        return f"Triton finds no C compiler ({', '.join(compilers)}); install gcc, or set CC"
+    from triton.runtime.driver import driver  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    try:
+        driver.active.get_current_target()  # the first call compiles a module of Triton's own
+    except Exception as error:
+        return f"Triton cannot compile here ({_reason(error)}); it needs gcc, and Python's headers (python3-dev)"
     return None
+
+
+def _reason(error: Exception) -> str:
+    """Return the beginning of an error message of a compiler."""
+    return shorten(str(error) or type(error).__name__, 160)
 
 
 @constant_for_compiler
@@ -65,30 +79,42 @@ def portable_reason(device: torch.device, width: int) -> str | None:
     return f"attention without Triton's kernels, which takes longer and more memory: {problem}"
 
 
-def check_compiler(device: torch.device, instead: str) -> None:
-    """Prepare the compiler, and compile a small function to find out whether PyTorch can.
-
-    Args:
-        device: to compile for.
-        instead: next step without it.
-    """
+def compiler_problem(device: torch.device) -> str | None:
+    """Prepare the compiler; compile a small function, and return why PyTorch cannot, or None."""
     prepare_compiler()
     try:
         torch.compile(torch.neg)(torch.ones(2, device=device))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         compiler = "Triton" if device.type == "cuda" else "g++"
-        missing = f"compile: PyTorch finds no working compiler for {device.type} ({reason})"
-        raise UsageError(f"{missing}; install {compiler}, or {instead}") from error
+        return f"PyTorch finds no working compiler for {device.type} ({_reason(error)}); install {compiler}"
+    return None
+
+
+def check_compiler(device: torch.device, instead: str) -> None:
+    """Check that PyTorch can compile for a device; `instead` is the next step without."""
+    if problem := compiler_problem(device):
+        raise UsageError(f"compile: {problem}, or {instead}")
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function as one graph, at the first call with tensors of other shapes once more.
 
+    If the compiler fails, a warning says why, and the function is called as it is.
     Rows are padded by the model, not by the compiler, and small kernels that do not depend on each other are joined.
     """
     options: dict[str, str | int | bool | Callable[..., object]] = {"shape_padding": False, "combo_kernels": True}
-    result: Callable[P, R] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    return result
+    fused: Callable[P, R] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    failures = compiler_failures()
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal fused
+        try:
+            return fused(*args, **kwargs)
+        except failures as error:
+            warnings.warn(f"layers are not compiled, and take longer: {_reason(error)}", stacklevel=2)
+            fused = function
+            return function(*args, **kwargs)
+
+    return call

@@ -40,6 +40,13 @@ def prepare_compiler() -> None:
     config.recompile_limit = 64
 
 
+def compiler_failures() -> type[Exception]:
+    """Return the base class of what torch.compile raises if it cannot compile a function."""
+    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415
+
+    return TorchDynamoException
+
+
 def constant_for_compiler(function: Callable[P, R]) -> Callable[P, R]:
     """Let torch.compile call a function while it traces and keep the result, without importing the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

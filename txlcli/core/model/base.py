@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
-from txlcli.config.settings import AttentionBackend, Recompute
+from txlcli.config.settings import AttentionBackend, Compile, Recompute
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.embedding import AdaptiveEmbedding
@@ -33,6 +33,8 @@ class LanguageModel(nn.Module, ABC):
     """Precision of a copy that was made for reading; None for a model in training."""
     attention_backend: AttentionBackend | None = None
     """The attention backend; None for a model without attention."""
+    reading_compile: Compile = "auto"
+    """Whether readers compile what is between two attentions; auto: on a GPU, for long texts."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()

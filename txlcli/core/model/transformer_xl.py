@@ -210,7 +210,8 @@ class TransformerXL(LanguageModel):
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
         check_compiler(self.device, "`compile` off")
-        attend = FastAttention(backends.COMPILED.attend, compiled(scaled_queries))
+        is_fast = self.attention_backend == "auto"
+        attend = FastAttention(attention.attend, compiled(scaled_queries)) if is_fast else attention.attend
         self._use(dataclasses.replace(backends.COMPILED, attend=attend, attend_context=None))
         for layer in self.layers:
             layer.project, layer.finish = compiled(project), compiled(Layer.residual_block)

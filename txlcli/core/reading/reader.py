@@ -7,6 +7,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 """
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.compilation import runs_triton
+from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.model.base import LanguageModel, Memory
 
@@ -43,11 +44,19 @@ FLOPS_THAT_PAY = 2.4e15
 
 
 def compiling_pays(model: LanguageModel, tokens: int) -> bool:
-    """Return True if reading so many tokens on a GPU takes much longer than compiling the layers of the model."""
-    if model.device.type == "cpu" or not runs_triton(model.device, model.dtype):
+    """Return True if `model.reading_compile` is on, or auto and reading so many tokens takes much longer on a GPU."""
+    if model.reading_compile != "auto":
+        return model.reading_compile == "on"
+    is_fast = model.device.type == "cuda" and model.attention_backend == "auto"
+    if not (is_fast and runs_triton(model.device, model.dtype)):
         return False
     weights = sum(weight.numel() for name, weight in model.named_parameters() if name.startswith("layers."))
-    return 2 * weights * tokens > FLOPS_THAT_PAY
+    if 2 * weights * tokens <= FLOPS_THAT_PAY:
+        return False
+    problem = compiler_problem(model.device)
+    if problem is not None:
+        warnings.warn(f"layers are not compiled: {problem}", stacklevel=2)
+    return problem is None
 
 
 class Reader(ABC):

@@ -220,6 +220,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     check_options(opened, options)
     if options.attention is not None:
         opened.model.set_attention_backend(options.attention)
+    opened.model.reading_compile = options.compile or "auto"
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())
     if options.text is None:
@@ -248,6 +249,8 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
     if model.recurrent_state:
         windows = [] if options.protocols else ["attn_len"]  # protocols read a recurrent state in windows, too
         options.exclude("mem_len", "plot", *windows, because=f"{directory} has a recurrent state {arch}")
+    if model.recurrent_state or not model.keys_are_tokens:
+        options.exclude("compile", because=f"{directory} is read without compiled parts {arch}")
     if options.same_length and not model.keys_are_tokens:
         raise UsageError(f"{directory} sees all of its memory {arch}; leave out `same_length`")
     if not model.limits_distance:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from txlcli.config.settings import Settings, TrainSettings
-from txlcli.core.kernels.compilation import check_compiler, triton_problem
+from txlcli.core.kernels.compilation import compiler_problem, triton_problem
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
 from txlcli.core.measures.cost import Shares, step_flops_per_token
@@ -143,8 +143,4 @@ def _reason_against(run: Run, device: torch.device, processes: int, steps: int) 
     seconds = steps * step_flops / rate
     if seconds < MIN_SECONDS:
         return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
-    try:
-        check_compiler(device, "training is slower without")
-    except UsageError as error:
-        return str(error)
-    return None
+    return compiler_problem(device)
