@@ -55,12 +55,12 @@ def quickstart(
 
     Example: txl quickstart
     """
+    signals.explain_end('what was saved is kept; "txl quickstart" continues')
     from txlcli.commands import eval_table
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
 
-    signals.explain_end('what is saved is kept; "txl quickstart" continues')
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     workspace, data_dir = where.workspace(json=False), where.data_dir
     if max_minutes is None:

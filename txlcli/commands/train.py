@@ -49,7 +49,7 @@ def train(
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
     dry_run, runs_dir = launch.dry_run, where.runs_dir
-    if not dry_run and launch.seeds == 1:
+    if not dry_run:
         signals.explain_end(_kept_by_a_signal(options, where))
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
@@ -92,6 +92,7 @@ def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Wo
             result = start.run(source, options, workspace, on_report=console.show_json if json else None)
             if not json and launcher.is_main():
                 training_tables.show_result(result)
+            signals.explain_end(f"{result.run.directory} was saved")
     if len(runs) > 1:
         names = [str(options.name) for options in runs]
         console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
