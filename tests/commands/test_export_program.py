@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -41,7 +42,9 @@ def run_python(*words):
 )
 def test_a_program_reads_segments_as_txl_does(here, kind):
     train(*KINDS[kind], name=kind)
-    done("export", kind, "out", "--format", "pt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        done("export", kind, "out", "--format", "pt2")
     opened = loading.open_run(kind, here / "runs", device="cpu", precision="fp32")
     tokens = torch.randint(opened.model.vocab_size, (3, 27), generator=torch.Generator().manual_seed(5))
     reader = make_reader(opened.model, opened.run.settings.evaluation_settings(), batch_size=3)
@@ -64,6 +67,14 @@ def test_the_loader_scores_and_continues_a_text(here):
     log_probs = torch.cat([reader.log_probs(reader.read(part)) for part in ids[:, :-1].split(5, dim=1)], dim=1)
     assert loss == pytest.approx(-log_probs[0].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
     assert run_python("out/load.py", "continue", "the fox").startswith("the fox")
+
+
+def test_a_program_of_pieces_is_told_to_take_ids(here):
+    shown = done("export", "sentencepiece", "out", "--format", "pt2").stdout
+    assert "score FILE" not in shown
+    assert shown.endswith(
+        "\nload.py cannot encode text of this vocabulary: import it, and give its function `read` ids\n"
+    )
 
 
 def test_other_architectures_are_rejected_and_other_configurations_are_told(here):

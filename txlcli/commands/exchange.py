@@ -89,9 +89,10 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
-    script = f"{result.folder}/load.py"
-    again = ["python", script, "score", "FILE"] if "load.py" in result.files else ["txl", "import", result.folder]
-    facts = {"files": ", ".join(result.files), "next": shlex.join(again)}
+    next_command: list[str] | None = ["txl", "import", result.folder]
+    if "load.py" in result.files:
+        next_command = None if result.notes else ["python", f"{result.folder}/load.py", "score", "FILE"]
+    facts = {"files": ", ".join(result.files), "next": next_command and shlex.join(next_command)}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 
 

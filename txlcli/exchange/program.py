@@ -38,6 +38,7 @@ class Program(nn.Module):
         pasts, goal = model._pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
         limit = key_limit(settings.same_length, settings.mem_len)
         outputs, memory = model._read(tokens, pasts, goal, limit, settings.max_distance)
+        self.empty.pop()  # PyTorch warns of tensors that are left in a module
         return model.log_probs(model._final(outputs[-1].hidden)), memory
 
 

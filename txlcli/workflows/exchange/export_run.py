@@ -26,6 +26,8 @@ EMPTY_START = (
     "predictions differ near the beginning of a text"
 )
 
+ONLY_IDS = f"{LOADER} cannot encode text of this vocabulary: import it, and give its function `read` ids"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedRun:
@@ -53,8 +55,15 @@ def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) 
         folder=str(directory),
         files=export_directory.fill(directory, names, lambda draft: write(opened, draft), force=options.force),
         parameters=opened.run.parameters,
-        notes=() if is_program or model.memory_starts_full else (EMPTY_START,),
+        notes=_notes(opened, is_program=is_program),
     )
+
+
+def _notes(opened: OpenRun, *, is_program: bool) -> tuple[str, ...]:
+    """Return what a user of the export has to know."""
+    if is_program:
+        return () if opened.vocab.tokenizer in ("byte", "char", "word") else (ONLY_IDS,)
+    return () if opened.model.memory_starts_full else (EMPTY_START,)
 
 
 def _write_program(opened: OpenRun, draft: Path) -> None:
