@@ -166,7 +166,7 @@ def test_the_commands_of_the_report_give_the_same_result(shrunk):
     words[words.index("--name") + 1] = "by-hand"
     done(*words)
     output = json_of(*evaluation.replace("tiny-short-xl-1111", "by-hand").split()[1:])
-    assert output["rows"][0]["ppl"] == section["data"]["short-xl"][0]
+    assert output["rows"][0]["ppl"] == section["data"]["Ours"]["test"]["values"][0]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
 
 def sections(result: "RunReport") -> list[Section]:
     """Return the sections of the report; the figures are written to its directory."""
-    from txlcli.workflows.reproduction.figures import sample_texts
+    from txlcli.workflows.reproduction.items import sample_texts
 
     run = result.history.run
     settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]

@@ -14,7 +14,7 @@ CONTEMPORARY, FINETUNED = "\N{LOZENGE}", "\N{DAGGER}"  # the marks of Tables 1, 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A row of Tables 1 to 5: a system on a benchmark."""
+    """A row of Tables 1 to 5, a system on a benchmark, or of Table 7, which does not name the split."""
 
     citation: str | None = None
     """Authors and year; None for the paper's own rows ("Ours")."""
@@ -57,14 +57,6 @@ class Ablation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """A row of Table 7: perplexity on One Billion Word; the paper does not name the split."""
-
-    name: str
-    ppl: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class ContextLength:
     """A row of Table 8: relative effective context length in words."""
 
@@ -100,7 +92,7 @@ class Table(Generic[Row]):
     rows: tuple[Row, ...]
 
 
-ROW_TYPES = {**dict.fromkeys(range(1, 6), Result), 6: Ablation, 7: Method, 8: ContextLength, 9: Slowdown, 10: Ablation}
+ROW_TYPES = {**dict.fromkeys((1, 2, 3, 4, 5, 7), Result), 6: Ablation, 8: ContextLength, 9: Slowdown, 10: Ablation}
 DATA = tomllib.loads((files("txlcli.paper") / "published.toml").read_text(encoding="utf-8"))
 TABLES: Mapping[int, Table[Any]] = {
     table["number"]: Table(**table | {"rows": tuple(ROW_TYPES[table["number"]](**row) for row in table["rows"])})

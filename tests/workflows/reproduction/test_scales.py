@@ -7,7 +7,7 @@ import pytest
 from txlcli.core.model.registry import count_parameters
 from txlcli.paper import published
 from txlcli.workflows.reproduction import scales
-from txlcli.workflows.reproduction.reproduce import ITEMS
+from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.section import parts
 
 EVERY = {

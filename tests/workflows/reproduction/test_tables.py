@@ -10,7 +10,7 @@ import pytest
 from txlcli.core.measures.recl import Recl
 from txlcli.paper import published
 from txlcli.workflows.options import EvalOptions, ReproduceOptions
-from txlcli.workflows.reproduction import figures, scales, tables
+from txlcli.workflows.reproduction import items, scales
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
 
@@ -44,7 +44,7 @@ def test_our_numbers_are_in_the_papers_rows():
     models = ("bytes-xl-18", "bytes-xl-12", "bytes-xl-24", "bytes-vanilla-12", "bytes-vanilla-64")
     worth = dict(zip(models, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     runner = FakeRunner(lambda part, options: worth[part] + (10 if options.split == "valid" else 0))
-    section = tables.benchmark(runner, "table2")
+    section = items.benchmark(runner, "table2")
     (grid,) = section.grids
     rows = {row[0]: row[1:] for row in grid.rows}
     assert len(rows) == len(published.TABLES[2].rows)
@@ -75,7 +75,7 @@ def test_models_without_memory_are_evaluated_by_windows_of_the_segment_length():
         return 1.0
 
     for item in ("table1", "table2"):
-        tables.benchmark(FakeRunner(note), item)
+        items.benchmark(FakeRunner(note), item)
     assert requested["bytes-vanilla-12"] == EvalOptions(split="test", attn_len=(512,), stride=1)
     assert requested["bytes-xl-12"] == EvalOptions(split="test")
     assert requested["words-qrnn"] == EvalOptions(split="test")  # it has a recurrent state
@@ -103,7 +103,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
         return ablation(part, options)
 
     runner = FakeRunner(note)
-    section = tables.table6(runner, "table6")
+    section = items.table6(runner, "table6")
     as_trained = EvalOptions(split="valid", mem_len=(128,), seg_len=128, same_length=False)
     assert requested[0] == as_trained
     rows = section.grids[0].rows
@@ -121,7 +121,7 @@ def test_table_6_compares_training_settings_with_the_best_length():
 
 
 def test_harmful_longer_attention_is_reported():
-    section = tables.table6(FakeRunner(with_value((256, 512), 2.02)), "table6")
+    section = items.table6(FakeRunner(with_value((256, 512), 2.02)), "table6")
     (claim,) = (claim for claim in section.claims if claim.text == HARMLESS)
     assert claim.held is False
     assert claim.detail == "here +1.00% at M = 256 and +1.00% at M = 512, the worst seed"
@@ -142,7 +142,7 @@ def with_value(mem_lens, value):
     ],
 )
 def test_lengths_beyond_those_of_the_search_decide(numbers, loss_at_300, text, held):
-    section = tables.table6(FakeRunner(numbers, loss_at_300=loss_at_300), "table6")
+    section = items.table6(FakeRunner(numbers, loss_at_300=loss_at_300), "table6")
     assert verdicts_of(section)[text] is held
 
 
@@ -150,7 +150,7 @@ def test_the_best_is_never_worse_than_the_training_settings():
     def best_as_trained(part, options):
         return ablation(part, options) - (1.0 if options.same_length is False else 0)
 
-    section = tables.table6(FakeRunner(best_as_trained), "table6")
+    section = items.table6(FakeRunner(best_as_trained), "table6")
     assert section.grids[0].rows[0][1:3] == ["1.625 ± 0.177"] * 2
 
 
@@ -159,8 +159,8 @@ def point(tokens, *, ended=False):
 
 
 def test_recl_is_compared_within_a_group():
-    measured = dict.fromkeys(figures.ROWS, point(32)) | {"words-xl": point(64, ended=True)}
-    claims = figures.compare_groups(measured, 16)
+    measured = dict.fromkeys(items.ROWS, point(32)) | {"words-xl": point(64, ended=True)}
+    claims = items.compare_groups(measured, 16)
     assert [claim.held for claim in claims] == [True, True, False, False, False]  # 32 is no further than 32
     assert claims[0].text == "Transformer-XL 151M uses more context than QRNN (r = 0.1)"
     assert claims[0].detail == "here >= 64 and 32 tokens"
@@ -168,7 +168,7 @@ def test_recl_is_compared_within_a_group():
 
 @pytest.mark.parametrize(("both", "bound"), [(point(16), "<= 16"), (point(64, ended=True), ">= 64")])
 def test_two_equal_bounds_are_undecided(both, bound):
-    claims = figures.compare_groups(dict.fromkeys(figures.ROWS, both), 16)
+    claims = items.compare_groups(dict.fromkeys(items.ROWS, both), 16)
     assert {claim.held for claim in claims} == {None}
     assert claims[0].detail == f"here {bound} and {bound} tokens"
     assert claims[0].verdict == "undecided"
@@ -182,12 +182,12 @@ def test_a_number_over_several_seeds_has_its_deviation(values, text):
 
 
 def test_a_substitute_text_is_named_in_the_columns():
-    (grid,) = tables.benchmark(FakeRunner(lambda *_: 2.0, scale=TINY), "table5").grids
+    (grid,) = items.benchmark(FakeRunner(lambda *_: 2.0, scale=TINY), "table5").grids
     assert grid.columns[1:4] == ["parameters", "valid (tiny-words)", "test (tiny-words)"]
 
 
 def test_table_10_shows_the_tokens_per_step_of_each_row():
-    section = tables.table10(FakeRunner(ablation), "table10")
+    section = items.table10(FakeRunner(ablation), "table10")
     assert section.notes[-1] == (
         "Tokens per step (batch size x segment length), row by row: 60 x 128, 60 x 128, 60 x 176, 60 x 172. "
         "Segments of the paper: 128, 128, 176, 172."

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,26 +15,14 @@ from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.input_files import MAX_REPORT, read_text
 from txlcli.system.plain_json import as_json, parse_json
 from txlcli.workflows.options import ReproduceOptions
-from txlcli.workflows.reproduction import figures, scales, tables
+from txlcli.workflows.reproduction import scales
+from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
 from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
 from txlcli.workflows.workspace import Workspace
 
 SECTIONS, LOCK = "reproduction.json", ".lock"
-ITEMS: dict[str, Callable[[Runner, str], Section]] = {
-    **dict.fromkeys(("table1", "table2", "table3", "table4", "table5"), tables.benchmark),
-    "table6": tables.table6,
-    "table7": tables.table7,
-    "table8": figures.table8,
-    "table9": figures.table9,
-    "table10": tables.table10,
-    **dict.fromkeys(("figure3", "figure4"), figures.recl_figure),
-    **dict.fromkeys(("figure5", "figure6", "figure7"), figures.attention_figure),
-    "appendix-e": figures.appendix_e,
-    "frontier": tables.frontier,
-}
-"""The function that makes each table or figure, which it is given the name of."""
 TITLES = {f"table{n}": f"Table {n}: {table.title}" for n, table in published.TABLES.items()} | TABLES["titles"]
 
 
