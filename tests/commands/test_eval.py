@@ -63,21 +63,13 @@ def test_the_table_shows_what_the_json_says(here):
     table = done("eval", "byte", "--mem-len", "0,5,13", "--verbose")
     output = json_of("eval", "byte", "--mem-len", "0,5,13")
     assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
-    assert [row[1:4] for row in cells(table)] == [
-        [attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
+    assert [row[:4] for row in cells(table)] == [
+        [f"{row['mem_len']}{' *' if row['best'] else ''}", attention, f"{row['bpc']:.3f}", f"{row['ppl']:.3f}"]
         for attention, row in zip(["1-5", "5", "13"], output["rows"], strict=True)
-    ]
-    assert [row[0] for row in cells(table)] == [
-        f"{row['mem_len']}{' *' if row['best'] else ''}" for row in output["rows"]
     ]
     assert f"runs/byte on novel test, {output['rows'][0]['tokens']:,} tokens scored\n" in table.stdout
     assert "L = 5, same_length = m, max_distance = 10, fp32; 3 lanes, 2 of them start without context." in table.stdout
-    assert "vocabulary: all 256 bytes" in table.stdout
-    assert "evaluating runs/byte (best.safetensors, step 7)" in table.stderr
-    assert [row[5:] == ["-", "-", "-"] for row in cells(table)] == [True, False, False]
-    without = done("eval", "byte", "--mem-len", 0)
-    assert headings(without) == ["M", "attention", "bpc", "ppl", "ms/token"]
-    assert "vanilla" not in without.stdout
+    assert headings(done("eval", "byte", "--mem-len", 0)) == ["M", "attention", "bpc", "ppl", "ms/token"]
 
 
 def test_json_contains_all_settings_of_the_evaluation(here):
@@ -103,12 +95,7 @@ def test_a_sweep_keeps_the_order_drops_repetitions_and_marks_the_best_row(here):
     assert [row["mem_len"] for row in rows] == [0, 13, 1, 5]
     lowest = min(row["loss_nats"] for row in rows)
     assert [row["best"] for row in rows] == [row["loss_nats"] == lowest for row in rows]
-    assert sum(row["best"] for row in rows) == 1
-    for options in (["--attn-len", 4], ["--mem-len", "0,5"], ["--cache", 9]):
-        table = done("eval", "byte", *options, "--positions", 60)
-        several = len(cells(table)) > 1
-        assert [row[0].endswith(" *") for row in cells(table)].count(True) == several
-        assert ("* best. " in table.stdout) == several
+    assert "*" not in done("eval", "byte", "--attn-len", 4, "--positions", 60).stdout
 
 
 def test_every_token_is_scored_except_a_first_one_without_context(here):
@@ -330,12 +317,6 @@ def test_a_memory_longer_than_the_text_is_truncated(here):
     assert [row[1] for row in cells(table)] == ["30", "30"]
 
 
-def test_bf16_is_reported_and_close_to_fp32(here):
-    output = json_of("eval", "byte", "--precision", "bf16")
-    assert output["precision"] == "bf16"
-    assert output["rows"][0]["loss_nats"] == pytest.approx(only_row("byte")["loss_nats"], rel=0.02)
-
-
 def test_a_split_that_may_contain_training_data_is_reported_and_not_counted(here):
     assert "may contain training data" not in done("eval", "byte").stderr
     assert json_of("eval", "byte", "--split", "train")["may_be_learned"] is True
@@ -374,19 +355,11 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
 
 # --- errors ------------------------------------------------------------------------------------------------------
 
-USAGE = [
-    (["byte", "--mem-len", "5,-1"], "--mem-len -1: must be at least 0"),
-    (
-        ["byte", "--force", "--losses", "data/novel.h5"],
-        "--losses data/novel.h5: exists and holds no losses; give another name",
-    ),
-]
 
-
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=[" ".join(case[0]) for case in USAGE])
-def test_wrong_options_are_rejected(here, arguments, message):
+def test_a_file_without_losses_is_not_replaced(here):
     before = sorted(here.rglob("*"))
-    assert message in refusal("eval", *arguments)
+    message = refusal("eval", "byte", "--force", "--losses", "data/novel.h5")
+    assert message == "--losses data/novel.h5: exists and holds no losses; give another name"
     assert sorted(here.rglob("*")) == before
 
 

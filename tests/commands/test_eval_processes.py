@@ -49,6 +49,7 @@ def assert_same(result, expected):
     [
         pytest.param(["word", "--split", "valid", "--batch-size", 5], marks=pytest.mark.slow),
         pytest.param(["byte", "--text", "novel/test.txt", "--batch-size", 4], marks=pytest.mark.slow),
+        pytest.param(["byte", "--protocols", "disjoint,recurrence", "--batch-size", 2], marks=pytest.mark.slow),
         ["byte", "--attn-len", "3,7", "--stride", 2, "--positions", 301, "--batch-size", 4],
     ],
 )

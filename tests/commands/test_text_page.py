@@ -92,7 +92,10 @@ def test_a_state_has_one_row(here):
         (["--html", "no/out.html"], "--html no/out.html: there is no folder no; make it first"),
         (["--html", "a.html", "--attn-len", 3], "--html shows the model and its memory; leave out --attn-len"),
         (["--html", "a.html", "--dynamic"], "--html shows the model and its memory; leave out --dynamic"),
-        (["--html", "a.html", "--processes", 2], "several processes evaluate the model alone; leave out --html"),
+        (
+            ["--html", "a.html", "--processes", 2],
+            "several processes divide the lanes, or the windows, of the model alone; leave out --html",
+        ),
     ],
 )
 def test_what_a_page_cannot_show_is_rejected(here, options, message):

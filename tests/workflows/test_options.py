@@ -151,9 +151,9 @@ def test_other_values_and_combinations_are_rejected(options, given, message):
 
 
 def test_processes_that_cannot_share_the_work_are_rejected():
-    for name, value in (("dynamic", True), ("cache", 9)):
+    for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True)):
         message = rejection(EvalOptions(**{name: value}).check_processes, 2)
-        assert message == f"several processes evaluate the model alone; leave out `{name}`"
+        assert message == f"several processes divide the lanes, or the windows, of the model alone; leave out `{name}`"
     options = EvalOptions(text=STDIN)
     options.check_processes(1)
     message = rejection(options.check_processes, 2)

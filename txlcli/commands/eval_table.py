@@ -5,10 +5,9 @@ from pathlib import Path
 
 from txlcli import console
 from txlcli.paper import metrics
-from txlcli.paper.effective_length import THRESHOLD
 from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
 from txlcli.workflows.evaluation.rows import SLOWDOWN_WINDOWS, EvalRow
-from txlcli.workflows.evaluation.search import LengthSearch
+from txlcli.workflows.evaluation.search import THRESHOLD, LengthSearch
 
 TIME = "ms per token, one batch lane"
 

@@ -370,7 +370,8 @@ class EvalOptions(Options):
     def check_processes(self, processes: int) -> None:
         """Reject an evaluation that several processes cannot divide."""
         if processes > 1:
-            self.exclude("cache", "dynamic", "html", because="several processes evaluate the model alone")
+            names = ("cache", "dynamic", "html", "reset_at_documents")
+            self.exclude(*names, because="several processes divide the lanes, or the windows, of the model alone")
             if self.text is not None and self.text.name == "stdin":
                 raise UsageError(f"{self.text.label}: several processes cannot share stdin; give a file instead")
 

@@ -162,10 +162,8 @@ def _score_at(options: EvalOptions, length: int) -> Score:
 
 def _over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
     """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
-    settings, metric, first = scoring.opened.run.settings, metrics.metric_of(scoring.text.unit), None
-    scores = [
-        (protocol, score) for protocol in options.protocols for score in _of_protocol(protocol, settings, options)
-    ]
+    metric, first = metrics.metric_of(scoring.text.unit), None
+    scores = _protocol_scores(scoring.opened.run.settings, options)
     if "recurrence" in dict(scores):
         check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before other rows take hours
     for protocol, score in scores:
@@ -176,38 +174,33 @@ def _over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]
         yield dataclasses.replace(row, protocol=protocol, change=change)
 
 
-def _of_protocol(protocol: str, settings: Settings, options: EvalOptions) -> list[Score]:
-    """Return the functions that score by a protocol, one for each length; empty if the model lacks the protocol."""
-    if protocol == "recurrence":
-        mem_lens = (0,) if settings.model.recurrent_state else _mem_lens(settings, options)
-        return [partial(with_memory, mem_len=mem_len) for mem_len in mem_lens]
-    return [
-        partial(
-            in_windows,
-            length=length,
-            stride={"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol],
-            batch_size=options.batch_size,
-        )
-        for length in _window_lens(settings, options)
-    ]
+def _protocol_scores(settings: Settings, options: EvalOptions) -> list[tuple[str, Score]]:
+    """Return the functions that score by each protocol, one for each length; none by a protocol that the model lacks.
 
-
-def _window_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
-    """Return the window lengths of protocols: those given, or the memory lengths, or the trained segment length."""
-    lengths = _mem_lens(settings, options) or (settings.train.seg_len,)
-    longest = settings.model.longest_window or MAX_COUNT
-    return options.windows or tuple(dict.fromkeys(min(length, longest) for length in lengths))
-
-
-def _mem_lens(settings: Settings, options: EvalOptions) -> tuple[int, ...]:
-    """Return the memory lengths of protocols: those given, or that of the recipe; empty without memory."""
-    return options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
+    The lengths are those given, or else the recipe's memory length, or the trained segment length.
+    """
+    mem_lens = options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
+    lengths, longest = mem_lens or (settings.train.seg_len,), settings.model.longest_window or MAX_COUNT
+    windows = options.windows or tuple(dict.fromkeys(min(length, longest) for length in lengths))
+    if (options.stride or 0) > min(windows):
+        raise UsageError(f"`stride` {options.stride} exceeds the window length {min(windows)}; give at most that")
+    scores: list[tuple[str, Score]] = []
+    for protocol in options.protocols:
+        if protocol == "recurrence":
+            read = (0,) if settings.model.recurrent_state else mem_lens
+            scores += [(protocol, partial(with_memory, mem_len=mem_len)) for mem_len in read]
+            continue
+        for length in windows:
+            stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
+            score = partial(in_windows, length=length, stride=stride, batch_size=options.batch_size)
+            scores.append((protocol, score))
+    return scores
 
 
 def _lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
     """Return the requested protocols that the model lacks, each with the reason."""
     settings = opened.run.settings
-    if "recurrence" not in options.protocols or _of_protocol("recurrence", settings, options):
+    if "recurrence" not in options.protocols or "recurrence" in dict(_protocol_scores(settings, options)):
         return {}
     next_step = "; give a memory length to evaluate it with one"
     ending = next_step if settings.supports_memory else " and with absolute positions"
@@ -258,20 +251,12 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
     settings.check_attn_lens(options.windows, subject=directory)
-    if options.protocols:
-        _check_protocols(opened, options)
+    lacking = _lacking_protocols(opened, options) if options.protocols else {}
+    if options.protocols != PROTOCOLS:  # if all were requested, the model may lack one
+        for name, reason in lacking.items():
+            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
-
-
-def _check_protocols(opened: OpenRun, options: EvalOptions) -> None:
-    """Reject protocols and lengths that do not fit the model; it may lack a protocol if all were requested."""
-    if options.protocols != PROTOCOLS:
-        for name, reason in _lacking_protocols(opened, options).items():
-            raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
-    shortest = min(_window_lens(opened.run.settings, options))
-    if (options.stride or 0) > shortest:
-        raise UsageError(f"`stride` {options.stride} exceeds the window length {shortest}; give at most that")
 
 
 def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:

@@ -19,7 +19,6 @@ from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.documents import Document, score_documents
 from txlcli.core.reading.scoring import Scores, Stream, attention_span, attention_span_in
 from txlcli.core.reading.windows import score_windows, windows_at_once
-from txlcli.core.training.distributed import even_parts
 from txlcli.core.training.validation import add_shares, score_in_processes
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
@@ -127,26 +126,26 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the documents of a split, each from an empty memory; its first token follows the one before it alone."""
     scoring = scoring.changed(mem_len=mem_len)
-    firsts, world = texts.first_targets(scoring), scoring.world
-    edges = [*firsts, len(scoring.text.targets)]
-    own = even_parts(len(firsts), world.size)[world.rank]
+    edges = [*texts.first_targets(scoring), len(scoring.text.targets)]
+    spans = list(pairwise(edges))
 
     def scored(stream: Stream) -> Scores:
-        started, losses = time.perf_counter(), np.zeros(len(stream.targets), dtype=np.float32)
-        for first in range(own.start, own.stop, DOCUMENTS_AT_ONCE):
-            bounds = edges[first : min(first + DOCUMENTS_AT_ONCE, own.stop) + 1]
-            documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in pairwise(bounds)]
+        started, losses = time.perf_counter(), []
+        for first in range(0, len(spans), DOCUMENTS_AT_ONCE):
+            batch = spans[first : first + DOCUMENTS_AT_ONCE]
+            documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in batch]
             scores = score_documents(stream.model, documents, stream.settings, precision=stream.precision)
-            losses[bounds[0] : bounds[-1]] = np.concatenate([score.losses_nats for score in scores])
-            stream.on_tokens(bounds[-1] - edges[own.start])
-        return Scores(losses, time.perf_counter() - started, min(stream.settings.batch_size, len(firsts)))
+            losses += [score.losses_nats for score in scores]
+            stream.on_tokens(batch[-1][1])
+        seconds = time.perf_counter() - started
+        return Scores(np.concatenate(losses), seconds, min(stream.settings.batch_size, len(spans)))
 
-    row = make_row(scoring, add_shares(scoring.score(scored, f"M = {mem_len}"), world))
+    row = make_row(scoring, scoring.score(scored, f"M = {mem_len}"))
     if row.attn_len_max is not None:
-        longest, alone = max(b - a for a, b in pairwise(edges)), scoring.changed(batch_size=1).settings
+        longest, alone = max(b - a for a, b in spans), scoring.changed(batch_size=1).settings
         fewest, most = attention_span_in(scoring.opened.model, alone, longest)
         row = dataclasses.replace(row, attn_len_min=fewest, attn_len_max=most)
-    return dataclasses.replace(row, documents=len(firsts))
+    return dataclasses.replace(row, documents=len(spans))
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:

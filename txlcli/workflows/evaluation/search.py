@@ -1,11 +1,11 @@
 """Searches on the validation split: for the temperature, for the memory length, and for the window length."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from txlcli.errors import UsageError
-from txlcli.paper import effective_length, metrics
+from txlcli.paper import metrics
 from txlcli.workflows.evaluation.rows import Score
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AUTO, EvalOptions
@@ -13,6 +13,7 @@ from txlcli.workflows.options import AUTO, EvalOptions
 STEP = 0.05
 COLDEST, HOTTEST = -10, 20
 """Limits of the temperature, in steps from 1."""
+THRESHOLD = 0.001  # smallest relative gain of perplexity that counts
 SEARCH_STEPS = 16
 """The resolution of the search for a length is the trained length divided by this."""
 
@@ -53,10 +54,16 @@ def with_temperature(scoring: Scoring, score: Score) -> Scoring:
 
 
 @dataclass(frozen=True)
-class LengthSearch(effective_length.Search):
-    """Search for the shortest length beyond which longer ones hardly lower the perplexity."""
+class LengthSearch:
+    """Search for the effective context length (section 4.3), beyond which more context gains almost nothing."""
 
-    option: Literal["mem_len", "attn_len"]
+    length: int
+    """Shortest length such that no longer one that was tried lowers the perplexity by the threshold."""
+    tried: dict[int, float]
+    """Mean loss in nats by length, in rising order."""
+    ended: bool
+    """True if the gains ended; False if the longest possible length still gains."""
+    option: Literal["mem_len", "attn_len"] = "mem_len"
     """Option whose length is searched for."""
 
     def to_json(self) -> dict[str, Any]:
@@ -64,11 +71,48 @@ class LengthSearch(effective_length.Search):
         return {
             "option": "--" + self.option.replace("_", "-"),
             "split": "valid",
-            "threshold": effective_length.THRESHOLD,
+            "threshold": THRESHOLD,
             "found": self.length,
             "gains_ended": self.ended,
             "tried": [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()],
         }
+
+
+def find_length(loss_at: Callable[[int], float], *, least: int, step: int, longest: int) -> LengthSearch:
+    """Double the length until two doublings together gain too little, then bisect the interval in which gains end.
+
+    `loss_at` returns the mean loss in nats; it is called once per length. `step` is the granularity, and the second
+    length after `least`.
+    """
+    tried = {least: loss_at(least)}
+    ended, length = False, max(step, 2 * least)
+    while not ended and max(tried) < longest:
+        length = min(length, longest)
+        tried[length] = loss_at(length)
+        before = list(tried.values())[:-2]
+        ended = bool(before) and relative_gain(min(before), min(tried.values())) < THRESHOLD
+        length *= 2
+    while True:
+        shortest = _shortest(tried)
+        below = max((length for length in tried if length < shortest), default=shortest)
+        middle = (below + shortest) // 2 // step * step
+        if not below < middle < shortest:
+            return LengthSearch(shortest, dict(sorted(tried.items())), ended)
+        tried[middle] = loss_at(middle)
+
+
+def relative_gain(before_nats: float, after_nats: float) -> float:
+    """Return the relative reduction of perplexity."""
+    return 1 - metrics.perplexity(after_nats - before_nats)
+
+
+def _shortest(tried: dict[int, float]) -> int:
+    """Return the shortest length that no longer one improves on by the threshold."""
+    return min(
+        length
+        for length, loss in tried.items()
+        if all(relative_gain(loss, other) < THRESHOLD for longer, other in tried.items() if longer > length)
+    )
 
 
 def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[int], Score]) -> LengthSearch:
@@ -90,7 +134,7 @@ def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[in
     step = max(stride, (train.mem_len if option == "mem_len" else train.seg_len) // SEARCH_STEPS)
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "
-        f"{effective_length.THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
+        f"{THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
     )
 
     def loss_at(length: int) -> float:
@@ -101,5 +145,4 @@ def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[in
 
     # If every query sees M keys, M = 0 is not comparable: queries then see the 1 to L keys of their segment.
     least = 0 if option == "mem_len" and on_valid.settings.same_length == "off" else step
-    outcome = effective_length.find(loss_at, least=least, step=step, longest=longest)
-    return LengthSearch(**vars(outcome), option=option)
+    return replace(find_length(loss_at, least=least, step=step, longest=longest), option=option)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from txlcli.paper.effective_length import THRESHOLD, find, relative_gain
+from txlcli.workflows.evaluation.search import THRESHOLD, find_length, relative_gain
 
 
 def falling_to(reach, gain=0.01):
@@ -26,7 +26,7 @@ def test_the_gain_is_the_relative_reduction_of_perplexity():
 @pytest.mark.parametrize("reach", [1, 7, 8, 9, 20, 64, 100, 128, 200])
 def test_the_search_returns_the_first_step_beyond_which_nothing_is_gained(reach):
     loss_at, asked = falling_to(reach)
-    result = find(loss_at, least=0, step=4, longest=10_000)
+    result = find_length(loss_at, least=0, step=4, longest=10_000)
     assert result.length == math.ceil(reach / 4) * 4
     assert result.ended
     assert len(asked) == len(set(asked))  # each length is scored once
@@ -34,36 +34,36 @@ def test_the_search_returns_the_first_step_beyond_which_nothing_is_gained(reach)
 
 
 def test_without_any_gain_the_search_returns_the_least_length():
-    assert find(falling_to(0)[0], least=0, step=4, longest=10_000).length == 0
-    assert find(falling_to(0)[0], least=4, step=4, longest=10_000).length == 4
+    assert find_length(falling_to(0)[0], least=0, step=4, longest=10_000).length == 0
+    assert find_length(falling_to(0)[0], least=4, step=4, longest=10_000).length == 4
 
 
 def test_gains_below_the_threshold_do_not_count():
     just = -math.log1p(-THRESHOLD)  # nats whose relative gain is the threshold
     for share, expected in ((0.9, 0), (1.1, 1)):
         losses = {0: 1.0, 1: 1.0 - share * just}
-        result = find(lambda length, losses=losses: losses.get(length, losses[1]), least=0, step=1, longest=50)
+        result = find_length(lambda length, losses=losses: losses.get(length, losses[1]), least=0, step=1, longest=50)
         assert result.length == expected
 
 
 def test_small_gains_are_added_up():
     # Every token gains less than the threshold; all of them together gain far more than it.
-    result = find(falling_to(40, gain=0.8 * THRESHOLD)[0], least=0, step=1, longest=10_000)
+    result = find_length(falling_to(40, gain=0.8 * THRESHOLD)[0], least=0, step=1, longest=10_000)
     assert 38 <= result.length <= 40
 
 
 def test_one_doubling_without_gain_does_not_end_the_search():
     losses = {0: 3.0, 4: 2.9, 8: 2.9, 16: 2.5}
-    result = find(lambda length: losses.get(length, 2.5 if length > 8 else 2.9), least=0, step=4, longest=10_000)
+    result = find_length(lambda length: losses.get(length, 2.5 if length > 8 else 2.9), least=0, step=4, longest=10_000)
     assert result.length == 12
 
 
 @pytest.mark.parametrize(("longest", "step"), [(20, 1), (100, 6), (172, 10), (7, 7), (3, 5)])
 def test_the_longest_length_is_tried_for_any_step(longest, step):
-    result = find(falling_to(10_000)[0], least=0, step=step, longest=longest)
+    result = find_length(falling_to(10_000)[0], least=0, step=step, longest=longest)
     assert (result.length, max(result.tried), result.ended) == (longest, longest, False)
 
 
 def test_lengths_that_increase_the_loss_are_not_chosen():
-    result = find(lambda length: 2.0 + abs(length - 16) / 100, least=0, step=4, longest=10_000)
+    result = find_length(lambda length: 2.0 + abs(length - 16) / 100, least=0, step=4, longest=10_000)
     assert result.length == 16
