@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.faults import process, results
 from tests.faults.results import arrays_of, content, hidden_files, holds, same_run, stable
-from tests.faults.sample import RECL
 from tests.faults.table import LEFTOVER, LOST, SILENT
 
 EVAL = ("--positions", "40", "--json")
@@ -138,12 +137,6 @@ def check_losses(state):
     state.has_no_temporary_files(".")
 
 
-def check_recl(state):
-    """The same command computes what is missing."""
-    state.repeat()
-    state.has_no_temporary_files("runs/.recl")
-
-
 def check_import(state):
     """The name of an imported run belongs to the earlier run or to the imported one."""
     state.must_run("eval", "byte", *EVAL)
@@ -190,7 +183,6 @@ JOBS = (
         ("data/novel.h5", "runs/byte", "losses.h5"),
         check_losses,
     ),
-    Job("recl", ("recl", "byte", *RECL, "--json"), ("data/novel.h5", "runs/byte", "runs/.recl"), check_recl),
     Job(
         "import",
         ("import", "hf", "--store", "word", "--name", "byte", "--force", "--json"),

@@ -16,7 +16,6 @@ from tests.core.builders import V
 from tests.core.foreign import draw_weights, pytorch_state_dict, tf_variables
 from txlcli.system.checkpoint_header import STATE
 
-RECL = ("--start", "3", "--step", "4", "--longest", "11", "--positions", "20")
 FOREIGN = (
     RECIPE.replace("d_model = 8", 'd_model = 14\ncutoffs = [5, 11]\ndiv_val = 2\nmemory_start = "zeros"')
     .replace("d_head = 5", "d_head = 11")
@@ -50,7 +49,6 @@ def build(directory):
     for run in ("byte", "half", "word"):
         done("eval", run, *where, "--positions", 40)
         done("eval", run, *where, "--split", "valid")
-    done("recl", "byte", *where, *RECL, "--split", "valid")  # earlier losses
     done("eval", "byte", *where, "--split", "valid", "--losses", directory / "losses.h5", "--quiet")
     done("compress", "byte", directory / "novel/valid.txt", directory / "packed", *where)
     done("export", "word", directory / "hf", "--runs-dir", directory / "runs")

@@ -1,37 +1,28 @@
 """Measures the relative effective context length (RECL) of a group of runs (section 4.3, Appendix C)."""
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import txlcli
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.recl import Recl, context_losses, gains, read_length, recl, sample_positions
 from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
-from txlcli.data.hdf5 import READ_ERRORS, add_array, read_array, reading, replacing_losses
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import non_finite_advice
 from txlcli.workflows.evaluation.texts import ScoredText, Scoring
 from txlcli.workflows.options import DEFAULT_RECL_POSITIONS, ReclOptions
 from txlcli.workflows.reporter import Step
 from txlcli.workflows.workspace import Workspace
-
-SAVED_LOSSES = ".recl"
-"""Directory, in the directory of the runs, of the losses by context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +76,7 @@ def run(run_names: Sequence[str], options: ReclOptions, workspace: Workspace) ->
     models = []
     for number, member in enumerate(group):
         loss_nats = [float(at.mean(dtype="float64")) for at in losses[number]]
-        points = (recl(gains[number], top_r=r, threshold=options.threshold) for r, gains in by_share.items())
+        points = (recl(of_all[number], top_r=r, threshold=options.threshold) for r, of_all in by_share.items())
         opened = member.opened
         model = ReclModel(
             run=str(opened.run.directory),
@@ -163,71 +154,26 @@ def _positions(text: ScoredText, options: ReclOptions) -> NDArray[np.int64]:
 
 
 def _group_losses(group: Sequence[Scoring], options: ReclOptions) -> NDArray[np.float32]:
-    """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions).
-
-    They are saved by context length, so that another command, or one that was interrupted, computes the others only.
-    """
-    text, workspace, contexts = group[0].text, group[0].workspace, options.contexts
-    positions, reporter = _positions(text, options), workspace.reporter
+    """Return the losses l_i(c, t) of all models, (N models, C context lengths, P positions)."""
+    text, contexts, reporter = group[0].text, options.contexts, group[0].reporter
+    positions = _positions(text, options)
+    read = [[read_length(member.opened.model, member.settings, length) for length in contexts] for member in group]
+    tokens = len(positions) * sum(sum({*lengths}) for lengths in read)  # each length is read once
     reporter.say(
         f"RECL on {text.title}: {len(positions):,} positions x {len(contexts)} context lengths ({contexts[0]:,} to "
-        f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}"
+        f"{contexts[-1]:,} tokens) x {len(group)} model{'s' if len(group) > 1 else ''}, {tokens:,} tokens to read"
     )
-    directory = workspace.runs_dir / SAVED_LOSSES
-    with errors_of_writing(directory):
-        directory.mkdir(exist_ok=True)
-    read = [[read_length(member.opened.model, member.settings, length) for length in contexts] for member in group]
-    files = _files(group, read, directory, positions)
-    saved = {part: _read(path) for part, path in files.items()}
-    missing = [part for part, losses in saved.items() if losses is None]
-    tokens = len(positions) * sum(length for _, length in missing)
-    reporter.say(
-        f"{len(positions) * len(missing):,} losses to compute, {tokens:,} tokens to read; saved in {directory}"
-    )
+    of_models = []
     with reporter.progress("RECL", total=tokens, unit="tokens") as bar:
-        for number, length in missing:
-            losses = _compute(group[number], positions, length, options.batch_size, bar)
-            with replacing_losses(files[number, length]) as file:
-                add_array(file, "losses_nats", losses)
-            saved[number, length] = losses
-    return np.array([[saved[number, length] for length in lengths] for number, lengths in enumerate(read)])
+        for member, lengths in zip(group, read, strict=True):
+            losses = {
+                length: _losses(member, positions, length, options.batch_size, bar) for length in dict.fromkeys(lengths)
+            }
+            of_models.append([losses[length] for length in lengths])
+    return np.array(of_models)
 
 
-def _files(
-    group: Sequence[Scoring], read: Iterable[Iterable[int]], directory: Path, positions: NDArray[np.int64]
-) -> dict[tuple[int, int], Path]:
-    """Return the files with the losses of these positions by model and context length, which need not exist.
-
-    The name is a digest of everything that the losses depend on.
-    """
-    files = {}
-    for number, (member, lengths) in enumerate(zip(group, read, strict=True)):
-        opened, text = member.opened, member.text
-        facts = {
-            "txl": txlcli.__version__,
-            "weights": opened.checkpoint.weights_digest(),
-            "model": dataclasses.asdict(opened.run.settings.model),
-            "reading": _context_source(opened.run.settings.model, member.settings),
-            "settings": dataclasses.asdict(member.settings),
-            "precision": opened.precision,
-            "text": hashlib.sha256(text.inputs[:1].tobytes() + text.targets.tobytes()).hexdigest(),
-        }
-        for length in lengths:
-            described = json.dumps([facts, length], sort_keys=True).encode() + positions.tobytes()
-            files[number, length] = directory / f"{hashlib.sha256(described).hexdigest()[:32]}.h5"
-    return files
-
-
-def _read(path: Path) -> NDArray[np.float32] | None:
-    """Read saved losses; None if there are none, or if their checksum differs."""
-    try:
-        with reading(path) as file:
-            return read_array(file, "losses_nats")
-    except READ_ERRORS:
-        return None
-
-
-def _compute(
+def _losses(
     member: Scoring, positions: NDArray[np.int64], context_len: int, batch_size: int | None, bar: Step
 ) -> NDArray[np.float32]:
     """Return the losses of one model at a context length, (P,)."""

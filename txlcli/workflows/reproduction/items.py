@@ -269,7 +269,9 @@ def _measure_group(runner: Runner, group: list[str], **plotting: Any) -> ReclRes
         **plotting,
     )
     runner.record_command("recl", *directories, options=options)
-    return recl.run(directories, options, runner.workspace)
+    if (key := tuple(group)) not in runner.recl_results:
+        runner.recl_results[key] = recl.run(directories, options, runner.workspace)
+    return runner.recl_results[key]
 
 
 def _format_recl(point: Recl, start: int) -> str:

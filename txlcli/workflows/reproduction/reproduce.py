@@ -92,6 +92,7 @@ def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
 def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
     directory, scale = options.directory, scale_of(options, workspace)
+    base = Runner(options=options, scale=scale, workspace=workspace, report=report)
     _make_directory(directory)
     with locks.exclusive(
         directory / LOCK, f"another process writes to {directory}; wait for it, or give another `out`"
@@ -100,7 +101,7 @@ def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, r
         files = _write(stored, options, report)
         for number, name in enumerate(names, 1):
             workspace.reporter.say(f"{name} ({number} of {len(names)}), {scale.name} scale")
-            stored[name] = _make(name, Runner(options=options, scale=scale, workspace=workspace, report=report))
+            stored[name] = _make(name, replace(base, commands=[], readings=[]))
             _write(stored, options, report)  # after each item: an interruption loses only one
     return ReproduceResult(report=files, sections={name: stored[name] for name in names})
 

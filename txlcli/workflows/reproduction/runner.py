@@ -53,6 +53,8 @@ class Runner:
     workspace: Workspace
     """Finished runs in its directory of runs are reused, others resumed."""
     report: Report
+    recl_results: dict[tuple[str, ...], ReclResult] = dataclasses.field(default_factory=dict)
+    """Results of `txl recl` by group, which several items share."""
     commands: list[str] = dataclasses.field(default_factory=list)
     readings: list[str] = dataclasses.field(default_factory=list)
     """Settings of the evaluations, in sentences, each once."""
