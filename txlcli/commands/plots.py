@@ -1,14 +1,13 @@
 """Plots curves, and writes figures as PNG, SVG or PDF."""
 
-import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -21,8 +20,7 @@ matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change 
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float | None]]]
 """x and y values of each curve by its name; None leaves a gap."""
-LEGEND_WIDTH = 56
-"""Characters that fit into one row of the legend below the curves."""
+NO_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -44,20 +42,12 @@ def plot_curves(
     x_label: str,
     y_label: str,
     title: str,
-    log_x: bool = False,
     log_y: bool = False,
-    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
 ) -> None:
     """Plot curves to a file; `styles` holds matplotlib's line properties by name."""
-    columns = 2 if 2 * max(map(len, curves), default=0) <= LEGEND_WIDTH else 1
-    legend_rows = math.ceil(len(curves) / columns) if len(curves) > 1 else 0
-    figure = new_figure(6.4, 4.2 + 0.25 * legend_rows)
-    axes = figure.add_subplot()
-    _draw(axes, curves, styles or {}, log_x=log_x, log_y=log_y)
-    axes.set(xlabel=x_label, ylabel=y_label, title=literal(title))
-    if legend_rows:  # below the axes, so that it hides no curve
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
-    save(figure, path)
+    panels = {y_label: curves}
+    plot_panels(path, panels, x_label=x_label, title=title, log_y=[y_label] if log_y else [], styles=styles)
 
 
 def plot_panels(
@@ -68,32 +58,29 @@ def plot_panels(
     title: str,
     log_x: bool = False,
     log_y: Collection[str] = (),
+    styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
 ) -> None:
     """Plot several sets of curves side by side to a file; `panels` has them by the label of their y axis."""
-    figure = new_figure(4.8 * len(panels), 4.2)
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (y_label, curves) in zip(all_axes, panels.items(), strict=True):
-        _draw(axes, curves, {}, log_x=log_x, log_y=y_label in log_y)
+    rows = max(map(len, panels.values()))
+    figure = new_figure(max(6.4, 4.8 * len(panels)), 4.2 + (0.25 * rows if rows > 1 else 0))
+    for axes, (y_label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, (x, y) in curves.items():
+            style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
+            axes.plot(x, np.array(y, dtype=float), **style)
         axes.set(xlabel=x_label, ylabel=y_label)
-        if len(curves) > 1:
-            axes.legend(frameon=False)
+        axes.grid(alpha=0.3)
+        if log_x:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:,g}")
+        if y_label in log_y:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter("")
+        if len(curves) > 1:  # below the axes, so that it hides no curve
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
     figure.suptitle(literal(title))
     save(figure, path)
-
-
-def _draw(axes: Axes, curves: Curves, styles: Mapping[str, Mapping[str, Any]], *, log_x: bool, log_y: bool) -> None:
-    for name, (x, y) in curves.items():
-        style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
-        axes.plot(x, np.array(y, dtype=float), **style)
-    axes.grid(alpha=0.3)
-    if log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,g}")
-    if log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_minor_formatter("")
 
 
 def save(figure: Figure, path: Path) -> None:
