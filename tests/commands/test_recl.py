@@ -147,7 +147,6 @@ def test_losses_that_are_not_finite_are_rejected(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["byte", "--top-r", "a tenth"], 2, "--top-r a tenth: write numbers like 0.1,0.5,1.0"),
         (["byte", "runs/byte"], 2, "byte, runs/byte: a run is named twice; name each run once"),
         (["byte", "word"], 2, "runs/byte and runs/word have different texts (novel, word) or vocabularies; "),
         (["byte", "other"], 2, "runs/byte and runs/other have different texts (novel, novel) or vocabularies; "),

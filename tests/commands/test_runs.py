@@ -321,10 +321,6 @@ def test_a_run_without_reports_is_not_plotted(two):
             ["byte", "word", "--plot", "c.png"],
             "--plot needs one metric, but these runs have two (byte in bpc, word in ppl); compare runs of one metric",
         ),
-        (
-            ["byte", "char", "--plot", "c.gif"],
-            "--plot c.gif: use the extension .png or .svg or .pdf",
-        ),
     ],
 )
 def test_wrong_options_of_compare_are_rejected(here, arguments, message):

@@ -85,23 +85,6 @@ def test_a_state_has_one_row(here):
     assert [row["mem_len"] for row in facts_of(page)["rows"]] == [None]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--html", "out.txt"], "--html out.txt: use the extension .html"),
-        (["--html", "no/out.html"], "--html no/out.html: there is no folder no; make it first"),
-        (["--html", "a.html", "--attn-len", 3], "--html shows the model and its memory; leave out --attn-len"),
-        (["--html", "a.html", "--dynamic"], "--html shows the model and its memory; leave out --dynamic"),
-        (
-            ["--html", "a.html", "--processes", 2],
-            "several processes divide the lanes, or the windows, of the model alone; leave out --html",
-        ),
-    ],
-)
-def test_what_a_page_cannot_show_is_rejected(here, options, message):
-    assert refusal("eval", "byte", *options) == message
-
-
 def annotated(pieces):
     """Return a page's text with memory lengths 0 and 5, whose losses in bits count 0 1 2 3 0 1 2 3 and half of that."""
     count = len(pieces)

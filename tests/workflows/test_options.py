@@ -75,6 +75,7 @@ def test_unknown_words_are_rejected(options, name, value, message):
 MODEL_ALONE = "`protocols` compares the model at given lengths"
 WINDOWS = "`attn_len` evaluates windows without memory"
 ONE_LENGTH = "`cache` and `dynamic` take one memory length"
+PAGE = "`html` shows the model and its memory"
 LOSSES = "`losses` are those of the model alone"
 FIGURE_6 = "only Figure 6 shows selected heads"
 
@@ -89,6 +90,7 @@ FIGURE_6 = "only Figure 6 shows selected heads"
         (EvalOptions, WINDOWS, {"attn_len": "auto", "mem_len": "auto"}),
         (EvalOptions, ONE_LENGTH, {"dynamic": True, "attn_len": (5,)}),
         (EvalOptions, ONE_LENGTH, {"cache": 9, "plot": FIGURE}),
+        *((EvalOptions, PAGE, {"html": Path("a.html")} | other) for other in ({"attn_len": (3,)}, {"dynamic": True})),
         (EvalOptions, LOSSES, {"losses": FILE, "dynamic": True}),
         (EvalOptions, LOSSES, {"losses": FILE, "protocols": PROTOCOLS}),
         *(
@@ -151,7 +153,7 @@ def test_other_values_and_combinations_are_rejected(options, given, message):
 
 
 def test_processes_that_cannot_share_the_work_are_rejected():
-    for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True)):
+    for name, value in (("dynamic", True), ("cache", 9), ("reset_at_documents", True), ("html", Path("a.html"))):
         message = rejection(EvalOptions(**{name: value}).check_processes, 2)
         assert message == f"several processes divide the lanes, or the windows, of the model alone; leave out `{name}`"
     options = EvalOptions(text=STDIN)

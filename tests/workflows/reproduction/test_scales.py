@@ -10,10 +10,7 @@ from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.section import parts
 
-EVERY = {
-    **{name: scales.get(name, has_ptb=True) for name in ("paper", "small", "tiny")},
-    "tiny without ptb": scales.get("tiny", has_ptb=False),
-}
+EVERY = {name: scales.get(name) for name in ("paper", "small", "tiny")}
 ENCODINGS = {
     "Ours": "relative",
     "Shaw et al. (2018)": "shaw",
@@ -86,13 +83,6 @@ def test_the_small_scale_has_a_third_of_the_layers_and_no_more_than_20_000_steps
             assert small.model.n_layers == -(-paper.model.n_layers // 3)
         same = dataclasses.replace(small.model, n_layers=paper.model.n_layers)
         assert same == paper.model
-
-
-def test_tiny_scale_uses_penn_treebank_if_it_is_prepared_and_else_names_the_substitute():
-    scales_ = [EVERY[name] for name in ("tiny", "tiny without ptb")]
-    assert [scale.models["ptb-xl"].settings().corpus.store for scale in scales_] == ["ptb", "tiny-words"]
-    names = [scale.run_name("ptb-xl", 1) for scale in scales_]
-    assert names == ["tiny-ptb-xl-on-ptb-1", "tiny-ptb-xl-on-tiny-words-1"]
 
 
 def test_parts_with_the_same_model_share_a_run():

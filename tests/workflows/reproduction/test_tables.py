@@ -14,7 +14,7 @@ from txlcli.workflows.reproduction import items, scales
 from txlcli.workflows.reproduction.runner import FIRST_SEED, Runner
 from txlcli.workflows.reproduction.section import Measured, parts
 
-PAPER, TINY = (scales.get(name, has_ptb=False) for name in ("paper", "tiny"))
+PAPER, TINY = map(scales.get, ("paper", "tiny"))
 
 
 class FakeRunner(Runner):

@@ -18,7 +18,6 @@ from txlcli.workflows.options import ReproduceOptions
 from txlcli.workflows.reproduction import scales
 from txlcli.workflows.reproduction.items import ITEMS
 from txlcli.workflows.reproduction.runner import Report, Runner, seeds_of
-from txlcli.workflows.reproduction.scales import Scale
 from txlcli.workflows.reproduction.section import TABLES, Section, parts
 from txlcli.workflows.workspace import Workspace
 
@@ -60,7 +59,7 @@ class CostsResult:
 
 def list_costs(names: Sequence[str], options: ReproduceOptions, workspace: Workspace) -> CostsResult:
     """Count the training runs that items need, and what is missing."""
-    scale, rows = scale_of(options, workspace), []
+    scale, rows = scales.get(options.scale), []
     for name in names:
         runs = [(part, seed) for part in parts(name) for seed in seeds_of(options)]
         missing = [
@@ -84,14 +83,9 @@ def _is_finished(directory: Path) -> bool:
     return is_run and history.read(run_directory.open_run(directory)).state == "finished"
 
 
-def scale_of(options: ReproduceOptions, workspace: Workspace) -> Scale:
-    """Return the selected scale; tiny uses Penn Treebank if it has been prepared."""
-    return scales.get(options.scale, has_ptb=workspace.store_path("ptb").is_file())
-
-
 def run(names: Sequence[str], options: ReproduceOptions, workspace: Workspace, report: Report) -> ReproduceResult:
     """Reproduce items, in the paper's order, into a report, which keeps the sections of earlier calls."""
-    directory, scale = options.directory, scale_of(options, workspace)
+    directory, scale = options.directory, scales.get(options.scale)
     base = Runner(options=options, scale=scale, workspace=workspace, report=report)
     _make_directory(directory)
     with locks.exclusive(

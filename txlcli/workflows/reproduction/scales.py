@@ -63,22 +63,14 @@ class Scale:
         return f"{self.name}-{self.models[part].key}-{seed}"
 
 
-def get(name: str, *, has_ptb: bool) -> Scale:
-    """Return a scale: tiny, small or paper.
-
-    Args:
-        name: of the scale.
-        has_ptb: use Penn Treebank at tiny scale.
-    """
+def get(name: str) -> Scale:
+    """Return a scale: tiny, small or paper."""
     table = DATA["paper"] | DATA[name]
-    ptb = "ptb" if has_ptb else "tiny-words"
-    models = {part: _model(part, words, ptb=ptb) for part, words in table["models"].items()}
+    models = {part: _model(part, words) for part, words in table["models"].items()}
     for rows in ROWS:
         base, numbers = table[rows]["base"], table[rows]["numbers"]
         models |= {part: _model(part, [*base, *changes], **numbers) for part, changes in DATA[rows].items()}
     models |= {part: models[other] for part, other in table["same"].items()}
-    if name == "tiny":
-        models["ptb-xl"] = dataclasses.replace(models["ptb-xl"], key=f"ptb-xl-on-{ptb}")
     if name == "small":
         models = {part: _smaller(model) for part, model in models.items()}
     values = {field.name: table[field.name] for field in dataclasses.fields(Scale) if field.name in table}
