@@ -10,7 +10,7 @@ from tests.core.builders import V, model_settings, rnn_settings
 from tests.samples import sampled
 from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.private import onednn_has_bf16, tensors_without_data
-from txlcli.core.measures.forecast import LiveBytes, logit_bytes, parameters_by_part, step_bytes
+from txlcli.core.measures.forecast import logit_bytes, parameters_by_part, step_bytes
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import make_model
 
@@ -31,11 +31,12 @@ def activations(model, vocab_size=V, *, device="cpu", **changed):
 
 def saved_by_a_step(settings, vocab_size=V, *, with_data=True, **changed):
     """Return the bytes that autograd keeps for the backward pass of one segment with a full memory, without weights."""
-    train, saved = train_settings(**changed), LiveBytes()
+    train, saved = train_settings(**changed), {}
 
     def keep(tensor):
-        if id(tensor.untyped_storage()) not in weights:
-            saved.observe(tensor)
+        storage = tensor.untyped_storage()
+        if tensor.layout == torch.strided and id(storage) not in weights:
+            saved[id(storage)] = storage
         return tensor
 
     with contextlib.nullcontext() if with_data else tensors_without_data():
@@ -51,7 +52,7 @@ def saved_by_a_step(settings, vocab_size=V, *, with_data=True, **changed):
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 graph = model.objective(tokens, targets, memory, Objective(mem_len=train.mem_len))
     assert graph
-    return saved.now
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def test_parameters_by_part_equal_a_calculation_by_hand():

@@ -75,20 +75,6 @@ def without_capture_warning(optimizer: torch.optim.Optimizer) -> None:
     optimizer._warned_capturable_if_run_uncaptured = True
 
 
-def observed_results(observe: Callable[[Tensor], None]) -> AbstractContextManager[object]:
-    """Call `observe` with every tensor that an operator returns inside this block."""
-
-    class Observer(DispatchMode):
-        def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            results = operator(*args, **(kwargs or {}))
-            for result in results if isinstance(results, tuple | list) else (results,):
-                if isinstance(result, Tensor):
-                    observe(result)
-            return results
-
-    return Observer()
-
-
 def onednn_has_bf16() -> bool:
     """Return True if oneDNN has bf16 kernels for this processor."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

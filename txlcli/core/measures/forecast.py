@@ -6,8 +6,7 @@ The forward pass of a micro-batch is run once. Hooks of autograd count the tenso
 import contextlib
 import dataclasses
 import functools
-import gc
-import weakref
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import DTYPES, autocast, unlimited_memory
 from txlcli.core.kernels.linear import cached_casts
 from txlcli.core.kernels.normalizer import BlockSize
-from txlcli.core.kernels.private import observed_results, tensors_without_data
+from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
@@ -216,7 +215,16 @@ class _Step:
             _saved_bytes(dataclasses.replace(self, train=kept, model=dataclasses.replace(self.model, n_layers=n)))
             for n in (3, 2)
         )
-        return _saved_bytes(self) + three - two
+        return _saved_bytes(self) + self._layer_inputs() + three - two
+
+    def _layer_inputs(self) -> int:
+        """Return the bytes of memory and position keys, from which layers are computed again."""
+        model, train, itemsize = self.model, self.train, DTYPES[self.train.precision].itemsize
+        keys = 0
+        if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
+            distances = min(model.window or math.inf, train.read_len + model.memory_keys(train.mem_len))
+            keys = int(model.n_layers * distances * model.n_heads * model.d_head * itemsize)
+        return self.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
 
     def _kernel_bytes(self) -> int:
         """Return the bytes that an LSTM's kernel keeps without telling autograd."""
@@ -229,39 +237,28 @@ class _Step:
 @functools.lru_cache(maxsize=1024)
 def _saved_bytes(step: _Step) -> int:
     """Run the forward pass of a step on tensors without data; return the bytes that are kept for the backward pass."""
-    live, saved, train = LiveBytes(), LiveBytes(), step.train
-    in_layers = train.recompute == "layers"
+    train, saved = step.train, dict[int, torch.UntypedStorage]()
 
     def keep(tensor: Tensor) -> Tensor:
-        if id(tensor.untyped_storage()) not in weights:
-            saved.observe(tensor)
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            saved[id(storage)] = storage
         return tensor
 
     contexts = [unlimited_memory(), tensors_without_data()]
-    if in_layers:
-        contexts.append(observed_results(live.observe))
     if step.on_gpu:  # these need no GPU, but keep what a GPU would keep
         contexts += [cached_casts(), scores_at_once()]
     with contextlib.ExitStack() as stack:
-        gc.freeze()  # garbage collection of the objects of imported packages takes longer than the count
-        stack.callback(gc.unfreeze)
         for context in contexts:
             stack.enter_context(context)
         network = _network(step)
-        weights = {id(weight.untyped_storage()) for weight in network.parameters()}
         lengths = (train.read_len, train.seg_len)
         tokens, targets = (torch.zeros(step.batch_size, length, dtype=torch.int64) for length in lengths)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
             memory = network.full_memory(step.batch_size, train.mem_len)
-            gc.collect()  # tensors in reference cycles would count
-            held = live.now
-            graph, _, memory[:] = network.objective(
-                tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part)
-            )
-        # Inputs of layers that are computed again are not all tensors of the graph, but they live as long as it does.
-        kept = live.now - held if in_layers else saved.now
-        del graph
-    return kept
+            network.objective(tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part))
+        weights = {id(weight.untyped_storage()) for weight in network.parameters()}
+        return sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
 
 
 def _network(step: _Step) -> LanguageModel:
@@ -277,29 +274,6 @@ def _network(step: _Step) -> LanguageModel:
         if isinstance(module, AdaptiveSoftmax):
             module.block_size = ONE_BLOCK
     return network
-
-
-class LiveBytes:
-    """Bytes of the tensors that exist; sparse tensors are left out."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self._storages: set[int] = set()
-
-    def observe(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor, once, until it is freed."""
-        if tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key, size = id(storage), storage.nbytes()
-        if key not in self._storages:
-            self._storages.add(key)
-            self.now += size
-            weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self._storages.discard(key)
-        self.now -= size
 
 
 @functools.lru_cache(maxsize=64)
