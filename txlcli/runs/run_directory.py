@@ -4,7 +4,7 @@ runs/RUN/run.json            recipe, resolved settings, vocabulary fingerprint, 
 runs/RUN/vocab.json          the vocabulary, so that text can be read and written without the store
 runs/RUN/metrics.jsonl       one line per report of training
 runs/RUN/evals.jsonl         one line per result of `txl eval`
-runs/RUN/trackers.json        ids under which experiment trackers know the run
+runs/RUN/trackers.json       id of the run in Weights & Biases
 runs/RUN/last.safetensors    the checkpoint that --resume continues from
 runs/RUN/best.safetensors    the weights with the lowest validation loss
 runs/RUN/step-N.safetensors  the weights of step N (train.keep_every)

@@ -8,6 +8,7 @@ import pytest
 from tests.commands.novel import HERE, RecordingReporter, card, refusal, reports
 from txlcli.config import recipe
 from txlcli.errors import UsageError
+from txlcli.runs import run_directory
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.training import start, trackers
 from txlcli.workflows.workspace import Workspace
@@ -20,29 +21,22 @@ def workspace():
 
 
 def train_in_two_parts(name):
-    """Train to step 4, die before the next save, and resume; return the id of the tracked run."""
+    """Train to step 4, die before the next save, and resume."""
     setting = [f"log.to={name}"]
     start.train("tiny.toml", TrainOptions(overrides=setting, max_steps=4), workspace())
     last = HERE["runs_dir"] / "tiny/last.safetensors"
-    at_step_4, first_id = last.read_bytes(), ids().get(name)
+    at_step_4 = last.read_bytes()
     for _ in range(2):  # the first of them dies before it saves
         last.write_bytes(at_step_4)
         resumed = workspace()
         start.resume("tiny", TrainOptions(), resumed)
         assert not [message for message in resumed.reporter.messages if "failed" in message]
-    assert ids().get(name) == first_id
-    return first_id
-
-
-def ids():
-    path = HERE["runs_dir"] / "tiny/trackers.json"
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 class Recording:
-    def __init__(self, run, after, tracked_id):
-        self.run, self.after, self.given_id = run, after, tracked_id
-        self.values, self.closed, self.tracked_id = [], False, "some-id"
+    def __init__(self, run, after):
+        self.run, self.after = run, after
+        self.values, self.closed = [], False
         type(self).last = self
 
     def log(self, values, step):
@@ -68,7 +62,7 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
     recording = backend(Recording)
     start.train("tiny.toml", TrainOptions(overrides=("log.to=wandb",), name="mine"), workspace())
     tracker = recording.last
-    assert (tracker.run.name, tracker.given_id, tracker.after) == ("mine", None, 0)
+    assert (tracker.run.name, tracker.after) == ("mine", 0)
     assert recipe.to_table(tracker.run.settings) == card("runs/mine")["settings"]
     assert tracker.closed
     for (step, values), line in zip(tracker.values, reports("runs/mine"), strict=True):
@@ -76,7 +70,12 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
         assert values[f"{line['kind']}/loss_nats"] == line["loss_nats"]
         assert not set(values) & {f"{line['kind']}/{key}" for key in ("kind", "step", "best", "averaged")}
     start.resume("mine", TrainOptions(overrides=("train.max_steps=9",)), workspace())
-    assert (recording.last.given_id, recording.last.after) == ("some-id", 7)
+    assert recording.last.after == 7
+
+
+def test_a_run_keeps_the_id_by_which_a_tracker_knows_it(here):
+    byte, word = (run_directory.find(name, HERE["runs_dir"]) for name in ("byte", "word"))
+    assert trackers.tracked_id(byte) == trackers.tracked_id(byte) != trackers.tracked_id(word)
 
 
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])
@@ -117,7 +116,8 @@ def test_wandb_continues_one_offline_run(here, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracked_id = train_in_two_parts("wandb")
+    train_in_two_parts("wandb")
+    tracked_id = trackers.tracked_id(run_directory.find("tiny", HERE["runs_dir"]))
     files = list((here / "runs/tiny/wandb").glob(f"offline-run-*-{tracked_id}/run-{tracked_id}.wandb"))
     assert files
     assert any(b"train/loss_nats" in file.read_bytes() for file in files)

@@ -27,10 +27,6 @@ PROJECT = "txl"
 class Tracker(Protocol):
     """Receives the metrics of one run."""
 
-    @property
-    def tracked_id(self) -> str | None:
-        """Id to continue the recording with; None if the run directory has it."""
-
     def log(self, values: dict[str, float], step: int) -> None:
         """Record metrics, named like "train/loss_nats", at a step."""
 
@@ -41,9 +37,7 @@ class Tracker(Protocol):
 class TensorBoardTracker:
     """Event files in the run directory; points beyond the step at which training begins are replaced."""
 
-    tracked_id = None
-
-    def __init__(self, run: Run, after: int, _tracked_id: str | None) -> None:
+    def __init__(self, run: Run, after: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.directory), purge_step=after + 1)
@@ -61,13 +55,13 @@ class TensorBoardTracker:
 class WandbTracker:
     """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
 
-    def __init__(self, run: Run, _after: int, tracked_id: str | None) -> None:
+    def __init__(self, run: Run, _after: int) -> None:
         import wandb
 
-        self.tracked_id, config = tracked_id or secrets.token_hex(4), recipe.to_table(run.settings)
+        config = recipe.to_table(run.settings)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=self.tracked_id,
+            id=tracked_id(run),
             name=run.name,
             config=config,
             dir=os.environ.get("WANDB_DIR", str(run.directory)),
@@ -83,13 +77,19 @@ class WandbTracker:
         self._run.finish()
 
 
-BACKENDS: dict[str, Callable[[Run, int, str | None], Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
-}
+def tracked_id(run: Run) -> str:
+    """Return the id of a run in Weights & Biases, which its directory keeps from its first start on."""
+    path = run.directory / IDS
+    if not path.exists():
+        with replacing(path) as draft:
+            draft.write_text(json.dumps({"wandb": secrets.token_hex(4)}, indent=2) + "\n", encoding="utf-8")
+    return str(parse_json(read_text(path, MAX_SETTINGS))["wandb"])
+
+
+BACKENDS: dict[str, Callable[[Run, int], Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
 """Trackers by the words of log.to, the names of their packages and of txl's extras.
 
-Each is made from the run, the step at which training begins, and the id that the tracker had at the first start."""
+Each is made from the run, and the step at which training begins."""
 
 
 def check_packages(log: LogSettings) -> None:
@@ -118,12 +118,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             say(f"{name} failed ({reason}); training continues without it")
 
     def start(name: str) -> None:
-        path = run.directory / IDS
-        ids = parse_json(read_text(path, MAX_SETTINGS)) if path.exists() else {}
-        trackers[name] = tracker = BACKENDS[name](run, after, ids.get(name))
-        if tracker.tracked_id != ids.get(name):
-            with replacing(path) as draft:
-                draft.write_text(json.dumps({**ids, name: tracker.tracked_id}, indent=2) + "\n", encoding="utf-8")
+        trackers[name] = BACKENDS[name](run, after)
 
     def write(line: dict[str, Any]) -> None:
         for name, tracker in list(trackers.items()):
