@@ -35,7 +35,7 @@ class Program(nn.Module):
         """Return log-probabilities (B, L, V) of the tokens after each, and the new memory; see standalone.py."""
         model, settings = self.model, self.settings
         self.empty.append(memory[0].shape[1] - remembered)
-        pasts, goal = model._pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
+        pasts, goal = model.pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
         limit = key_limit(settings.same_length, settings.mem_len)
         outputs, memory = model._read(tokens, pasts, goal, limit, settings.max_distance)
         self.empty.pop()  # PyTorch warns of tensors that are left in a module

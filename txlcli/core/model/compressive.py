@@ -173,11 +173,11 @@ class CompressiveTransformer(TransformerXL):
         compressed_len: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Read one segment, see `TransformerXL.forward`; `compressed_len` is C, by default that of the settings."""
-        pasts, goal = self._pasts(memory, mem_len, compressed_len), Objective(mem_len=mem_len)
+        pasts, goal = self.pasts(memory, mem_len, compressed_len), Objective(mem_len=mem_len)
         outputs, memory = self._read(tokens, pasts, goal, key_limit, max_distance)
         return self._final(outputs[-1].hidden), memory
 
-    def _pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
+    def pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
         n_layers, memory = len(self.layers), self._readable(memory)
         kept = (compressed_len or self.settings.compressed_len) if mem_len else 0
         return [
@@ -190,7 +190,7 @@ class CompressiveTransformer(TransformerXL):
             for positions, slots in zip(memory[:n_layers], memory[n_layers:], strict=True)
         ]
 
-    def _remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
+    def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the positions of all layers, then the slots of all layers."""
         positions, slots = [], []
         for past, output in zip(pasts, outputs, strict=True):

@@ -283,10 +283,10 @@ class TransformerXL(LanguageModel):
             The last hidden states (B, L, d) and the new memory.
         """
         goal = Objective(mem_len=mem_len)
-        outputs, memory = self._read(tokens, self._pasts(memory, mem_len), goal, key_limit, max_distance)
+        outputs, memory = self._read(tokens, self.pasts(memory, mem_len), goal, key_limit, max_distance)
         return self._final(outputs[-1].hidden), memory
 
-    def _pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
+    def pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
         """Return the past of each layer before a segment: layer n reads the past of layer n - 1 (3.2)."""
         return [HiddenMemory(positions=past) for past in self._readable(memory)]
 
@@ -294,7 +294,7 @@ class TransformerXL(LanguageModel):
         """Cast a memory that was saved in another precision before a run was resumed."""
         return [tensor.to(self.memory_dtype) for tensor in memory]
 
-    def _remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
+    def remember(self, pasts: Sequence[HiddenMemory], outputs: Sequence[LayerOutput], goal: Objective) -> Memory:
         """Return the memory after a segment."""
         mem_len, reread = self.settings.visible_memory(goal.mem_len), goal.reread_len
         pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
@@ -324,7 +324,7 @@ class TransformerXL(LanguageModel):
         )
         positions = in_stream[: tokens.shape[1]]
         outputs = list(self.run_layers(self.embed(tokens, positions), pasts, terms, positions))
-        return outputs, self._remember(pasts, outputs, goal)
+        return outputs, self.remember(pasts, outputs, goal)
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
@@ -334,7 +334,7 @@ class TransformerXL(LanguageModel):
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
-        outputs, memory = self._read(tokens, self._pasts(memory, goal.mem_len), goal)
+        outputs, memory = self._read(tokens, self.pasts(memory, goal.mem_len), goal)
         own = [output.loss for output in outputs if output.loss is not None]
         length, unread = targets.shape[1], tokens.shape[1] - targets.shape[1]
         counted = goal.counted(length)

@@ -1,7 +1,8 @@
-"""Read tokens in order with a compressive memory, whose projected keys and values are kept.
+"""Read tokens in order with a compressive memory, token by token if need be.
 
-Each token is projected once, when it is read, and each slot once, when it is made. It computes the same function as
-`CompressiveTransformer.forward`. There are no CUDA graphs.
+Memory and slots change when a segment ends. They are projected to keys and values then, once, and each token of the
+next segment when it is read. It computes the same function as `CompressiveTransformer.forward`. There are no CUDA
+graphs.
 
 Axes: B batch, l tokens read at once, L segment, M memory, C compressed memory, H heads, D head width, d model width.
 """
@@ -11,58 +12,28 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from txlcli.core.backend import Rotation
 from txlcli.core.kernels.device import check_free_memory, product_dtype
-from txlcli.core.model.compressive import CompressiveLayer, CompressiveTransformer, leaving_count
-from txlcli.core.model.layer import Layer, Past, rotated
+from txlcli.core.model.base import Memory
+from txlcli.core.model.compressive import CompressiveTransformer
+from txlcli.core.model.layer import Layer, LayerOutput, Past, rotated
+from txlcli.core.model.losses import Objective
 from txlcli.core.reading.reader import Reader, Reading
 
 
 @dataclass
-class KeptMemory(Past):
-    """Keys and values of one layer: of slots, and of the positions of memory and present segment."""
+class ProjectedPast(Past):
+    """Keys and values of one layer: of slots, memory, and the present segment."""
 
-    hidden: Tensor
-    """Layer inputs of the memory, (B, M, d)."""
     keys: Tensor
-    """Of memory and present segment, rotated by their position in the stream, (B, H, x, D)."""
+    """(B, H, C + M + l, D)."""
     values: Tensor
-    slot_keys: Tensor
-    """Of the slots, not rotated: their positions change whenever a segment ends. (B, H, C, D)."""
-    slot_values: Tensor
-    slot_rotation: Rotation | None = None
-    """Of the slots, for the present segment."""
     segment: list[Tensor] = field(default_factory=list)
     """Layer inputs of the present segment, (B, l, d) for each call."""
 
-    @property
-    def slots(self) -> int:
-        """Number of slots."""
-        return self.slot_keys.shape[2]
-
     def extend(self, keys: Tensor, values: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Keep keys and values (B, H, l, D); return all of slots, memory and present segment."""
-        self.keys, self.values = _joined(self.keys, keys), _joined(self.values, values)
-        slots = self.slot_keys if self.slot_rotation is None else self.slot_rotation.apply(self.slot_keys)
-        return _joined(slots, self.keys), _joined(self.slot_values, self.values)
-
-    def compress(self, layer: CompressiveLayer, *, mem_len: int, compressed_len: int) -> None:
-        """Compress what leaves the memory, since the present segment has ended."""
-        context = torch.cat([self.hidden.to(self.segment[0].dtype), *self.segment], dim=1)
-        self.segment = []
-        rate = layer.compression.rate
-        count = leaving_count(context.shape[1], mem_len, rate) if mem_len else context.shape[1]
-        if count and mem_len:
-            keys, values = layer.project_past(layer.compression(context[:, :count]))
-            self.slot_keys = _joined(self.slot_keys, keys)[:, :, -compressed_len:]
-            self.slot_values = _joined(self.slot_values, values)[:, :, -compressed_len:]
-        self.hidden = context[:, count:].clone()  # views would keep what has left
-        self.keys, self.values = (heads[:, :, count:].clone() for heads in (self.keys, self.values))
-
-
-def _joined(old: Tensor, new: Tensor) -> Tensor:
-    """Join keys or values (B, H, x, D), in the dtype of the new ones."""
-    return torch.cat([old.to(new.dtype), new], dim=2)
+        """Keep keys and values (B, H, l, D); return all."""
+        self.keys, self.values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+        return self.keys, self.values
 
 
 class CompressiveReader(Reader):
@@ -74,8 +45,8 @@ class CompressiveReader(Reader):
         super().__init__(model, reading)
         self.housekeeping_interval = self.seg_len  # slots are made when a segment ends
         sizes, settings = model.settings, reading.settings
-        self._slots = settings.compressed_len or sizes.compressed_len
-        most = sizes.memory_keys(self.mem_len, self._slots) + sizes.compression_rate - 1 + self.seg_len
+        slots = settings.compressed_len or sizes.compressed_len
+        most = sizes.memory_keys(self.mem_len, slots) + sizes.compression_rate - 1 + self.seg_len
         heads = 2 * sizes.n_layers * reading.batch_size * sizes.n_heads * sizes.d_head
         check_free_memory(heads * most * product_dtype(reading.precision, model.dtype).itemsize, self.device)
         with torch.inference_mode(), self._autocast:
@@ -85,37 +56,40 @@ class CompressiveReader(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         self._read_before = 0
-        memory, n_layers = self._first_memory(), len(self.model.layers)
-        rotation = self.model.encoding.rotation(torch.arange(-memory[0].shape[1], 0, device=self.device))
-        self._pasts = []
+        self._begin_segment(self._first_memory())
+
+    def _begin_segment(self, memory: Memory) -> None:
+        """Project a memory."""
+        self._memory = self.model.pasts(memory, self.mem_len, self.reading.settings.compressed_len)
+        rotation = self.model.encoding.rotation(torch.arange(self._memory[0].length, device=self.device))
         with self._autocast:
-            for layer, recent, compressed in zip(self.model.layers, memory[:n_layers], memory[n_layers:], strict=True):
-                hidden = layer.memory_input(recent)
-                slots = layer.project_past(layer.memory_input(compressed[:, -self._slots :]))
-                self._pasts.append(KeptMemory(hidden, *layer.project_past(hidden, rotation), *slots))
+            self._pasts = [
+                ProjectedPast(*layer.project_past(past.states, rotation))
+                for layer, past in zip(self.model.layers, self._memory, strict=True)
+            ]
+
+    def _end_segment(self) -> None:
+        """Update the memory, and compress what leaves it."""
+        outputs = []
+        for layer, past, memory in zip(self.model.layers, self._pasts, self._memory, strict=True):
+            kept = torch.cat(past.segment, dim=1)
+            leaving = memory.leaving(kept, layer.compression.rate)
+            slots = layer.compression(leaving) if leaving.shape[1] else None
+            outputs.append(LayerOutput(kept, kept, slots))
+        self._begin_segment(self.model.remember(self._memory, outputs, Objective(mem_len=self.mem_len)))
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        length = tokens.shape[1]
-        stream = torch.arange(self._read_before, self._read_before + length, device=self.device)  # positions
+        before = self._pasts[0].keys.shape[2]
+        positions = torch.arange(before, before + tokens.shape[1], device=self.device)
         with self._autocast:
-            self._rotate_slots()
-            reach = self._pasts[0].slots + self._pasts[0].keys.shape[2] + length
-            terms = rotated([added.nearest(reach) for added in self._terms], self.model.encoding.rotation(stream))
-            embedded = self.model.embed(tokens, stream)
-            layers = self.model.run_layers(embedded, self._pasts, terms, stream, count=count)
-            for past, output in zip(self._pasts, layers, strict=True):
+            nearest = [added.nearest(before + tokens.shape[1]) for added in self._terms]
+            terms = rotated(nearest, self.model.encoding.rotation(positions))
+            embedded = self.model.embed(tokens, positions)
+            outputs = self.model.run_layers(embedded, self._pasts, terms, positions, count=count)
+            for past, output in zip(self._pasts, outputs, strict=True):
                 past.segment.append(output.kept)
-            self._read_before += length
+            self._read_before += tokens.shape[1]
             if self._in_segment == 0:  # the segment has ended
-                for layer, past in zip(self.model.layers, self._pasts, strict=True):
-                    past.compress(layer, mem_len=self.mem_len, compressed_len=self._slots)
+                self._end_segment()
         normed: Tensor = self.model.final_norm(output.hidden)
         return normed
-
-    def _rotate_slots(self) -> None:
-        """Place the slots before the oldest position of the memory, as the rotation of their keys sees them."""
-        oldest = self._read_before - self._pasts[0].keys.shape[2]
-        positions = torch.arange(oldest - self._pasts[0].slots, oldest, device=self.device)
-        rotation = self.model.encoding.rotation(positions)
-        for past in self._pasts:
-            past.slot_rotation = rotation
