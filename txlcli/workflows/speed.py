@@ -28,7 +28,7 @@ from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import smallest_limit
 from txlcli.core.reading.scoring import keys_seen
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.optimizer import check_optimizer
+from txlcli.core.training.optimizer import named_groups
 from txlcli.errors import UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.runs import run_directory
@@ -179,7 +179,7 @@ class Bench:
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
         self.device, self._reporter = model.device, reporter
         self._train = self._training_settings()  # may raise, so before anything is timed
-        check_optimizer(settings.model, model.vocab_size, self._train)
+        named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
         self._common: Any = {"precision": precision, "repeat": repeat}
         self._min_steps = MIN_STEPS if self.device.type == "cuda" else 1

@@ -100,10 +100,17 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     return optimizer
 
 
-def check_optimizer(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> None:
-    """Reject what `make_optimizer` rejects, without allocating the model."""
+@functools.lru_cache(maxsize=1)  # a forecast asks for many numbers of processes
+def named_groups(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Return the groups of `make_optimizer`, or reject what it rejects; nothing is allocated.
+
+    "params" maps the name of each parameter to its shape.
+    """
     with tensors_without_data():
-        make_optimizer(make_model(model, vocab_size), settings)
+        stand_in = make_model(model, vocab_size)
+        groups = make_optimizer(stand_in, settings).param_groups
+    names = {id(parameter): name for name, parameter in stand_in.named_parameters()}
+    return [group | {"params": {names[id(one)]: one.shape for one in group["params"]}} for group in groups]
 
 
 class CombinedOptimizer(Optimizer):

@@ -3,7 +3,6 @@
 PyTorch's ZeroRedundancyOptimizer divides whole tensors, so that optimizers that look at a whole matrix work as ever.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -13,10 +12,8 @@ from torch.optim import Optimizer
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import TrainSettings
-from txlcli.core.kernels.private import tensors_without_data
-from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
-from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer
+from txlcli.core.training.optimizer import OPTIMIZERS, ModelPart, make_optimizer, named_groups
 from txlcli.core.training.parallel import DataParallel
 
 FLOAT_BYTES = 4
@@ -28,7 +25,7 @@ class ZeroParallel(DataParallel):
 
     def make_optimizer(self) -> Optimizer:
         parameters = dict(self.model.named_parameters())
-        groups = _groups_by_name(self.model.settings, self.model.vocab_size, self.settings)
+        groups = named_groups(self.model.settings, self.model.vocab_size, self.settings)
         return ZeroRedundancyOptimizer(
             [group | {"params": [parameters[name] for name in group["params"]]} for group in groups],
             optimizer_class=self._make_part,  # type: ignore[arg-type]
@@ -61,19 +58,6 @@ class ZeroParallel(DataParallel):
         return optimizer.optim
 
 
-@functools.lru_cache(maxsize=1)  # a forecast asks for many numbers of processes
-def _groups_by_name(model: ModelSettings, vocab_size: int, settings: TrainSettings) -> list[dict[str, Any]]:
-    """Return the parameter groups of the optimizer, with names and sizes in place of parameters; no state is allocated.
-
-    "params" maps the name of each parameter to its shape.
-    """
-    with tensors_without_data():
-        stand_in = make_model(model, vocab_size)
-        groups = make_optimizer(stand_in, settings).param_groups
-    names = {id(parameter): name for name, parameter in stand_in.named_parameters()}
-    return [group | {"params": {names[id(one)]: one.shape for one in group["params"]}} for group in groups]
-
-
 def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSettings, processes: int) -> int:
     """Return the bytes of optimizer state of the process that has most, without making the model.
 
@@ -82,7 +66,7 @@ def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSe
     """
     count = OPTIMIZERS[settings.optimizer].state_tensors
     numbers, state = [0] * processes, [0] * processes
-    for group in _groups_by_name(model, vocab_size, settings):
+    for group in named_groups(model, vocab_size, settings):
         for name, shape in sorted(group["params"].items(), key=lambda item: item[1].numel(), reverse=True):
             rank = numbers.index(min(numbers))
             numbers[rank] += shape.numel()

@@ -20,7 +20,7 @@ from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
-from txlcli.core.training.optimizer import check_optimizer
+from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
@@ -137,7 +137,7 @@ def plan_run(
         initial_weights.read(options.begin_from, settings.model, store, workspace)
     text = (store, start.read_splits(settings, store, workspace.reporter)[0]) if store else None
     run = start.new_run(name, settings, directory, store)
-    check_optimizer(settings.model, run.vocab_size, settings.train)
+    named_groups(settings.model, run.vocab_size, settings.train)
     plan = plans.plan(run, text, until_step=options.max_steps, devices=devices, processes=processes)
     return PlannedRun(run=run, store=store, plan=plan)
 
