@@ -128,12 +128,10 @@ def test_every_sampled_position_has_the_longest_context():
     assert not len(sample_positions(T, longest=T + 1, sample_size=12, seed=3))
 
 
-def test_the_seed_determines_the_positions():
-    drawn = [sample_positions(997, longest=5, sample_size=50, seed=seed).tolist() for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0] == sorted(set(drawn[0]))
-
-
-def test_a_larger_sample_contains_the_smaller_one():
-    small, large = (sample_positions(997, longest=100, sample_size=size, seed=1).tolist() for size in (50, 60))
+def test_the_seed_determines_the_positions_and_a_larger_sample_contains_the_smaller_one():
+    small, again, other, large = (
+        sample_positions(997, longest=100, sample_size=size, seed=seed).tolist()
+        for size, seed in ((50, 1), (50, 1), (50, 2), (60, 1))
+    )
+    assert small == again == sorted(set(small)) != other
     assert set(small) < set(large)

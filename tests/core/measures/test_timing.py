@@ -31,15 +31,6 @@ def small_float_model():
     return small_model(dtype=torch.float32)
 
 
-def test_the_warm_up_call_is_not_counted():
-    pauses = iter([0.2, 0.01, 0.01, 0.01])
-    times = timing.measure(lambda: time.sleep(next(pauses)), CPU, tokens=2, repeat=3)
-    assert len(times.ms_per_token) == 3
-    assert times.low_high[0] >= 5.0  # 10 ms for two tokens
-    assert times.median < 100.0
-    assert next(pauses, None) is None
-
-
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_repetition_has_several_steps(steps):
     calls = []
@@ -49,13 +40,6 @@ def test_a_repetition_has_several_steps(steps):
     assert times.ms_per_token == pytest.approx((2 / steps, 6 / steps, 4 / steps))
     assert times.median == times.ms_per_token[2]
     assert times.low_high == times.ms_per_token[:2]
-
-
-def test_the_steps_of_a_repetition_fill_whole_periods_of_the_buffer():
-    model, calls = observed_model()
-    settings = EvalSettings(seg_len=L, mem_len=60, batch_size=B)  # a period is 15 tokens, three segments
-    timing.time_evaluation(model, settings, **FP32, repeat=2, min_steps=10)
-    assert len(calls) == 12 + 3 + 2 * 12  # the memory, the warm-up, two repetitions
 
 
 def test_the_time_of_a_thread_does_not_count_the_time_of_other_processes():

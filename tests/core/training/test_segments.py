@@ -72,16 +72,6 @@ def test_positions_follow_each_other_through_the_epochs(seg_len, count):
     assert positions == [(e, s) for e in range(2) for s in range(segments.per_epoch)] + [(2, 0)]
 
 
-def test_a_segment_is_a_function_of_its_position():
-    starts = np.array([0, 4, 5, 11, 18])
-    one, other = (
-        TrainingSegments(np.arange(23), batch_size=2, seg_len=3, sentence_starts=starts, seed=3) for _ in range(2)
-    )
-    for position in (StreamPosition(2, 1), StreamPosition(0, 3), StreamPosition(2, 1), StreamPosition(1, 0)):
-        np.testing.assert_array_equal(one.at(position), other.at(position))
-    np.testing.assert_array_equal(epoch_of(one, 1), epoch_of(other, 1))
-
-
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100), epoch=st.integers(0, 5))
 def test_a_rolled_lane_has_its_own_tokens_in_a_circle(lanes, seg_len, count, epoch):
     segments = TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len, roll=True, seed=7)
@@ -126,20 +116,6 @@ def sentence_epoch(number, *, seed=3, seg_len=5, starts=STARTS):
     inputs, targets = epoch_of(segments, number)
     np.testing.assert_array_equal(inputs[0, 1:], targets[0, :-1])
     return [*inputs[0].tolist(), int(targets[0, -1])]
-
-
-def sentences(stream):
-    """Return the sentences of a stream in order, each with its length."""
-    changes = [i for i in range(1, len(stream)) if stream[i] != stream[i - 1]]
-    ends = [*changes, len(stream)]
-    return [(stream[first], end - first) for first, end in zip([0, *changes], ends, strict=True)]
-
-
-@pytest.mark.parametrize("seg_len", [1, 5, 41])
-@pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_an_epoch_reads_every_sentence_whole_and_once(epoch, seg_len):
-    read = sentences(sentence_epoch(epoch, seg_len=seg_len))
-    assert sorted(read) == list(enumerate(LENGTHS))
 
 
 def test_epochs_differ_in_their_order_and_the_same_seed_repeats_it():

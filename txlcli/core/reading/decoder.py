@@ -171,7 +171,6 @@ class Decoder(Reader):
         self.mem_len = model.settings.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(key_limit(settings.same_length, settings.mem_len), model.settings.window)
-        self._zeros = self.mem_len if model.memory_starts_full and not in_windows else 0
         self._period = settings.mem_len if in_windows else self.seg_len
         """Tokens after which absolute positions begin anew."""
         model.encoding.check_positions(self._period)
@@ -213,15 +212,13 @@ class Decoder(Reader):
 
     @torch.inference_mode()
     def reset(self) -> None:
-        self._range.start, self._range.end, self._read_before = 0, self._zeros, 0
-        if not self._zeros:
-            return
-        zero = torch.zeros(1, 1, self.model.settings.d_model, device=self.device, dtype=self.model.dtype)
-        rotation = self.model.encoding.rotation(torch.arange(-self._zeros, 0, device=self.device))
-        for layer, buffer in zip(self.model.layers, self._buffers, strict=True):
-            with self._autocast:
-                keys, values = (heads.expand(-1, -1, self._zeros, -1) for heads in layer.project_past(zero))
-                buffer.write(keys if rotation is None else rotation.apply(keys), values, at=0)
+        memory = self._first_memory()
+        self._range.start, self._range.end, self._read_before = 0, memory[0].shape[1], 0
+        rotation = self.model.encoding.rotation(torch.arange(-self._range.end, 0, device=self.device))
+        for layer, buffer, zeros in zip(self.model.layers, self._buffers, memory, strict=True):
+            if self._range.end:
+                with self._autocast:
+                    buffer.write(*layer.project_past(zeros, rotation), at=0)
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
         length = tokens.shape[1]
