@@ -107,12 +107,12 @@ def scale(
     Example: txl recipes scale wt103 --device-memory 80GiB --set train.precision=bf16
     """
     from txlcli.commands import training_tables
-    from txlcli.workflows.training import scaling
+    from txlcli.workflows.training import forecast
     from txlcli.workflows.workspace import Workspace
 
     workspace = Workspace(data_dir=data_dir, runs_dir=RUNS_DIR, reporter=console.TerminalReporter())
-    forecast = scaling.run(recipe_source, options, workspace)
-    console.show_result(forecast, training_tables.show_devices, json=json)
+    of_devices = forecast.scale(recipe_source, options, workspace)
+    console.show_result(of_devices, training_tables.show_devices, json=json)
 
 
 def _find_keys(word: str | None) -> list[Key]:

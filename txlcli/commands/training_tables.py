@@ -5,8 +5,7 @@ from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.execution import TrainingResult
-from txlcli.workflows.training.forecast import TrainingForecast
-from txlcli.workflows.training.scaling import ScaleForecast
+from txlcli.workflows.training.forecast import ScaleForecast, TrainingForecast
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 

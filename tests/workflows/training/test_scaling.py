@@ -9,7 +9,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.measures.forecast import step_bytes
 from txlcli.core.training.distributed import of_one_process
 from txlcli.errors import RecipeError
-from txlcli.workflows.training.scaling import device_bytes, exchanged_bytes
+from txlcli.workflows.training.forecast import device_bytes, exchanged_bytes
 
 L, M = 5, 7
 

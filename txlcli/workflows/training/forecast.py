@@ -1,6 +1,10 @@
-"""Forecasts the memory and the time of a training run without starting it."""
+"""Forecasts memory and time of a training run without starting it: on this machine, and on 1 to 512 GPUs.
+
+This machine need not have these GPUs.
+"""
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +19,14 @@ from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.measures.cost import counted_shares, step_flops_per_token
-from txlcli.core.measures.forecast import StepBytes, parameters_by_part, snapshot_bytes, step_bytes
+from txlcli.core.measures.forecast import (
+    FLOAT,
+    StepBytes,
+    logit_bytes,
+    parameters_by_part,
+    snapshot_bytes,
+    step_bytes,
+)
 from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
@@ -24,9 +35,10 @@ from txlcli.core.training.optimizer import named_groups
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.options import TrainOptions
+from txlcli.workflows.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training import initial_weights, start
 from txlcli.workflows.training import plan as plans
+from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
@@ -34,6 +46,16 @@ MAX_TIMED_S = 4.0
 MAX_TIMED_BYTES = 2**30
 """Most memory that a timed training step may need."""
 TIMED_STEPS = 3
+GPU = torch.device("cuda")
+MAX_DEVICES = 512
+"""Largest number of devices in the table of a recipe."""
+BACKWARD_SHARE = 2 / 3
+"""Share of the backward pass in the operations of a step."""
+ALL_REDUCE = 2
+"""Times that an all-reduce sends nearly all gradients around the ring."""
+PASSES = {"ddp": ALL_REDUCE, "zero": ALL_REDUCE + 1, "fsdp": 3}
+"""Times that a step sends nearly all weights or gradients around the ring, counted in fp32: zero sends the updated
+weights, too; fsdp sends the weights twice, and the gradients once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +109,45 @@ class TrainingForecast:
         """Return the object that `txl train --dry-run --json` prints."""
         own = dataclasses.asdict(self) | {"step_bytes": self.step_bytes.to_json()}
         return own.pop("plan") | own
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCost:
+    """Cost of a training run on a number of GPUs; times are None without their speed, `fits` without their memory."""
+
+    devices: int
+    batch_size_per_device: int
+    share_of_peak: float
+    share_source: str
+    """The measurement that the share is from."""
+    device_bytes: dict[str, int]
+    """Bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
+    exchanged_bytes: int
+    """Bytes that each GPU sends, and receives, in a step."""
+    step_s: float | None
+    tokens_per_s: float | None
+    seconds: float | None
+    fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleForecast:
+    """Facts that do not depend on the number of GPUs, and the cost on each number."""
+
+    recipe: str
+    parameters: int
+    vocab_size: int
+    precision: str
+    steps: int
+    batch_size: int
+    accumulate: int
+    device_memory_bytes: float | None
+    usable_share: float = USABLE
+    bandwidth_bytes_per_s: float | None
+    device_flops_per_s: float | None
+    training_flops_per_token: float
+    parallel: str
+    by_devices: tuple[DeviceCost, ...]
 
 
 def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int) -> TrainingForecast:
@@ -182,3 +243,84 @@ def timed_share_of_peak(
     with deterministic_kernels(device, enabled=train.deterministic):
         step_ms = time_training(new, train, repeat=TIMED_STEPS, seconds=time.thread_time).low_high[0]
     return flops / (step_ms / 1e3) / peak
+
+
+def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleForecast:
+    """Return the cost of a recipe on each of 1 to MAX_DEVICES GPUs, in powers of two, as far as its batch divides.
+
+    What only the GPUs themselves can reject is not checked.
+    """
+    planned = plan_run(source, TrainOptions(overrides=options.overrides), workspace, "", processes=1)
+    plan, train = planned.plan, planned.run.settings.train
+    most = min(MAX_DEVICES, train.batch_size // train.accumulate)
+    counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]
+    return ScaleForecast(
+        recipe=plan.recipe,
+        parameters=plan.parameters,
+        vocab_size=plan.vocab_size,
+        precision=plan.precision,
+        steps=plan.steps,
+        batch_size=train.batch_size,
+        accumulate=train.accumulate,
+        device_memory_bytes=options.device_memory,
+        bandwidth_bytes_per_s=options.bandwidth,
+        device_flops_per_s=options.device_flops,
+        training_flops_per_token=planned.flops_per_token,
+        parallel=train.parallel,
+        by_devices=tuple(_cost(planned, options, devices) for devices in counts),
+    )
+
+
+def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:
+    """Return the bytes that each of several GPUs sends, and receives, in a step, given the bytes of all gradients."""
+    return PASSES[parallel] * (devices - 1) * gradient_bytes // devices
+
+
+def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, devices: int) -> dict[str, int]:
+    """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
+    if devices == 1:
+        train = dataclasses.replace(train, parallel="ddp")
+    of_one = of_one_process(train, devices)
+    needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
+    logits = logit_bytes(model, vocab_size, of_one, device=GPU)
+    by_purpose = needed.to_json() | {"activations": needed.activations - logits, "logits": logits}
+    weights, total = (by_purpose.pop(purpose) for purpose in ("weights", "total"))
+    return {"parameters": weights, **by_purpose, "total": total}
+
+
+def _cost(planned: PlannedRun, options: ScaleOptions, devices: int) -> DeviceCost:
+    run, train = planned.run, planned.run.settings.train
+    needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
+    exchanged, of_one = (
+        exchanged_bytes(FLOAT * run.parameters, devices, parallel=train.parallel),
+        of_one_process(train, devices),
+    )
+    share, source = planned.expected_share(of_one, GPU)
+    step_s = None
+    if options.device_flops is not None:
+        compute_s = of_one.batch_size * train.seg_len * planned.flops_per_token / (share * options.device_flops)
+        step_s = compute_s + _visible_exchange_s(run, exchanged / (options.bandwidth or math.inf), compute_s)
+    return DeviceCost(
+        devices=devices,
+        batch_size_per_device=of_one.batch_size,
+        share_of_peak=share,
+        share_source=source,
+        device_bytes=needed,
+        exchanged_bytes=exchanged,
+        step_s=step_s,
+        tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
+        seconds=planned.plan.steps * step_s if step_s else None,
+        fits=None if options.device_memory is None else needed["total"] <= USABLE * options.device_memory,
+    )
+
+
+def _visible_exchange_s(run: Run, exchange_s: float, compute_s: float) -> float:
+    """Return the part of the time of an exchange that the computation of a step does not hide, in seconds.
+
+    The exchange runs during the backward pass of the last micro-batch, except for the gradients of the embedding: that
+    of a tied table is ready at the end of the backward pass only.
+    """
+    train = run.settings.train
+    in_backward = ALL_REDUCE / PASSES[train.parallel] if train.parallel == "zero" else 1.0  # then come the weights
+    late_share = parameters_by_part(run.settings.model, run.vocab_size)["embedding"] / run.parameters
+    return exchange_s - min((1 - late_share) * in_backward * exchange_s, BACKWARD_SHARE * compute_s / train.accumulate)
