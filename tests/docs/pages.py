@@ -24,7 +24,7 @@ def blocks(text):
 
 
 def txl_lines(code):
-    """Return the words after `txl` of every txl command in a block of shell, with its variables and loops, without redirections."""
+    """Return the words after `txl` of every txl command in a block of shell, without loops and redirections."""
     joined = re.sub(r"\\\n\s*", " ", code)
     for name, value in re.findall(r'^(\w+)="(.*)"$', joined, flags=re.MULTILINE):
         joined = joined.replace(f"${name}", value)

@@ -39,6 +39,12 @@ class Recording:
         self.values, self.closed = [], False
         type(self).last = self
 
+    def __enter__(self):
+        return self.log
+
+    def __exit__(self, *_):
+        self.close()
+
     def log(self, values, step):
         self.values.append((step, values))
 

@@ -10,7 +10,8 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.sections import LogSettings
@@ -24,57 +25,43 @@ IDS = "trackers.json"
 PROJECT = "txl"
 
 
-class Tracker(Protocol):
-    """Receives the metrics of one run."""
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Record metrics, named like "train/loss_nats", at a step."""
-
-    def close(self) -> None:
-        """Write what is buffered and end the recording."""
+Log = Callable[[dict[str, float], int], None]
+"""Records metrics, named like "train/loss_nats", at a step."""
 
 
-class TensorBoardTracker:
-    """Event files in the run directory; points beyond the step at which training begins are replaced."""
+@contextlib.contextmanager
+def tensorboard(run: Run, after: int) -> Iterator[Log]:
+    """Write event files to the run directory; points beyond the step at which training begins are replaced."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: Run, after: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2).replace("\n", "\n    ")
+    with SummaryWriter(str(run.directory), purge_step=after + 1) as writer:
+        writer.add_text("settings", f"    {settings}", after + 1)  # Markdown: an indented block is code
 
-        self._writer = SummaryWriter(str(run.directory), purge_step=after + 1)
-        settings = json.dumps({"run": run.name, **recipe.to_table(run.settings)}, indent=2).replace("\n", "\n    ")
-        self._writer.add_text("settings", f"    {settings}", after + 1)  # Markdown: an indented block is code
+        def log(values: dict[str, float], step: int) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
+        yield log
 
 
-class WandbTracker:
-    """Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
+@contextlib.contextmanager
+def wandb(run: Run, _after: int) -> Iterator[Log]:
+    """Send to Weights & Biases; the environment of the user decides about the project and the mode (WANDB_MODE)."""
+    import wandb as package
 
-    def __init__(self, run: Run, _after: int) -> None:
-        import wandb
-
-        config = recipe.to_table(run.settings)
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=tracked_id(run),
-            name=run.name,
-            config=config,
-            dir=os.environ.get("WANDB_DIR", str(run.directory)),
-            resume="allow",
-            settings=wandb.Settings(console="off"),
-        )
-        self._run.config.update(config, allow_val_change=True)  # settings may change on resume
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)  # W&B ignores steps that it has
-
-    def close(self) -> None:
-        self._run.finish()
+    config = recipe.to_table(run.settings)
+    with package.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        id=tracked_id(run),
+        name=run.name,
+        config=config,
+        dir=os.environ.get("WANDB_DIR", str(run.directory)),
+        resume="allow",
+        settings=package.Settings(console="off"),
+    ) as tracked:
+        tracked.config.update(config, allow_val_change=True)  # settings may change on resume
+        yield lambda values, step: tracked.log(values, step=step)  # W&B ignores steps that it has
 
 
 def tracked_id(run: Run) -> str:
@@ -86,10 +73,10 @@ def tracked_id(run: Run) -> str:
     return str(parse_json(read_text(path, MAX_SETTINGS))["wandb"])
 
 
-BACKENDS: dict[str, Callable[[Run, int], Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
+BACKENDS: dict[str, Callable[[Run, int], AbstractContextManager[Log]]] = {"tensorboard": tensorboard, "wandb": wandb}
 """Trackers by the words of log.to, the names of their packages and of txl's extras.
 
-Each is made from the run, and the step at which training begins."""
+Each is given the run, and the step at which training begins."""
 
 
 def check_packages(log: LogSettings) -> None:
@@ -106,7 +93,7 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     A tracker that fails is reported once and receives nothing more; the training continues.
     """
-    trackers: dict[str, Tracker] = {}
+    trackers: dict[str, tuple[Log, Callable[[], None]]] = {}  # with the function that ends it
 
     def attempt(name: str, action: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -118,19 +105,20 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
             say(f"{name} failed ({reason}); training continues without it")
 
     def start(name: str) -> None:
-        trackers[name] = BACKENDS[name](run, after)
+        stack = contextlib.ExitStack()
+        trackers[name] = stack.enter_context(BACKENDS[name](run, after)), stack.close
 
     def write(line: dict[str, Any]) -> None:
-        for name, tracker in list(trackers.items()):
-            attempt(name, tracker.log, scalars(line), line["step"])
+        for name, (log, _) in list(trackers.items()):
+            attempt(name, log, scalars(line), line["step"])
 
     for requested in dict.fromkeys(run.settings.log.to):
         attempt(requested, start, requested)
     try:
         yield write
     finally:
-        for name, tracker in list(trackers.items()):
-            attempt(name, tracker.close)
+        for name, (_, close) in list(trackers.items()):
+            attempt(name, close)
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
