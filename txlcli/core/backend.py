@@ -99,6 +99,15 @@ def aligned(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
     return F.pad(tensor, (0, columns - tensor.shape[-1], 0, missing) if missing else (0, columns - tensor.shape[-1]))
 
 
+def repeated(bias: Tensor, rows: Tensor) -> Tensor:
+    """Return a bias (x, ...) for each lane of rows (B, L, x, ...), so that its gradient adds up L before B.
+
+    torch.compile joins the first sum to the kernel that writes the gradients of the rows; for a sum over both axes at
+    once, it reads these gradients again.
+    """
+    return bias.expand(len(rows), *[1] * (rows.dim() - bias.dim() - 1), *bias.shape)
+
+
 class Attend(Protocol):
     """Attention over the keys that each query may see, as `core.model.attention.attend` defines it."""
 

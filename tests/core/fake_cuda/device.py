@@ -198,10 +198,12 @@ class Kernels(TorchDispatchMode):
             copies = name == "_foreach_copy_" and len({leaf.dtype for leaf in used}) > 1
             self.names[name] += len(args[0]) if copies else bool(used) * LAUNCHES.get(name, 1)
             written = [
-                value for value, argument in zip(args, func._schema.arguments, strict=False) if argument.is_write
-            ]
+                value
+                for value, argument in zip(args, func._schema.arguments, strict=False)
+                if argument.is_write and (argument.name != "grads" or (kwargs or {}).get("grad_scale") is not None)
+            ]  # fused optimizers write gradients if they scale them
             again = [] if name.endswith(ONLY_WRITE) else tree_leaves(written)
-            self.bytes += sum(leaf.numel() * leaf.element_size() for leaf in [*used, *again])
+            self.bytes += sum(map(triton_device.size_of, [*used, *again]))
         return result
 
 

@@ -3,6 +3,7 @@
 torch.compile leaves code alone while a dispatch mode is active; here it does not. Import this before the compiler.
 """
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -29,19 +30,27 @@ observers = []
 """Functions that are called with the name of each kernel, and the bytes that it reads and writes."""
 
 
+def size_of(tensor):
+    """Return the bytes of the different elements of a tensor: an expanded axis counts once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sizes) * tensor.element_size()
+
+
 class FusedKernel:
     """A kernel of Inductor, which does nothing."""
 
     def __init__(self, name, source):
         self._name = name
         self._arguments = re.search(rf"def {name}\(([^)]*)\)", source)[1].split(", ")
+        self._read_and_written = {argument for argument in self._arguments if f"tl.load({argument} " in source}
+        self._read_and_written &= {argument for argument in self._arguments if f"tl.store({argument} " in source}
 
     def run(self, *arguments, **_):
         """Report a launch; an argument that is both read and written counts twice."""
         size = 0
         for name, value in zip(self._arguments, arguments, strict=False):
             if isinstance(value, torch.Tensor):
-                size += value.numel() * value.element_size() * (2 if name.startswith("in_out") else 1)
+                size += size_of(value) * (1 + (name in self._read_and_written))
         for observe in observers:
             observe(self._name, size)
 

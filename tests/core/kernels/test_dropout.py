@@ -1,9 +1,12 @@
 """Masks of dropout: rates, independence, reproducibility. ReLU with dropout in one operation equals the two modules."""
 
+import functools
+
 import pytest
 import torch
 
 from txlcli.core.kernels.dropout import keep_mask
+from txlcli.core.model.backends import COMPILED
 from txlcli.core.model.dropout import Dropout
 
 CPU = torch.device("cpu")
@@ -52,6 +55,18 @@ def test_relu_dropout_and_its_gradient_equal_dropout_of_relu(variational, dtype,
         (grad,) = torch.autograd.grad((out * weight).sum(), leaf)
         results.append((out.detach(), grad))
     torch.testing.assert_close(*results, rtol=torch.finfo(dtype).eps * 2, atol=0)
+
+
+@pytest.mark.parametrize(("rate", "variational"), [(0.0, False), (0.5, False), (0.5, True)])
+def test_a_compiled_activation_passes_on_its_gradient(rate, variational):
+    """PyTorch 2.11 lost it."""
+    torch.compiler.reset()
+    hidden = torch.randn(7, 11, 5, requires_grad=True)
+    activation = functools.partial(COMPILED.activation, rate=rate, variational=variational)
+    out = torch.compile(activation, fullgraph=True, backend="eager")(hidden)
+    (grad,) = torch.autograd.grad(out.sum(), hidden)
+    assert 0 < out.count_nonzero() < out.numel()
+    torch.testing.assert_close(grad, torch.where(out > 0, 1 / (1 - rate), 0.0))
 
 
 def test_relu_dropout_saves_only_its_result():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txlcli.core.backend import ScoreTerms, aligned, nearest_rows
+from txlcli.core.backend import ScoreTerms, aligned, nearest_rows, repeated
 from txlcli.core.kernels.device import row_multiple
 
 ScaledQueries = Callable[[Tensor, Tensor | None, Tensor | None, float, int], tuple[Tensor, Tensor]]
@@ -29,7 +29,7 @@ def scaled_queries(
     """
     rows = aligned(query * scale, width)
     content, position = (
-        rows if bias is None else rows + aligned((bias * scale).to(query.dtype), width)
+        rows if bias is None else (rows + repeated(aligned(bias * scale, width), rows)).to(query.dtype)
         for bias in (content_bias, position_bias)
     )
     return content, position

@@ -234,7 +234,15 @@ def set_generator_state(state: Tensor, device: torch.device) -> None:
 
 def cast_for_products(tensor: Tensor) -> Tensor:
     """Cast to autocast's dtype for matrix products: once, for a tensor that several products read."""
-    return tensor.to(autocast_dtype(tensor))
+    return cast(tensor, autocast_dtype(tensor))
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor itself if it has this dtype.
+
+    PyTorch 2.11 compiles an `autograd.Function` whose result was cast to its own dtype, and loses the gradient.
+    """
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def autocast_dtype(operand: Tensor) -> torch.dtype:

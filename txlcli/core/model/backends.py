@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txlcli.config.settings import AttentionBackend
-from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned
+from txlcli.core.backend import Attend, Backend, ScoreTerms, aligned, repeated
 from txlcli.core.kernels.attention_inputs import ScaledQueries, scaled_queries
 from txlcli.core.kernels.attention_tiles import TiledAttention
 from txlcli.core.kernels.compilation import runs_triton
-from txlcli.core.kernels.device import CUDA_MULTIPLE, cast_for_products
+from txlcli.core.kernels.device import CUDA_MULTIPLE, cast, cast_for_products
 from txlcli.core.kernels.dropout import drop, relu_dropout
 from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import Workspace
@@ -75,7 +75,7 @@ def _plain_dropout(hidden: Tensor, rate: float, *, variational: bool) -> Tensor:
         return F.dropout(hidden, rate) if rate else hidden
     exact = torch.promote_types(hidden.dtype, torch.float32)
     scale = F.dropout(torch.ones_like(hidden[..., :1, :], dtype=exact), rate)
-    return (hidden * scale).to(hidden.dtype)
+    return cast(hidden * scale, hidden.dtype)
 
 
 class _FusedActivation(torch.autograd.Function):
@@ -102,7 +102,10 @@ def _fused_activation(hidden: Tensor, rate: float, *, variational: bool) -> Tens
 def _fused_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return F.linear, with the bias added in its own dtype by the next operation."""
     product = F.linear(rows, weight)
-    return product if bias is None else product + bias
+    if bias is None:
+        return product
+    # The gradients of narrow rows are added up together with those of the norm that follows.
+    return product + (repeated(bias, product) if len(weight) > weight.shape[1] else bias)
 
 
 def _aligned_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,25 @@ class HiddenMemory(Past):
             return keys, values
         old_keys, old_values = layer.project_past(self.states, self.rotation)  # equals projecting the context
         return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
+
+
+class _ContextProduct(torch.autograd.Function):
+    """The product of [SG(m) o h] with a matrix, whose backward pass leaves out SG(m) unless it needs a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, past: Tensor, segment: Tensor, weight: Tensor) -> Tensor:
+        context = torch.cat([past, segment], dim=1)  # (B, K, d)
+        ctx.save_for_backward(context, weight)
+        ctx.mem_len = past.shape[1]
+        return F.linear(context, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        (context, weight), (grad,) = ctx.saved_tensors, grad_outputs
+        first = 0 if ctx.needs_input_grad[0] else ctx.mem_len
+        grad_context = grad[:, first:] @ weight.expand(len(grad), -1, -1)  # one product per lane: rows are not copied
+        grad_past = grad_context[:, : ctx.mem_len] if ctx.needs_input_grad[0] else None
+        return grad_past, grad_context[:, ctx.mem_len - first :], grad.flatten(0, 1).mT @ context.flatten(0, 1)
 
 
 class Layer(nn.Module):
@@ -154,9 +173,9 @@ class Layer(nn.Module):
         attention, drop, segment = self.attention, self.projection_dropout, self.attention_input(layer_input)
         heads, d_head, width = attention.n_heads, attention.d_head, segment.shape[-1]
         remembered = self.attention_input(aligned(past.states, width))
-        context = torch.cat([remembered, segment], dim=1)  # [SG(m) o h] of section 3.2
         weight = wide_heads(torch.cat([attention.w_k_content.weight, attention.w_v.weight]), d_head, width)
-        key_value = drop(F.linear(context, weight)).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
+        projected: Tensor = _ContextProduct.apply(remembered, segment, cast_for_products(weight))  # section 3.2
+        key_value = drop(projected).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
         query = split_heads(drop(F.linear(segment, wide_heads(attention.w_q.weight, d_head, width))), heads)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
