@@ -145,7 +145,7 @@ def start_processes(
 ) -> int:
     """Run a command line of txl in several processes, as torchrun does, and return their exit code.
 
-    After a signal, a process that does not end within `rank_timeout_s` is killed.
+    After a signal, a process that does not end within `rank_timeout_s` is killed; with PyTorch 2.11, within 30 s.
     """
     _check_loopback()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -157,6 +157,7 @@ def start_processes(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors.available() // processes)))
     os.environ[STARTED] = str(processes)
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN)
     with tempfile.TemporaryDirectory() as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -167,7 +168,6 @@ def start_processes(
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=restarts,
-            shutdown_timeout=math.ceil(rank_timeout_s) + SECONDS_TO_EXPLAIN,
             signals_to_handle=STOPPING,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )

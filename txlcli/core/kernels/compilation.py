@@ -61,7 +61,7 @@ def _missing_package() -> str | None:
 
 def _reason(error: Exception) -> str:
     """Return the beginning of an error message of a compiler."""
-    return shorten(str(error) or type(error).__name__, 160)
+    return shorten(str(error).partition("\n\n")[0] or type(error).__name__, 160)
 
 
 @constant_for_compiler
