@@ -106,6 +106,19 @@ def test_sentences_become_documents_of_megatron(here):
     assert np.fromfile("files/test.idx", "<i4", 3, offset=34).tolist() == [3, 2, 4]
     done("prepare", "files", "--name", "again")
     assert digests("again") == digests("lm1b")
+    assert store("again").sentence_starts("test").tolist() == [0, 3, 5]
+
+
+def test_documents_of_megatron_are_those_of_the_store_and_are_not_cut(untouched):
+    lengths = [3, 100, 2, 40, 60, 5]
+    write_ids(untouched / "all.bin", sample(sum(lengths)))
+    starts = np.cumsum([0, *lengths[:-1]])
+    token_files.write("megatron", untouched / "all.bin", np.array(sample(sum(lengths))), 17, starts)
+    told = json_of("prepare", "all.idx", "--split", "60,30,10")
+    assert {split: info["documents"] for split, info in told["splits"].items()} == {"train": 4, "valid": 1, "test": 1}
+    assert store("all").sentence_starts("train").tolist() == [0, 3, 103, 105]
+    assert told["conventions"]["documents"] == "as in the index"
+    assert (told["splits"]["train"]["words"], told["splits"]["train"]["bytes"]) == (None, None)
 
 
 # --- preparing -------------------------------------------------------------------------------------------------------
@@ -146,8 +159,11 @@ def test_files_without_splits_are_cut_together_and_a_doubtful_type_is_noted(unto
     assert [told["splits"][split]["tokens"] for split in ("train", "valid", "test")] == [900, 50, 50]
     ids = [*sample(300), *sample(300), *sample(400)]
     assert [*store("chunks").ids("train"), *store("chunks").ids("valid"), *store("chunks").ids("test")] == ids
-    told = json_of("prepare", "chunks", "--dtype", "uint16", "--force")
-    assert told["notes"][1] == "the ids are read as uint16, but their bytes look like int64; check `dtype`"
+    write_ids(untouched / "odd.bin", [(number * 7919) % 200_000 for number in range(1000)], "I")
+    told = json_of("prepare", "odd.bin", "--dtype", "uint16")
+    assert told["notes"][1] == "the ids are read as uint16, but their bytes look like uint32; check `dtype`"
+    message = "odd.bin: has the id 4,011,720,704, but the vocabulary has 1,048,576 ids; give --dtype uint32"
+    assert refusal("prepare", "odd.bin", "--dtype", "uint32-be", "--force", code=1) == message
 
 
 def test_a_vocabulary_gives_ids_a_text(ids_of_nanogpt):
@@ -186,8 +202,8 @@ def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size,
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 1, 2) + struct.pack("<iqqq", 3, 0, 0, 1)
     (untouched / "all.idx").write_bytes(header)
     assert refusal("prepare", "all.idx", "--split", "100,0,0", *size, code=1) == (
-        f"all.bin: has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab, --vocab-size or --dtype "
-        "of this file, or write it again"
+        f"all.bin: has the id {wrong:,}, but the vocabulary has {limit} ids; give the --vocab or --vocab-size of this "
+        "file, or write it again"
     )
     assert not list((untouched / "data").glob("all*"))
 

@@ -90,6 +90,16 @@ def test_every_type_of_ids_of_megatron_is_read(tmp_path, type_code, code, ids):
     index = {"documents": [0, 2, 2, 3], "modes": bytes(3)}  # a document of two sequences, an empty one, a mode each
     path = megatron(tmp_path, ids, [1, 0, 2], type_code=type_code, itemsize=struct.calcsize(code), code=code, **index)
     assert read(path) == ("Megatron", {"": ids})
+    (part,) = token_files.find(path, None)[""]
+    assert part.starts.tolist() == [0, 1]
+    assert part.between(1, 3).starts.tolist() == [0]
+
+
+@pytest.mark.parametrize(("ids", "index"), [("DATA.BIN", "DATA.IDX"), ("data.bin", "data.IDX")])
+def test_names_in_capitals_are_token_files_too(tmp_path, ids, index):
+    (tmp_path / ids).write_bytes(packed("I", IDS))
+    (tmp_path / index).write_bytes(megatron_index([2, 5], type_code=4, itemsize=4))
+    assert read(tmp_path / ids) == read(tmp_path) == ("Megatron", {"": IDS})
 
 
 def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_path):
@@ -141,15 +151,31 @@ def test_a_part_of_an_id_is_rejected(tmp_path, dtype, size):
     )
 
 
-@pytest.mark.parametrize("largest", [100, 50_000, 200_000])
-def test_a_file_of_uint32_is_not_read_as_uint16(tmp_path, largest):
+def other_type(path, dtype, given=None):
+    """Return the error for ids of another type; the upper bytes of `dtype` are zero if a type was given."""
+    way = f"give `dtype` {dtype}" + ("" if given else ", or `dtype` uint16 if that is right")
+    return f"{path}/train.bin: its bytes are those of {dtype} ids, not of {given or 'uint16'}; {way}"
+
+
+@pytest.mark.parametrize("largest", [100, 50_000])
+@pytest.mark.parametrize("given", ["uint8", "uint16", "uint16-be"])
+def test_ids_whose_upper_bytes_are_zero_are_not_read_as_narrower_ones(tmp_path, largest, given):
     ids = [(number * 7919) % largest for number in range(64)]
     (tmp_path / "train.bin").write_bytes(packed("I", ids))
-    assert refusal(tmp_path) == (
-        f"{tmp_path}/train.bin: every second uint16 is small, as in a file of uint32 ids; give --dtype uint32, or "
-        "--dtype uint16 if that is right"
-    )
-    assert read(tmp_path / "train.bin", "uint32") == ("nanoGPT", {"": ids})
+    assert refusal(tmp_path, given) == other_type(tmp_path, "uint32", given)
+    assert read(tmp_path / "train.bin", "int32") == ("nanoGPT", {"": ids})
+
+
+def test_a_long_run_of_one_id_tells_no_type(tmp_path):
+    ids = [7, *[0] * 4096, *range(9)]
+    (tmp_path / "train.bin").write_bytes(packed("H", ids))
+    assert read(tmp_path) == ("nanoGPT", {"train": ids})
+
+
+def test_ids_beyond_uint16_are_read_as_such_only_if_that_is_stated(tmp_path):
+    ids = [(number * 7919) % 200_000 for number in range(64)]
+    (tmp_path / "train.bin").write_bytes(packed("I", ids))
+    assert refusal(tmp_path) == other_type(tmp_path, "uint32")
     assert len(read(tmp_path / "train.bin", "uint16")[1][""]) == 2 * len(ids)
 
 
@@ -174,18 +200,18 @@ def test_ids_of_another_type_are_recognized_and_read_as_stated(tmp_path, size, d
         return
     ids = skewed(size)
     (tmp_path / "train.bin").write_bytes(struct.pack(f"{order}{len(ids)}{code}", *ids))
-    assert refusal(tmp_path) == (
-        f"{tmp_path}/train.bin: its bytes are not distributed like uint16, as in a file of {dtype} ids; give --dtype "
-        f"{dtype}, or --dtype uint16 if that is right"
-    )
+    is_certain = size <= {"uint8": 0, "uint16-be": 1 << 8, "uint32-be": 1 << 16}.get(dtype, size)
+    message = other_type(tmp_path, dtype)
+    assert refusal(tmp_path) == (message.partition(", or")[0] if is_certain else message)
     assert read(tmp_path, dtype) == ("nanoGPT", {"train": ids})
 
 
 @pytest.mark.parametrize("code", ["f", "d"])
-def test_floating_point_numbers_are_no_ids(tmp_path, code):
-    (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).poisson(size=3001).tolist()))
+@pytest.mark.parametrize("dtype", [None, "uint16", "int64"])
+def test_floating_point_numbers_are_no_ids(tmp_path, code, dtype):
+    (tmp_path / "train.bin").write_bytes(packed(code, np.random.default_rng(7).poisson(size=3004).tolist()))
     message = "its bytes are those of floating-point numbers; write the ids as whole numbers"
-    assert refusal(tmp_path) == f"{tmp_path}/train.bin: {message}"
+    assert refusal(tmp_path, dtype) == f"{tmp_path}/train.bin: {message}"
 
 
 @pytest.mark.parametrize("size", [2, 61, 5003, 50_257, 65_536])
@@ -232,6 +258,7 @@ def test_a_header_of_llm_c_with_another_number_of_ids_is_rejected(tmp_path, coun
         lambda index: index[:18] + b"\xff" * 8 + index[26:],  # number of sequences
         lambda index: index[:34] + b"\3" + index[35:],  # a length
         lambda index: index[:50] + b"\5" + index[51:],  # an offset
+        lambda index: index[:66] + b"\5" + index[67:],  # a document
     ],
 )
 def test_a_damaged_index_is_rejected(tmp_path, change):

@@ -53,7 +53,6 @@ def show(result: "PreparedStore") -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
     store, splits, rows = result.store, result.to_json()["splits"], []
     for split, info in splits.items():
-        # A store of token ids without text has 0 words and bytes: their numbers are not known.
         words, size = (f"{info[name]:,}" if info[name] else "-" for name in ("words", "bytes"))
         share = f"{info['unknown_percent']:.2f} %"
         rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, share])

@@ -7,7 +7,7 @@ Megatron    ids in the .bin; the .idx has their type and the length and offset o
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,15 @@ from txlcli.system.input_files import check_regular
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
+UPPER_BYTES = {
+    "int64": slice(3, 8),
+    "int64-be": slice(0, 5),
+    "uint32": [2, 3, 6, 7],
+    "uint32-be": [0, 1, 4, 5],
+    "uint16": slice(1, 8, 2),
+    "uint16-be": slice(0, 8, 2),
+}
+"""Of eight bytes, those that are zero if ids are small; the first type that fits is the widest."""
 VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
@@ -37,6 +46,8 @@ PROBE = 1 << 16
 """Ids at the beginning of a file that tell if it has another type."""
 MIN_PROBE, MIN_DISTRIBUTION = 128, 1 << 12
 """Fewest bytes that tell by zeros, and by the distribution of values."""
+MIN_USED = 1 / 64
+"""Smallest share of bytes that are not zero; a run of one id would otherwise look like wide ids."""
 MAX_DISTANCE, MIN_RATIO = 0.2, 1.25
 """Of the two bytes of uint16: largest distance of their distributions, if these are not even, that is taken for uint8;
 ratio of the sums of squared shares of the first and the second byte that is taken for big-endian ids."""
@@ -57,6 +68,8 @@ class TokenPart:
     """First byte."""
     count: int
     """Number of ids."""
+    starts: NDArray[np.int64] | None = field(default=None, compare=False)
+    """First id of each document; None if the file does not tell."""
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the ids in blocks."""
@@ -71,7 +84,9 @@ class TokenPart:
 
     def between(self, start: int, stop: int) -> "TokenPart":
         """Return the ids from `start` up to `stop`."""
-        return replace(self, offset=self.offset + start * self.dtype.itemsize, count=stop - start)
+        starts = None if self.starts is None else self.starts[(self.starts >= start) & (self.starts < stop)] - start
+        offset = self.offset + start * self.dtype.itemsize
+        return replace(self, offset=offset, count=stop - start, starts=starts)
 
 
 Tokens = Mapping[str, tuple[TokenPart, ...]]
@@ -88,7 +103,8 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
     if source.is_dir():
         by_split = _by_split(source, is_export=vocab_size is not None)
     else:
-        by_split = {"": [source.with_suffix(BIN)]} if source.suffix in (BIN, IDX) else {}
+        ending = source.suffix.lower()
+        by_split = {"": [source.with_suffix(BIN) if ending == IDX else source]} if ending in (BIN, IDX) else {}
     exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
     tokens = {split: tuple(_open(path, dtype or exported) for path in paths) for split, paths in by_split.items()}
     formats = sorted({part.format for parts in tokens.values() for part in parts})
@@ -105,9 +121,9 @@ def format_of(tokens: Tokens) -> str | None:
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
     visible = text_files(directory)
-    files = {path: splits_in(path.relative_to(directory)) for path in visible if path.suffix == BIN}
+    files = {path: splits_in(path.relative_to(directory)) for path in visible if path.suffix.lower() == BIN}
     is_named = {"train"} in files.values() or is_export
-    others = [path for path in visible if path.suffix not in (BIN, IDX, ".pkl") and not is_companion(path)]
+    others = [path for path in visible if path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)]
     if not files or (others and not is_named):
         return {}
     unnamed = [path for path, splits in files.items() if len(splits) != 1]
@@ -123,8 +139,9 @@ def _open(path: Path, dtype: str | None) -> TokenPart:
     """Return the ids of a file."""
     if not check_regular(path).is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
-    if check_regular(path.with_suffix(IDX)).is_file():
-        return _of_megatron(path, path.with_suffix(IDX))
+    for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
+        if check_regular(index).is_file():
+            return _of_megatron(path, index)
     return _of_llm_c(path, dtype) or _without_header(path, dtype)
 
 
@@ -138,14 +155,13 @@ def _without_header(path: Path, dtype: str | None) -> TokenPart:
     if packed_format(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
     part = TokenPart(path, WITHOUT_HEADER, kind, 0, size // kind.itemsize)
-    if dtype is None and _has_fractions(_head_of(part)):
+    if kind.itemsize > 1 and _has_fractions(_head_of(part)):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
-    if dtype is None and (other := other_type(part)):
-        reason = (
-            "every second uint16 is small" if other == "uint32" else f"its bytes are not distributed like {kind.name}"
-        )
+    other, is_certain = other_type(part)
+    if other and (is_certain or dtype is None):
+        otherwise = "" if is_certain else f", or `dtype` {kind.name} if that is right"
         raise CorpusInputError(
-            f"{path}: {reason}, as in a file of {other} ids; give --dtype {other}, or --dtype uint16 if that is right"
+            f"{path}: its bytes are those of {other} ids, not of {dtype or kind.name}; give `dtype` {other}{otherwise}"
         )
     return part
 
@@ -155,14 +171,19 @@ def _type_of(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype.removesuffix("-be")).newbyteorder(">" if dtype.endswith("-be") else "<")
 
 
-def other_type(part: TokenPart) -> str | None:
-    """Return the type that ids without a header have by their first bytes; None if that is the type of `part`."""
+def other_type(part: TokenPart) -> tuple[str | None, bool]:
+    """Return the type that ids without a header have by their first bytes, and True if the type of `part` is wrong.
+
+    None if it is the type of `part`, or if the bytes are too few or too alike to tell.
+    """
     head = _head_of(part)
-    likely = _type_by_zeros(head) or _type_by_distribution(head) if len(head) >= MIN_PROBE else None
-    if likely is None or part.format != WITHOUT_HEADER or _has_fractions(head):
-        return None
-    is_same = _type_of(likely).str.replace("u", "i") == part.dtype.str.replace("u", "i")
-    return None if is_same else likely
+    if part.format != WITHOUT_HEADER or len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
+        return None, False
+    certain = _type_by_zeros(head)
+    likely = certain or _type_by_size(head) or _type_by_distribution(head)
+    if likely is None or _type_of(likely).str.replace("u", "i") == part.dtype.str.replace("u", "i"):
+        return None, False
+    return likely, certain is not None
 
 
 def _head_of(part: TokenPart) -> NDArray[np.uint8]:
@@ -179,16 +200,18 @@ def _has_fractions(head: NDArray[np.uint8]) -> bool:
 
 
 def _type_by_zeros(head: NDArray[np.uint8]) -> str | None:
-    """Return int64, uint32 or big-endian uint16 by the upper bytes of ids, which are 0 or small."""
+    """Return the type whose upper bytes are all zero, so that no narrower type or other order can be right."""
     used = head.reshape(-1, 8).max(axis=0)
-    if used.any() and not (used[3:].any() and used[:5].any()):
-        return "int64-be" if used[5:].any() else "int64"
+    return next((dtype for dtype, upper in UPPER_BYTES.items() if not used[upper].any()), None)
+
+
+def _type_by_size(head: NDArray[np.uint8]) -> str | None:
+    """Return uint32 if every second uint16 is small, and the others are not."""
     for dtype, upper, lower in (("uint32", 1, 0), ("uint32-be", 0, 1)):
         halves = head.view(_type_of(dtype.replace("32", "16")))
-        least = 256 if halves[upper::2].any() else 1
-        if halves[upper::2].max() < 256 and halves[lower::2].max() >= least:
+        if halves[upper::2].max() < 256 <= halves[lower::2].max():
             return dtype
-    return "uint16-be" if used[1::2].any() and not used[::2].any() else None
+    return None
 
 
 def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
@@ -231,8 +254,12 @@ def _of_megatron(path: Path, index: Path) -> TokenPart:
             sizes = np.fromfile(file, "<i4", sequences).astype(np.int64) * dtype.itemsize
             offsets = np.fromfile(file, "<i8", sequences)
             is_complete = sizes.sum() == path.stat().st_size and (sizes >= 0).all()
-            if is_complete and np.array_equal(offsets, np.cumsum(sizes) - sizes):
-                return TokenPart(path, "Megatron", dtype, 0, path.stat().st_size // dtype.itemsize)
+            bounds = np.fromfile(file, "<i8", documents)
+            is_ordered = (np.diff(bounds, prepend=0, append=sequences) >= 0).all()
+            if is_complete and is_ordered and np.array_equal(offsets, np.cumsum(sizes) - sizes):
+                count = path.stat().st_size // dtype.itemsize
+                starts = np.append(offsets // dtype.itemsize, count)[bounds]
+                return TokenPart(path, "Megatron", dtype, 0, count, np.unique(starts[starts < count]))
     raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 

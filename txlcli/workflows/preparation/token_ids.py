@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,14 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     used = {part.path.stem for parts in splits.values() for part in parts} | {VOCABULARY.removesuffix(".json")}
     skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
+    starts = {split: _starts(parts) for split, parts in splits.items()}
+    has_documents = any(len(firsts) > 1 for firsts in starts.values())
     facts = plan.facts(
         changes={"files_skipped": skipped} if skipped else {},
-        conventions={"ids": f"as in the token files ({format_of(plan.tokens)})"},
+        conventions={
+            "ids": f"as in the token files ({format_of(plan.tokens)})",
+            **({"documents": "as in the index"} if has_documents else {}),
+        },
         notes=_notes(plan, vocab, splits),
         source_digest=hashlib.sha256(b"".join(digest for _, digest in counted.values())).hexdigest(),
         every_byte_scored=has_bytes,
@@ -46,8 +52,16 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
                 unknown=0 if vocab.unknown is None else int(counts[vocab.unknown :][:1].sum()),
                 types=int(np.count_nonzero(counts)),
             )
-            writer.add(split, info, _blocks(splits[split], step))
+            firsts = partial(starts.__getitem__, split) if has_documents else None
+            writer.add(split, info, _blocks(splits[split], step), starts=firsts)
     return TokenStore.open(plan.store)
+
+
+def _starts(parts: tuple[TokenPart, ...]) -> NDArray[np.int64]:
+    """Return the places, in files that are read one after the other, at which documents begin; always 0."""
+    places = np.cumsum([0, *(part.count for part in parts[:-1])])
+    known = (part.starts + place for part, place in zip(parts, places, strict=True) if part.starts is not None)
+    return np.unique(np.concatenate([[0], *known]))
 
 
 def _blocks(parts: tuple[TokenPart, ...], step: Step) -> Iterator[NDArray[Any]]:
@@ -65,9 +79,10 @@ def _count(parts: tuple[TokenPart, ...], plan: Plan, step: Step) -> tuple[NDArra
     for part in parts:
         for block in part.blocks():
             if len(wrong := block[(block < 0) | (block >= limit)]):
+                other, _ = other_type(part)
+                way = f"`dtype` {other}" if other else "the `vocab` or `vocab_size` of this file, or write it again"
                 raise CorpusInputError(
-                    f"{part.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give the "
-                    "`vocab`, `vocab_size` or `dtype` of this file, or write it again"
+                    f"{part.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give {way}"
                 )
             counts = np.bincount(block.astype(np.int64), minlength=len(total))
             counts[: len(total)] += total
@@ -84,13 +99,17 @@ def _cut(tokens: Tokens, shares: tuple[float, ...]) -> Tokens:
     parts = tokens[""]
     total = sum(part.count for part in parts)
     ends = [*(round(end) for end in np.cumsum((0.0, *shares[:-1])) * total / 100), total]
+    if len(starts := _starts(parts)) > 1:
+        bounds = [*starts, total]
+        ends = [min(bounds, key=lambda bound: abs(bound - end)) for end in ends]
     splits = {
         split: tuple(_between(parts, start, stop))
         for split, share, (start, stop) in zip(SPLITS, shares, pairwise(ends), strict=True)
         if share
     }
     if not all(splits.values()):
-        raise CorpusInputError(f"{parts[0].path}: {total:,} ids are too few to split; give more, or another `split`")
+        fault = f"{total:,} ids" if len(starts) == 1 else f"{len(starts):,} documents"
+        raise CorpusInputError(f"{parts[0].path}: {fault} are too few to split; give more, or another `split`")
     return splits
 
 
@@ -109,7 +128,7 @@ def _notes(plan: Plan, vocab: Vocab, splits: Tokens) -> tuple[str, ...]:
     first = next(iter(splits.values()))[0]
     directory = plan.source if plan.source and plan.source.is_dir() else paths[0].parent
     notes = [f"{first.dtype.name} ids of {list_names(paths, directory)}"]
-    if plan.options.dtype and (other := other_type(first)):
+    if plan.options.dtype and (other := other_type(first)[0]):
         notes.append(f"the ids are read as {plan.options.dtype}, but their bytes look like {other}; check `dtype`")
     if vocab.tokenizer == "ids":
         notes.append(
