@@ -585,7 +585,7 @@ def test_wrong_options_are_rejected_before_anything_starts(txl, tmp_path, argume
             ["--tokenizer", "word"],
             "my.txt: byte 604 is not valid UTF-8",
         ),
-        (b"\xff\n" * 50, ["--tokenizer", "sentencepiece"], "my.txt: byte 0 is not valid UTF-8"),
+        (b"\xff\n" * 5000, ["--tokenizer", "sentencepiece"], "my.txt: byte 0 is not valid UTF-8"),
     ],
 )
 def test_unusable_text_is_named(txl, tmp_path, content, arguments, message):
@@ -605,9 +605,14 @@ def test_an_empty_or_missing_split_that_is_needed_is_named(txl, tmp_path):
 
 def test_a_vocab_size_that_does_not_fit_the_text_is_rejected_with_one_that_does(txl, book, tmp_path):
     arguments = (book, "--tokenizer", "sentencepiece", "--vocab-size")
-    result = txl(*arguments, 9999)
+    bound = len(BOOK.encode()) * 9 // 10 + 256 + 2
+    result = txl(*arguments, 1 << 30)  # training would take hours
     assert result.exit_code == 2
-    assert "--vocab-size 9999 is too large for this text; the largest possible is --vocab-size " in only_line(result)
+    assert only_line(result).startswith("error: --vocab-size 1073741824 is too large for a text of ")
+    assert abs(int(only_line(result).split()[-1]) - bound) < 20  # the train split ends with a line
+    result = txl(*arguments, bound - 20)
+    assert result.exit_code == 2
+    assert " is too large for this text; the largest possible is --vocab-size " in only_line(result)
     result = txl(*arguments, 200)
     assert result.exit_code == 2
     least = 256 + 2 + len(set(BOOK) - {"\n"})  # bytes, <eos> and <unk>, characters

@@ -18,8 +18,8 @@ BOUNDARY, UNKNOWN = 0, 1
 SPACE = "\u2581"  # stands for a blank inside pieces
 AS_BYTES = f"{SPACE}\0"
 """Characters that are always encoded as bytes."""
-MAX_IDS = 1 << 20
-"""Largest vocabulary; the library begins with a million candidates."""
+FIXED_PIECES = 258
+"""Number of pieces that every model has: line end, unknown and the 256 bytes."""
 FAILED = 3
 """Exit code of the training process if the library gave a reason to end."""
 PR_SET_PDEATHSIG = 1  # Linux: a signal for when the parent dies
@@ -85,8 +85,6 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
 
     The library cannot be interrupted, so it runs in a process of its own, which ends with this one.
     """
-    if size > MAX_IDS:
-        raise UsageError(f"`vocab_size` {size} is too large for SentencePiece; give at most {MAX_IDS}")
     command = [sys.executable, "-m", __name__, str(size), "bpe" if bpe else "unigram"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

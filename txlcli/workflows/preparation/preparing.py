@@ -10,9 +10,9 @@ from typing import Any
 
 from txlcli.corpora.corpus import CorpusError, Slice
 from txlcli.corpora.documents import Documents
-from txlcli.data.sentencepiece_model import train
+from txlcli.data.sentencepiece_model import FIXED_PIECES, train
 from txlcli.data.token_store import TokenStore, writing
-from txlcli.errors import CorpusInputError, StoreError
+from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
@@ -81,6 +81,8 @@ class PreparedStore:
         splits = {
             split: {
                 **vars(info),
+                "words": info.words or None,  # not known of token ids without text
+                "bytes": info.bytes or None,
                 **({} if (starts := store.sentence_starts(split)) is None else {"documents": len(starts)}),
                 "unknown_percent": 100 * info.unknown / info.tokens if info.tokens else 0.0,
                 "begins": self.excerpt(split),
@@ -222,13 +224,18 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
             "or choose another `tokenizer`"
         )
     size, sample = _size(splits["train"]), sizes.bpe_sample if plan.bpe else sizes.unigram_sample
+    vocab_size, largest = plan.options.vocab_size or DEFAULT_VOCAB_SIZE, min(size, sample) + FIXED_PIECES
+    if vocab_size > largest:  # each piece but the fixed ones is a part of the text
+        raise UsageError(
+            f"`vocab_size` {vocab_size} is too large for a text of {size:,} bytes; give less than {largest}"
+        )
 
     def lines() -> Iterator[str]:
         for chunk in cut_into_chunks(splits["train"]):
             text = read_chunk(chunk, is_utf8=True).decode()
             yield from text[: int(len(text) * min(1.0, sample / size)) + 1].split("\n")
 
-    model = train(lines(), size=plan.options.vocab_size or DEFAULT_VOCAB_SIZE, bpe=plan.bpe)
+    model = train(lines(), size=vocab_size, bpe=plan.bpe)
     note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
     return model, [note] if size > sample else []
 
