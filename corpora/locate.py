@@ -1,9 +1,9 @@
 """Finds the files of a corpus in the file or directory that the user gives."""
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from .corpus import SPLITS, CorpusError, Slice, Text
@@ -13,6 +13,8 @@ from .special_files import reject_special
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
+TOOLS = {"__pycache__", "__MACOSX", "node_modules", "Thumbs.db", "desktop.ini"}
+"""Files and directories that programs and systems write; they are skipped like hidden ones."""
 SPLIT_WORDS = {"train": "train", "test": "test", **dict.fromkeys(("valid", "dev", "validation", "val"), "valid")}
 
 
@@ -36,10 +38,16 @@ def list_files(source: Path) -> tuple[list[Path], int]:
             directories.clear()
             continue
         visited.add(real)
-        hidden += sum(name.startswith(".") for name in (*directories, *files))
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        paths += [Path(parent, name) for name in files if not name.startswith(".")]
+        hidden += sum(map(_is_hidden, (*directories, *files)))
+        directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
+        paths += [Path(parent, name) for name in itertools.filterfalse(_is_hidden, files)]
+    if dead := next((path for path in paths if not path.exists()), None):
+        raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
     return sorted(paths, key=lambda path: path.relative_to(source).as_posix()), hidden
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in TOOLS
 
 
 def _reject_directory(error: OSError) -> None:
@@ -99,7 +107,7 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
             )
         offset += len(block)
     part = size // 20
-    cuts = pairwise((0, size - 2 * part, size - part, size))
+    cuts = itertools.pairwise((0, size - 2 * part, size - part, size))
     splits = {split: (Slice(path, *cut),) for split, cut in zip(SPLITS, cuts, strict=True)}
     return Text(splits, () if size == FULL_SIZE else (f"a prefix of {size:,} of {FULL_SIZE:,} bytes",))
 

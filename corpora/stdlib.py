@@ -18,7 +18,7 @@ from .corpus import SHARES, Corpus, ReadOptions, Slice, Text, VocabularyRule
 from .directory import cut
 from .locate import text_files, whole
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 TABLES = {"encodings", "pydoc_data"}
 
 

@@ -380,6 +380,13 @@ def test_empty_text_is_rejected(tmp_path, content):
         directory.read(tmp_path, PLAIN)
 
 
+def test_a_link_to_a_file_that_does_not_exist_is_named(tmp_path):
+    write_named(tmp_path, "a.txt")
+    (tmp_path / "b.txt").symlink_to("gone.txt")
+    with pytest.raises(CorpusError, match=r"b\.txt: a link to a file that does not exist; remove it, or restore that"):
+        directory.read(tmp_path, PLAIN)
+
+
 def test_tokenized_english_is_joined():
     assert english.join_english("no , it was n't ( really ) the dog 's .") == "no, it wasn't (really) the dog's."
     assert wt103.detokenize("a 3 @-@ year , 1 @,@ 000 , 2 @.@ 5") == "a 3-year, 1,000, 2.5"
@@ -395,6 +402,8 @@ def test_backups_readmes_and_two_versions_of_a_text_are_not_joined_to_it(tmp_pat
         "backups, and files that name no split, which were left out: #test.txt#, README.md, train.txt~",
     )
     assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2}
+    write_named(tmp_path, "__pycache__/train.pyc", "__MACOSX/x", "Thumbs.db")
+    assert directory.read(tmp_path, PLAIN).changes == {"files_skipped": 3, "hidden_files_skipped": 5}
     write_named(tmp_path / "book", "README", "a.txt")
     (note,) = directory.read(tmp_path / "book", PLAIN).notes
     assert note == "README: part of the text; move it away if it only describes the text"
