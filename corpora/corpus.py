@@ -1,9 +1,11 @@
 """The description of a corpus: the source of its text, its splits, and the conventions of its benchmark."""
 
+import functools
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Unit = Literal["byte", "char", "word"]
 SPLITS = ("train", "valid", "test")
@@ -38,6 +40,28 @@ class Download:
     digest: str | None = None
     mirror: "tuple[Download, ...]" = ()
     rows: Rows | None = None
+
+
+@functools.cache
+def _originals() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("downloads.toml").read_text(encoding="utf-8"))
+
+
+def downloads_of(corpus: str) -> tuple[Download, ...]:
+    """Return the files of the original distribution of a corpus, as downloads.toml describes them."""
+    return tuple(map(_download, _originals()[corpus]))
+
+
+def _download(facts: dict[str, Any]) -> Download:
+    rows = Rows(facts["rows"]["file"], facts["rows"]["blank"].encode()) if "rows" in facts else None
+    mirror = tuple(map(_download, facts.get("mirror", ())))
+    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror, "rows": rows})
+
+
+def digests_of(corpus: str) -> dict[str, str]:
+    """Return the digest, "algorithm:hex", of each unpacked file of a corpus, as downloads.toml lists them."""
+    digests: dict[str, str] = _originals()["digests"][corpus]
+    return digests
 
 
 @dataclass(frozen=True)

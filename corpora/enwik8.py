@@ -13,7 +13,7 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 
 from pathlib import Path
 
-from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
+from .corpus import Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
 from .locate import read_prefix
 
 BYTES = bytes({9, 10, *range(0x20, 0xC0), *range(0xC2, 0xF5)})
@@ -35,20 +35,9 @@ CORPUS = Corpus(
     conventions={"split": "90/5/5 by position", "newlines": "kept", "vocabulary": "bytes of all splits by frequency"},
     released_rule=VocabularyRule(dropped=b"\n"),
     released_conventions={"newlines": "dropped after the cut, as the released code does"},
-    downloads=(
-        Download(
-            "enwik8.zip",
-            (
-                "http://mattmahoney.net/dc/enwik8.zip",
-                "https://mattmahoney.net/dc/enwik8.zip",
-                "https://data.deepai.org/enwik8.zip",
-            ),
-            size=36_445_475,
-            digest="sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-        ),
-    ),
+    downloads=downloads_of("enwik8"),
     wanted="enwik8",
-    digests={"enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a"},
+    digests=digests_of("enwik8"),
     published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 205},
     counts_line_ends=False,
 )

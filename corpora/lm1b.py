@@ -14,7 +14,7 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, CorpusError, Download, ReadOptions, Text, VocabularyRule
+from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Text, VocabularyRule, downloads_of
 from .english import join_english
 from .locate import missing_note, text_files, whole
 
@@ -53,25 +53,7 @@ CORPUS = Corpus(
         "vocabulary": "the benchmark's vocabulary file",
     },
     released_conventions={"valid": "heldout shard 0, the same as test, as the released code does"},
-    downloads=(
-        Download(
-            "1-billion-word-language-modeling-benchmark-r13output.tar.gz",
-            (
-                "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
-                "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
-            ),
-            size=1_792_209_805,
-            digest="sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
-        ),
-        Download(
-            VOCABULARY_FILE,
-            (
-                "https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",
-                "https://raw.githubusercontent.com/rafaljozefowicz/lm/master/1b_word_vocab.txt",
-            ),
-            digest="sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
-        ),
-    ),
+    downloads=downloads_of("lm1b"),
     wanted=rf"{TRAIN}|news\.en\.heldout-0000[01]-of-00050|{re.escape(VOCABULARY_FILE)}",
     published={"train": 768_648_884, "test": 159_658, "types": 793_470},
     sentences=True,

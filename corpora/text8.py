@@ -12,7 +12,7 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 
 from pathlib import Path
 
-from .corpus import Corpus, Download, ReadOptions, Text, VocabularyRule
+from .corpus import Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
 from .locate import read_prefix
 
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
@@ -34,27 +34,9 @@ CORPUS = Corpus(
         "split": "90/5/5 by position, not stripped",
         "vocabulary": "characters of all splits by frequency",
     },
-    downloads=(
-        Download(
-            "text8.zip",
-            ("http://mattmahoney.net/dc/text8.zip", "https://mattmahoney.net/dc/text8.zip"),
-            size=31_344_016,
-            digest="sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-            mirror=(
-                Download(
-                    "text8.gz",
-                    (
-                        "https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz",
-                        "https://github.com/RaRe-Technologies/gensim-data/releases/download/text8/text8.gz",
-                    ),
-                    size=33_182_058,
-                    digest="md5:68799af40b6bda07dfa47a32612e5364",
-                ),
-            ),
-        ),
-    ),
+    downloads=downloads_of("text8"),
     wanted="text8",
-    digests={"text8": "md5:3bea1919949baf155f99411df5fada7e"},
+    digests=digests_of("text8"),
     published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 27},
     counts_line_ends=False,
 )

@@ -15,19 +15,11 @@ Digests     sha256 of the archive and sha1 of the files inside, as several publi
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, Download, ReadOptions, Rows, Text, VocabularyRule
+from .corpus import SPLITS, Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
 from .english import join_english
 from .locate import read_files
 
 FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
-BLANK = b" \n"
-MIRROR = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3"
-"""Address of one revision, so that the files stay the same."""
-
-
-def _mirrored(split: str, name: str, size: int, sha256: str | None = None) -> Download:
-    digest = f"sha256:{sha256}" if sha256 else None
-    return Download(name, (f"{MIRROR}/wikitext-103-v1/{name}",), size, digest, rows=Rows(FILES[split], BLANK))
 
 
 def read(source: Path, options: ReadOptions) -> Text:
@@ -52,38 +44,9 @@ CORPUS = Corpus(
         "case": "kept",
         "vocabulary": "words of train by frequency",
     },
-    downloads=(
-        Download(
-            "wikitext-103-v1.zip",
-            (
-                "https://wikitext.smerity.com/wikitext-103-v1.zip",
-                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
-            ),
-            digest="sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-            mirror=(
-                _mirrored("train", "train-00000-of-00002.parquet", 155_788_327),
-                _mirrored(
-                    "train",
-                    "train-00001-of-00002.parquet",
-                    155_928_670,
-                    "720f2503551f33c25bb822aad74d699fee4d5331a7373d0c262f1bfb01354fcf",
-                ),
-                _mirrored("valid", "validation-00000-of-00001.parquet", 655_106),
-                _mirrored(
-                    "test",
-                    "test-00000-of-00001.parquet",
-                    721_735,
-                    "abdfc9f83b1103b502924072460d4c92f277c9b49c313cef3e48cfcf7428e125",
-                ),
-            ),
-        ),
-    ),
+    downloads=downloads_of("wt103"),
     wanted=r"wiki\.(train|valid|test)\.tokens",
-    digests={
-        "wiki.train.tokens": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
-        "wiki.valid.tokens": "sha1:c326ac59dc587676d58c422eb8a03e119582f92b",
-        "wiki.test.tokens": "sha1:8a5befc548865cec54ed4273cf87dbbad60d1e47",
-    },
+    digests=digests_of("wt103"),
     published={"train": 103_227_021, "valid": 217_646, "test": 245_569, "types": 267_735},
     detokenize=detokenize,
 )
