@@ -62,16 +62,16 @@ def show(result: "SpeedResult") -> None:
             f"{row.tokens_per_s:,.0f}",
             _spread(row.ms_per_token, row.low_high_ms),
             f"{row.share_of_peak:.1%}",
-            f"{row.peak_memory_bytes / 2**20:,.0f}" if row.peak_memory_bytes else "-",
+            *([f"{row.peak_memory_bytes / 2**20:,.0f}"] if row.peak_memory_bytes else []),
         ]
         for row in result.throughput
     ]
     notes = [
         f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
         "keys and distinct distances only.",
-        "peak MiB: of tensors, on CUDA.",
     ]
-    console.show_table(title, ("work", "tokens/s", "ms/token", "of peak", "peak MiB"), cells, notes)
+    columns = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")[: len(cells[0])]  # the last one on CUDA only
+    console.show_table(title, columns, cells, notes)
 
 
 def _show_slowdown(title: str, result: "SpeedResult") -> None:
@@ -102,7 +102,7 @@ def _show_slowdown(title: str, result: "SpeedResult") -> None:
         ]
         for row in rows
     ]
-    columns = ("attention", "vanilla batched", "slowdown", "XL at L = 1", "slowdown")
+    columns = ("attention", "batched", "slowdown batched", "L = 1", "slowdown L = 1")
     note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
     console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, cells, [note])
 
