@@ -1,20 +1,27 @@
 """`txl runs report`: everything about a run on one page."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run, Where, with_options
-from txlcli.commands.runs import RANK_COLUMNS, app, describe, plot_curves, rank_notes, rank_row
-from txlcli.config import recipe
+from txlcli.commands.runs import RANK_COLUMNS, app, describe, plot_curves, rank_notes, rank_row, settings_of
+from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
+from txlcli.runs import history, run_directory
+from txlcli.runs.history import History
 from txlcli.runs.log_file import Report
-from txlcli.workflows import overview
-from txlcli.workflows.options import ReportOptions
+from txlcli.system.atomic_files import errors_of_writing
+from txlcli.workflows import overview, ranking
+from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
 from txlcli.workflows.reproduction.section import Grid, Section
 
 if TYPE_CHECKING:
-    from txlcli.workflows.run_report import RunReport
+    from txlcli.workflows.workspace import Workspace
+
+SAMPLE_TOKENS = 300
 
 
 @app.command("report")
@@ -28,62 +35,68 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
     Example: txl runs report stdlib
     """
     from txlcli.commands import pages
-    from txlcli.workflows import run_report
 
-    result = run_report.run(run_name, options, where.workspace(json=json))
-    title, footer = f"Run {result.history.run.name}", f"Made by txl {__version__}."
-    paths = pages.write_report(title, sections(result), footer, result.directory)
+    run = run_directory.find(run_name, where.runs_dir)
+    directory = _make_directory(options.out or run.directory / "report", force=options.force)
+    past, workspace, missing = history.read(run), where.workspace(json=json), dict[str, str]()
+
+    def attempt(part: str, title: str, make: Callable[..., Section], *arguments: object) -> Section:
+        """Return a section, or the reason why the run lacks it."""
+        try:
+            section = make(str(run.directory), *arguments)
+        except TxlError as error:
+            missing[part] = str(error)
+            section = Section(notes=[console.with_flags(str(error))])
+        return dataclasses.replace(section, title=title)
+
+    sections = [
+        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(past)))]),
+        Section(
+            title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
+        ),
+        _training(past, directory),
+        _evaluations(past),
+        attempt("samples", "Samples", _samples, options, workspace),
+        attempt("attention", "Attention", _attention, directory, workspace),
+        attempt("published", "Published results", _published, workspace.runs_dir),
+    ]
+    paths = pages.write_report(f"Run {run.name}", sections, f"Made by txl {__version__}.", directory)
     if json:
-        console.show_json({**result.to_json(), "report": paths})
+        console.show_json({"run": str(run.directory), "missing": missing, "report": paths})
     else:
         console.show_line(f"report: {', '.join(paths)}")
 
 
-def sections(result: "RunReport") -> list[Section]:
-    """Return the sections of the report; the figures are written to its directory."""
-    from txlcli.workflows.reproduction.items import sample_texts
-
-    run = result.history.run
-    settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
-    samples = _notes(result, "samples", "Contexts are random passages of the test split.")
-    return [
-        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(result.history)))]),
-        Section(title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings)]),
-        _training(result),
-        _evaluations(result.history.evals, run.metric),
-        Section(title="Samples", notes=samples, texts=sample_texts(result.samples or ())),
-        _attention(result),
-        _published(result),
-    ]
+def _make_directory(directory: Path, *, force: bool) -> Path:
+    """Make the directory of a report, which may have files only if `force` may overwrite them."""
+    with errors_of_writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()) and not force:
+            raise RunError(f"{directory} has files; give another `out`, or overwrite them with `force`")
+    return directory
 
 
-def _notes(result: "RunReport", part: str, *notes: str) -> list[str]:
-    """Return the notes of a section, or the reason why the run lacks this part."""
-    return [console.with_flags(result.missing[part])] if part in result.missing else list(notes)
-
-
-def _training(result: "RunReport") -> Section:
-    if not result.history.reports:
+def _training(past: History, directory: Path) -> Section:
+    if not past.reports:
         return Section(title="Training", notes=["The run has no training reports."])
-    plot_curves(result.directory / "curves.png", [result.history])
-    figures = [["curves.png", "Losses of training and validation by step."]]
-    return Section(title="Training", figures=figures)
+    plot_curves(directory / "curves.png", [past])
+    return Section(title="Training", figures=[["curves.png", "Losses of training and validation by step."]])
 
 
-def _evaluations(evals: Sequence[Report], metric: str) -> Section:
+def _evaluations(past: History) -> Section:
     """Show the newest evaluation of each text with each setting."""
-    newest = {(row["text"], row["tokens"], _setting(row)): row for row in evals}
+    newest = {(row["text"], row["tokens"], _setting(row)): row for row in past.evals}
     rows = [
         [
             text,
             setting,
             f"{tokens:,}",
-            metrics.format_measure(metrics.in_metric(row["loss_nats"], metric)),
+            metrics.format_measure(past.in_metric(row)),
             metrics.format_ratio(row["slowdown"]) if row.get("slowdown") else "-",
         ]
         for (text, tokens, setting), row in newest.items()
     ]
-    columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[metric], "slowdown"]
+    columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
     notes = ["The newest result of each setting."] if rows else ["None yet: run txl eval."]
     return Section(title="Evaluations", notes=notes, grids=[Grid(columns, rows)] if rows else [])
 
@@ -94,24 +107,31 @@ def _setting(row: Report) -> str:
     return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
 
 
-def _attention(result: "RunReport") -> Section:
-    from txlcli.commands import attention
-    from txlcli.commands.attention_plots import plot_figure
+def _samples(run_name: str, options: ReportOptions, workspace: "Workspace") -> Section:
+    """Generate texts after random passages of the test split, with their actual continuations."""
+    from txlcli.workflows import generate
+    from txlcli.workflows.reproduction.items import sample_texts
 
-    measured, figures, grids = result.attention, [], []
-    if measured is not None:
-        for number in measured.figures:
-            plot_figure(measured, number, result.directory / f"figure{number}.png")
-            figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
-        grids.append(Grid(attention.COLUMNS, attention.rows(measured)))
-    notes = attention.notes(measured) if measured else _notes(result, "attention")
-    return Section(title="Attention", notes=notes, grids=grids, figures=figures)
+    samples = []
+    for seed in range(options.seed, options.seed + options.samples):
+        of_sample = GenerateOptions(tokens=SAMPLE_TOKENS, reference=True, seed=seed)
+        samples.append(generate.run(run_name, of_sample, workspace))
+    return Section(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 
-def _published(result: "RunReport") -> Section:
-    table, title = result.published, "Published results"
-    if table is None:
-        return Section(title=title, notes=_notes(result, "published"))
-    grid = Grid(RANK_COLUMNS, [rank_row(row) for row in table.rows])
+def _attention(run_name: str, directory: Path, workspace: "Workspace") -> Section:
+    from txlcli.commands import attention, attention_plots
+    from txlcli.workflows import attention as workflow
+
+    measured, figures = workflow.run(run_name, AttentionOptions(unfinished=True), workspace), []
+    for number in measured.figures:
+        attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
+        figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
+    grid = Grid(attention.COLUMNS, attention.rows(measured))
+    return Section(notes=attention.notes(measured), grids=[grid], figures=figures)
+
+
+def _published(run_name: str, runs_dir: Path) -> Section:
+    table = ranking.run(run_name, runs_dir)
     notes = [f"Table {table.table.number} of the paper, {table.table.metric}, the best first.", *rank_notes(table)]
-    return Section(title=title, notes=notes, grids=[grid])
+    return Section(notes=notes, grids=[Grid(RANK_COLUMNS, list(map(rank_row, table.rows)))])

@@ -99,8 +99,12 @@ def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False)
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
-    settings = [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
-    console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings])
+    console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings_of(run)])
+
+
+def settings_of(run: run_directory.Run) -> list[list[str]]:
+    """Return the settings of a run that are not the default, each with its name."""
+    return [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
 
 
 def describe(entry: RunSummary) -> list[list[str]]:
