@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.core.measures.likeliest import score_with_likeliest
+from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.runs import history
 from txlcli.workflows.evaluation import texts

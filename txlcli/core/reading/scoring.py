@@ -1,6 +1,6 @@
 """The loss of every token of a split, at a given segment and memory length.
 
-Axes: B batch, L segment, T tokens scored.
+Axes: B batch, L segment, d model width, T tokens scored, K likeliest tokens, V vocabulary.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import float64_device
+from txlcli.core.kernels.device import autocast, float64_device
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.reader import Reader, compiling_pays
@@ -23,6 +23,8 @@ from txlcli.core.reading.registry import make_reader, sized_for
 
 BLOCK_TOKENS = 1 << 18
 """Tokens that are converted and sent to the device together."""
+MAX_LOGITS = 1 << 24
+"""Log-probabilities that are computed at once: 64 MiB in fp32."""
 Tokens = NDArray[np.integer]
 """A stream of ids, (T,)."""
 
@@ -152,6 +154,29 @@ def score_total(stream: Stream, *, numbers: range | None = None) -> Total:
         nats += losses[:-1].sum(dtype=torch.float64)
         nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
     return Total(float(nats), lanes.tokens, time.perf_counter() - started)
+
+
+def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np.int64], NDArray[np.float32]]:
+    """Return the losses (T,), and ids and probabilities of the K = `count` likeliest tokens, likeliest first, (K, T).
+
+    K is at most V.
+    """
+    model, parts = stream.model, []
+    rows = max(1, MAX_LOGITS // model.vocab_size)
+
+    def look_up(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
+        with autocast(model.device, stream.precision):
+            log_probs = (model.log_probs(part[None])[0].topk(count) for part in hidden.flatten(0, 1).split(rows))
+            values, ids = (torch.cat(top).unflatten(0, hidden.shape[:2]) for top in zip(*log_probs, strict=True))
+        parts.append((ids.cpu(), values.exp().float().cpu()))  # (B, L, K) each
+
+    with torch.inference_mode():
+        scores = score(stream, on_segment=look_up)
+        ids, probabilities = (
+            stream.lanes().join(torch.cat(all_parts, dim=1).movedim(-1, 0)).numpy()
+            for all_parts in zip(*parts, strict=True)
+        )
+    return scores, ids, probabilities
 
 
 def _segments(stream: Stream, lanes: "Lanes") -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
