@@ -166,7 +166,6 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
             settings,
             at=at,
             rows=rows,
-            by_term=7 in figures,
             precision=opened.precision,
             on_tokens=bar.reach,
         )

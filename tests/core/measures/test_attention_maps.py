@@ -232,15 +232,10 @@ def test_a_few_queries_at_a_time_give_the_same_maps(queries):
     assert_close(parts.rows, whole.rows, atol=1e-06)
 
 
-@pytest.mark.parametrize(("seg_len", "count"), [(L, FIRST + 2 * L + 1), (1, M + 9)])
-def test_segments_of_a_single_token_are_observed_too(seg_len, count):
-    settings = eval_settings(seg_len=seg_len)
-    maps = observe(small_model(), stream(count), settings, at=first_query(settings), rows=1)
-    assert_close(maps.by_distance.sum(-1), np.ones((N, H)), atol=1e-12)
-
-
 def test_rows_end_with_the_text():
-    maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R)
+    done = []
+    maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R, on_tokens=done.append)
+    assert done == [5, 10, 15, 20, 23]
     assert maps.rows.shape == (N, H, 2, M + L)
     assert_close(np.nansum(maps.rows, axis=-1), 1, atol=1e-06)
 
@@ -265,9 +260,3 @@ def test_reduced_precision_changes_the_maps_slightly():
     assert_close(rounded.by_distance.sum(-1), 1, atol=1e-06)
     difference = np.abs(rounded.by_distance - exact.by_distance).max()
     assert 1e-6 < difference < 0.05
-
-
-def test_without_terms_there_is_the_attention_alone():
-    done = []
-    maps = observe(small_model(), stream(), eval_settings(), at=FIRST, rows=R, by_term=False, on_tokens=done.append)
-    assert (maps.by_term, done) == ({}, [5, 10, 15, 20, 23])

@@ -184,15 +184,6 @@ def test_single_tokens_and_segments_by_graphs_read_the_same_buffer():
     assert captures.captured > 1
 
 
-def test_after_a_reset_graphs_wait_for_a_full_memory():
-    model, captures, tokens = small_model(), Captures(), draw_tokens(B, 20 * L)
-    decoder = make_decoder(model, batch_size=B, seg_len=L, mem_len=12, capture_graph=captures)
-    first = read_parts(decoder, tokens, (L,))
-    decoder.reset()
-    assert_close(read_parts(decoder, tokens, (L,)), first)
-    assert captures.captured == 1
-
-
 @pytest.mark.parametrize(("segments", "captured"), [(9, 0), (10, 1), (11, 2), (30, 2)])
 def test_a_phase_that_occurs_once_is_not_captured(segments, captured):
     _, _, captures = both_ways(small_model(n_layers=1), segments * L, mem_len=7 * L)  # two phases after seven segments

@@ -8,11 +8,9 @@ import torch
 from tests.core.builders import V
 from tests.core.training.test_loop import (
     assert_equal,
-    losses_of,
     new_training,
     reports_of,
     run,
-    steps_of,
     valids_of,
     weights,
 )
@@ -136,11 +134,3 @@ def test_the_forecast_of_the_snapshot_is_the_size_of_what_is_saved(tmp_path, cha
     needed = step_bytes(*sizes)
     assert snapshot_bytes(*sizes, needed, 1) == sum(large)
     assert snapshot_bytes(*sizes, needed, 2) == sum(large) + needed.memory  # the lanes of two processes
-
-
-def test_saving_changes_no_step(tmp_path):
-    rare, often = (
-        steps_of(run(new_training(tmp_path / str(every), valid_every=every, max_steps=6, dropout=0.3)))
-        for every in (100, 1)
-    )
-    assert losses_of(rare) == losses_of(often)

@@ -152,7 +152,6 @@ def observe(
     *,
     at: int,
     rows: int,
-    by_term: bool = True,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] = lambda _: None,
     at_once: int = QUERIES_AT_ONCE,
@@ -160,8 +159,8 @@ def observe(
     """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
 
     Keep the rows of R queries from position `at` on, which is at least `first_query(settings)`; fewer at the end of the
-    text. With `by_term`, also compute the attention of each term alone. The model keeps the attention backend
-    "reference": graphs would bypass the observation. `at_once` queries are scored together.
+    text. The model keeps the attention backend "reference": graphs would bypass the observation. `at_once` queries are
+    scored together.
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
@@ -175,7 +174,7 @@ def observe(
 
     for layer in decoder.model.layers:
         layer.attention.attend = observed
-    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at), by_term=by_term)
+    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at))
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):
         calls.clear()
@@ -192,11 +191,11 @@ def observe(
 class _Sums:
     """Sums over the queries of one text."""
 
-    def __init__(self, decoder: Decoder, *, at: int, rows: int, by_term: bool) -> None:
+    def __init__(self, decoder: Decoder, *, at: int, rows: int) -> None:
         settings, self._at = decoder.model.settings, at
-        shape, terms = (settings.n_layers, settings.n_heads), settings.encoding.score_terms if by_term else ()
+        shape = settings.n_layers, settings.n_heads
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=decoder.device)
-        self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *terms)}
+        self._by_distance = {name: zeros(*shape, decoder.reach) for name in (TOTAL, *settings.encoding.score_terms)}
         self._entropy, self._memory = zeros(shape), zeros(shape)
         self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)
 
