@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from txlcli.config import recipe as recipes
-from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.ranges import PositiveInt, checked
 from txlcli.config.settings import Precision, Settings
 from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
@@ -33,7 +33,6 @@ from txlcli.data.vocabulary import Vocab, to_bytes
 from txlcli.errors import RecipeError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs.loading import OpenRun
-from txlcli.system.arguments import checked
 from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import EvalRow, with_memory
@@ -376,7 +375,7 @@ def open_store(store: PathLike, *, data_dir: PathLike = "data") -> TokenStore:
 
 @checked
 def make_model(
-    recipe: PathLike, *, vocab_size: int | None = None, changes: Mapping[str, object] = MappingProxyType({})
+    recipe: PathLike, *, vocab_size: PositiveInt | None = None, changes: Mapping[str, object] = MappingProxyType({})
 ) -> LanguageModel:
     """Make the model of a recipe with fresh weights.
 
@@ -389,8 +388,6 @@ def make_model(
         RecipeError: the recipe or a change is not valid, or it has no published vocabulary and none is given.
         UsageError: the vocabulary size is out of range.
     """
-    if vocab_size is not None and not 0 < vocab_size <= MAX_COUNT:
-        raise UsageError(f"`vocab_size` {vocab_size}: must be from 1 to {MAX_COUNT}")
     overrides = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()]
     settings = recipes.load(os.fspath(recipe), overrides)
     size = vocab_size or settings.published.vocab_size

@@ -8,7 +8,7 @@ import pytest
 from txlcli import console
 from txlcli.commands import plots
 from txlcli.errors import TxlError, UsageError
-from txlcli.workflows.options import FIGURE_FORMATS, CurveOptions
+from txlcli.workflows.options import FIGURE_FORMATS, PlotOptions
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
@@ -24,7 +24,7 @@ def draw(path, **changed):
 @pytest.mark.parametrize("ending", [*FIGURE_FORMATS, ".PNG"])
 def test_the_extension_selects_the_format(tmp_path, ending):
     path = tmp_path / f"curve{ending}"
-    assert CurveOptions(plot=path).plot == path
+    assert PlotOptions(plot=path).plot == path
     draw(path)
     assert path.read_bytes().startswith(MAGIC[ending.lower()])
 
@@ -57,7 +57,7 @@ def test_every_point_of_every_curve_is_in_the_figure_and_a_missing_value_is_a_ga
 )
 def test_a_path_that_no_figure_can_be_written_to_is_rejected(path, message):
     with pytest.raises(UsageError) as caught:
-        CurveOptions(plot=Path(path))
+        PlotOptions(plot=Path(path))
     assert str(caught.value) == f"`plot` {path}: {message}"
 
 

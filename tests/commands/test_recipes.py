@@ -100,14 +100,14 @@ def test_keys_lists_every_setting_with_its_values_and_default():
     headings = [line for line in text.splitlines() if line and not line.startswith(" ")]
     assert len(headings) > 70
     assert "train.lr (number, greater than 0; default 0.00025)" in headings
-    assert "model.n_heads (whole number, greater than 0; required; arch = transformer, compressive, rmt)" in headings
+    assert "model.n_heads (whole number, at least 1; required; arch = transformer, compressive, rmt)" in headings
     assert max(len(line) for line in text.splitlines() if line.startswith(" ")) <= 80
 
 
 def test_keys_of_one_section_as_json():
     assert json_of("recipes", "keys", "log")["settings"][0] == {
         "setting": "log.every",
-        "values": "whole number, greater than 0",
+        "values": "whole number, at least 1",
         "default": "200",
         "arch": None,
         "description": "Steps between reports of the training loss.",

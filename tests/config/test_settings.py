@@ -26,15 +26,15 @@ def build(section, **changed):
 
 
 PLAIN = 'the name of a store: letters, digits, ".", "-" and "_"'
-POSITIVE, NOT_NEGATIVE, RATE = "greater than 0", "0 or more", "at least 0 and less than 1"
-SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
+COUNT, POSITIVE, NOT_NEGATIVE, RATE = "at least 1", "greater than 0", "at least 0", "at least 0 and less than 1"
+SIZES = ("d_model", "n_heads", "d_head", "d_inner", "d_embed", "div_val")
 RATES = (
     *("projection_dropout", "feed_forward_dropout", "distance_dropout"),
     *("dropout", "embedding_dropout", "inner_dropout", "output_dropout", "word_dropout", "attention_dropout"),
 )
 COUNTS = (
-    *("seg_len", "batch_size", "max_steps", "accumulate", "lr", "clip", "valid_every", "valid_seg_len"),
-    *("stop_after", "keep_every", "average_from", "average_lr_factor", "embedding_lr"),
+    *("seg_len", "batch_size", "max_steps", "accumulate", "valid_every", "valid_seg_len", "stop_after", "keep_every"),
+    *("valid_batch_size", "valid_tokens"),
 )
 NATURAL = (
     "mem_len",
@@ -49,26 +49,29 @@ NATURAL = (
 NAN, INF, TIED = float("nan"), float("inf"), (True, False)
 LIMITS = [  # section, keys, values, what each must be
     ("corpus", ("store",), ("", "data/enwik8.h5", ".."), PLAIN),
-    ("model", (*SIZES, "norm_eps", "init_std", "proj_init_std"), (0, -2), POSITIVE),
+    ("model", SIZES, (0, -2), COUNT),
+    ("model", ("n_layers",), (0, -2), "at least 1 and at most 1000"),
+    ("model", ("norm_eps", "init_std", "proj_init_std"), (0, -2), POSITIVE),
     ("model", ("d_model",), (15,), "even (half sines, half cosines)"),
     ("model", RATES, (-0.1, 1.0, NAN), RATE),
     ("model", ("cutoffs",), ((5, 5), (7, 5), (0, 5), (-5,)), "ids above 0, each larger than the one before"),
     ("model", ("tie_projections",), (TIED,), "as many as bands (1)"),
-    ("model", ("window",), (-1, 0, 1), "2 or more"),
+    ("model", ("window",), (-1, 0, 1), "at least 2"),
     ("model", ("gating",), ("gru",), '"residual" unless norm = "pre" or "pre_released"'),
     ("model", ("gate_bias",), (3.0,), 'left out unless gating = "gru"'),
     ("model", ("init",), ("TF",), "one of pytorch, tf"),
-    ("train", (*COUNTS, "valid_batch_size", "valid_tokens"), (0, -1), POSITIVE),
+    ("train", COUNTS, (0, -1), COUNT),
+    ("train", ("lr", "clip", "average_from", "average_lr_factor", "embedding_lr"), (0, -1), POSITIVE),
     ("train", NATURAL, (-1,), NOT_NEGATIVE),
     ("train", ("weight_decay",), (NAN,), NOT_NEGATIVE),
     ("train", ("momentum",), (-0.1, 1.0), RATE),
     ("train", ("lr",), (NAN, INF), POSITIVE),
-    ("train", ("seed",), (-1,), f"from 0 to {2**63 - 1}"),
+    ("train", ("seed",), (-1,), f"at least 0 and at most {2**63 - 1}"),
     ("train", ("seed",), (2**63,), f"at most {2**63 - 1}"),
     ("train", ("schedule",), ("xyz",), "one of cosine, inverse_sqrt, constant, plateau, wsd"),
-    ("train", ("min_lr_ratio",), (-0.1,), "from 0 to 1"),
+    ("train", ("min_lr_ratio",), (-0.1,), "at least 0 and at most 1"),
     ("train", ("min_lr_ratio",), (1.1,), "at most 1"),
-    ("train", ("plateau_factor", "decay_share"), (0.0, 1.0), "between 0 and 1"),
+    ("train", ("plateau_factor", "decay_share"), (0.0, 1.0), "greater than 0 and less than 1"),
     (
         "train",
         ("betas",),
@@ -79,11 +82,11 @@ LIMITS = [  # section, keys, values, what each must be
     ("train", ("momentum",), (0.9,), 'left out unless optimizer = "muon" or "sgd"'),
     ("train", ("valid_seg_len",), (13,), "at most seg_len + mem_len (12)"),
     ("train", ("decay_norms",), (False,), "left out with weight_decay = 0"),
-    ("eval", ("seg_len", "batch_size", "max_distance"), (0, -1), POSITIVE),
+    ("eval", ("seg_len", "batch_size", "max_distance"), (0, -1), COUNT),
     ("eval", ("mem_len",), (-1,), NOT_NEGATIVE),
     ("eval", ("same_length",), ("n",), "one of m, m_plus_one, off"),
-    ("log", ("every",), (0,), POSITIVE),
-    ("published", ("vocab_size",), (-1,), POSITIVE),
+    ("log", ("every",), (0,), COUNT),
+    ("published", ("vocab_size",), (-1,), COUNT),
 ]
 SUGGESTED = [  # section, key, a wrong word, all words, the one that was meant
     ("model", "norm", "Pre", "post, pre, pre_released", "pre"),
@@ -214,9 +217,8 @@ def test_recurrent_layers_have_the_configured_widths_and_windows():
 
 LEARNED = "model.position=learned"
 REJECTED = """
-transformer | train.average=exponential train.average_decay=0.0 | average_decay must be between 0 and 1, not 0.0
-transformer | train.average=exponential train.average_decay=1.0 | average_decay must be between 0 and 1, not 1.0
-transformer | train.average=exponential train.average_decay=nan | average_decay must be between 0 and 1, not nan
+transformer | train.average=exponential train.average_decay=nan | average_decay must be greater than 0 and less than \
+1, not nan
 transformer | train.average=mean train.schedule=constant train.average_from=1.5 | average_from must be a share below \
 1, or a step before max_steps (11), not 1.5
 transformer | train.average=mean train.schedule=constant train.average_from=11.0 | average_from must be a share below \
@@ -227,15 +229,15 @@ transformer | train.average=mean train.schedule=cosine | min_lr_ratio must be gr
 which begins there, not 0.0
 transformer | train.average=mean train.schedule=wsd | min_lr_ratio must be greater than 0 with average = "mean", which \
 begins there, not 0.0
-transformer | model.gating=gru model.norm=pre model.gate_bias=-1.0 | gate_bias must be 0 or more, not -1.0
+transformer | model.gating=gru model.norm=pre model.gate_bias=-1.0 | gate_bias must be at least 0, not -1.0
 transformer | model.cutoffs=[5,7] model.tie_projections=[true,false] | tie_projections must be as many as bands (3), \
 not [True, False]
 transformer | model.n_layers=1000000000 | n_layers must be at most 1000, not 1000000000
 transformer | model.cutoffs=[5,7] model.div_val=4 | div_val must be small enough to leave band 3 a width, not 4
 transformer | model.cutoffs=[5] model.div_val=8 model.d_embed=7 | div_val must be small enough to leave band 2 a \
 width, not 8
-qrnn | model.d_hidden=0 | d_hidden must be greater than 0, not 0
-qrnn | model.window=0 | window must be greater than 0, not 0
+qrnn | model.d_hidden=0 | d_hidden must be at least 1, not 0
+qrnn | model.window=0 | window must be at least 1, not 0
 qrnn | model.n_layers=1 model.d_hidden=11 | d_hidden must be left out with one layer, which is d_model wide, not 11
 lstm | model.window=2 | window must be left out with arch = "lstm", not 2
 qrnn | model.dropout=1.0 | dropout must be at least 0 and less than 1, not 1.0
@@ -284,15 +286,15 @@ compressive | model.window=4 | window must be left out with arch = "compressive"
 compressive | model.position=sinusoid | position must be an encoding of distances, or none, with arch = \
 "compressive", not 'sinusoid'
 compressive | model.auxiliary_losses=true | auxiliary_losses must be left out with arch = "compressive", not True
-compressive | model.compression_rate=1 | compression_rate must be 2 or more, not 1
-compressive | model.compressed_len=0 | compressed_len must be greater than 0, not 0
+compressive | model.compression_rate=1 | compression_rate must be at least 2, not 1
+compressive | model.compressed_len=0 | compressed_len must be at least 1, not 0
 compressive | train.mem_len=0 | mem_len must be greater than 0 with model.arch = "compressive", not 0
 compressive | train.seg_len=7 | seg_len must be a multiple of model.compression_rate (2), not 7
 compressive | eval.same_length=m | same_length must be "off" with model.arch = "compressive": queries see all of its \
 memory, not 'm'
-compressive | eval.compressed_len=0 | [eval] compressed_len must be greater than 0, not 0
+compressive | eval.compressed_len=0 | [eval] compressed_len must be at least 1, not 0
 rmt | model.memory_start=zeros | memory_start must be left out with arch = "rmt": its state is its memory, not 'zeros'
-rmt | model.n_memory_tokens=0 | n_memory_tokens must be greater than 0, not 0
+rmt | model.n_memory_tokens=0 | n_memory_tokens must be at least 1, not 0
 rmt | train.seg_len=7 | seg_len must be a multiple of model.segment_len (3): gradients pass through that many \
 segments, not 7
 rmt | train.mem_len=7 | mem_len must be 0 with arch = "rmt": its state is its memory, not 7

@@ -20,6 +20,7 @@ from txlcli.workflows.options import (
     UserText,
     read_user_text,
 )
+from txlcli.workflows.options import parse as parse_option
 
 TEXT = UserText("a.txt", b"the fox", label="`text` a.txt")
 STDIN = UserText("stdin", b"the fox", label="`text` -")
@@ -40,15 +41,15 @@ def rejection(function, *arguments, **options):
         (EvalOptions, "mem_len", (5, -1), "at least 0"),
         (EvalOptions, "attn_len", (0,), "at least 1"),
         (EvalOptions, "seg_len", 2**31, "at most 2147483647"),
-        (GenerateOptions, "temperature", 0.0, "at least 0.001"),
-        (GenerateOptions, "top_p", 0.0, "above 0"),
+        (GenerateOptions, "temperature", 0.0, "at least 0.001 and at most 1000.0"),
+        (GenerateOptions, "top_p", 0.0, "greater than 0 and at most 1"),
         (GenerateOptions, "top_k", -1, "at least 0"),
         (GenerateOptions, "tokens", 10**30, "at most 2147483647"),
-        (AttentionOptions, "figure", (5, 4), "at least 5"),
+        (AttentionOptions, "figure", (5, 4), "at least 5 and at most 7"),
         (ReclOptions, "top_r", (0.1, 1.5), "at most 1"),
-        (ReclOptions, "top_r", (math.nan,), "above 0"),
-        *((EvalOptions, "temperature", value, "above 0") for value in (0.0, -1.0)),
-        (ReclOptions, "threshold", 0.0, "above 0"),
+        (ReclOptions, "top_r", (math.nan,), "greater than 0 and at most 1"),
+        *((EvalOptions, "temperature", value, "greater than 0 and at most 100") for value in (0.0, -1.0)),
+        (ReclOptions, "threshold", 0.0, "greater than 0 and at most 1"),
         *((ReclOptions, name, 0, "at least 1") for name in ("start", "step", "positions", "batch_size")),
         *((one, name, 0, "at least 1") for one, name in ((TrainOptions, "max_steps"), (ReproduceOptions, "seeds"))),
     ],
@@ -173,7 +174,7 @@ def test_lists_and_whole_numbers_of_numpy_are_accepted():
 
 
 def parse(options, name, text):
-    return options.__dataclass_fields__[name].metadata["option"].parse(name, text)
+    return parse_option(options.__dataclass_fields__[name], text)
 
 
 GPU = ("device_memory", "bandwidth", "device_flops")
@@ -193,9 +194,8 @@ GPU = ("device_memory", "bandwidth", "device_flops")
         ),
         (ScaleOptions, "device_memory", "1.5 TB", 1.5e12),
         (ScaleOptions, "device_memory", "512MiB", 2**29),
-        (ScaleOptions, "bandwidth", "200Gbit/s", 2.5e10),
         (ScaleOptions, "bandwidth", "64GiB/s", 2**36),
-        *((ScaleOptions, "device_flops", *pair) for pair in (("989TFLOP/s", 9.89e14), ("2PFLOPS", 2e15))),
+        *((ScaleOptions, "device_flops", *pair) for pair in (("989TFLOP/s", 9.89e14), ("2PFLOP/s", 2e15))),
     ],
 )
 def test_texts_of_the_command_line_are_parsed(options, name, text, value):
@@ -208,13 +208,13 @@ LENGTHS = "whole numbers like 160,640, or auto"
 @pytest.mark.parametrize(
     ("options", "name", "text", "example"),
     [
-        (ReclOptions, "top_r", "7;9", "numbers like 0.1,0.5,1.0"),
+        (ReclOptions, "top_r", "7;9", "numbers like 0.1,0.5"),
         *((EvalOptions, "mem_len", text, LENGTHS) for text in ("long", "1.5", "", "0,auto")),
-        *((EvalOptions, "max_distance", text, 'a whole number, or "none"') for text in ("far", "²")),
+        *((EvalOptions, "max_distance", text, "a whole number, or none") for text in ("far", "²")),
         *(
             (ScaleOptions, name, text, f"a number above 0, a prefix such as G or Gi, and {units}")
-            for name, units in zip(GPU, ("B", "B/s or bit/s", "FLOP/s or FLOPS"), strict=True)
-            for text in ("80", "much", "-1GiB", "0GiB", "0GB/s", "1e999GB/s", "300Gb/s", "80 gib", "")
+            for name, units in zip(GPU, ("B", "B/s", "FLOP/s"), strict=True)
+            for text in ("80", "much", "-1GiB", "0GiB", "0GB/s", "300Gb/s", "80 gib", "")
         ),
     ],
 )

@@ -3,19 +3,20 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
 
 from txlcli import console
 from txlcli.commands import completion
+from txlcli.config.ranges import FieldType
 from txlcli.config.settings import Precision as PrecisionName
 from txlcli.system import command_lines
-from txlcli.workflows.options import Options, OptionTraits
+from txlcli.workflows.options import Options, OptionTraits, parse
 
 if TYPE_CHECKING:
     from txlcli.workflows.workspace import Workspace
@@ -88,7 +89,8 @@ class Where(_Flags):
     runs_dir: RunsDir = RUNS_DIR
 
 
-NUMBERS = (int, float, int | None, float | None)
+LETTERS = {int: "N", float: "X"}
+"""What stands for a number in the help."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": completion.settings,
     "recipe": completion.recipes,
@@ -126,35 +128,47 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _fields_with_flags(cls: type[Options | _Flags]) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if "option" in field.metadata or issubclass(cls, _Flags)]
+def _fields_with_flags(cls: type[Options | _Flags]) -> Sequence[dataclasses.Field[Any]]:
+    return cls.declared() if issubclass(cls, Options) else dataclasses.fields(cls)
 
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
-    """Return the Typer parameter of a field; the hint of a shared flag has the Typer option already."""
+    """Return the Typer parameter of a field; the hint of a shared flag has the Typer option already.
+
+    Ranges are left to the class of the options.
+    """
     default: Any = field.default
     traits: OptionTraits | None = field.metadata.get("option")
     if traits is not None:
-        if traits.read:
+        type_ = FieldType.of(field.type)
+        if _is_parsed(field):
             hint, default = str | None, None
-        elif get_origin(hint) is tuple:
-            hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
-        names = traits.flags or (("--" + field.name.replace("_", "-"),) if hint is bool else ())
-        option = Option(
-            *names,
-            min=(traits.minimum if traits.above is None else traits.above) if hint in NUMBERS else None,
-            max=traits.maximum if hint in NUMBERS else None,
-            metavar=traits.metavar,
-            autocompletion=COMPLETIONS.get(field.name),
-            help=traits.help,
-        )
+        elif type_.is_list:
+            hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
+        elif not type_.words:
+            hint = type_.item | None if type_.can_be_off else type_.item
+        names = traits.flags or (("--" + field.name.replace("_", "-"),) if type_.item is bool else ())
+        metavar = traits.metavar or _metavar(type_)
+        option = Option(*names, metavar=metavar, autocompletion=COMPLETIONS.get(field.name), help=traits.help)
         hint = Annotated[hint, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
+def _is_parsed(field: dataclasses.Field[Any]) -> bool:
+    """Return True if an option is a text for Typer: several numbers, or a number or a word."""
+    type_ = FieldType.of(field.type)
+    return bool(field.metadata["option"].read or (type_.item in LETTERS and (type_.is_list or type_.words)))
+
+
+def _metavar(type_: FieldType) -> str | None:
+    """Return what stands for a number in the help, None for other values."""
+    if (letter := LETTERS.get(type_.item)) is None:
+        return None
+    return "|".join([f"{letter},{letter},..." if type_.is_list else letter, *type_.words])
+
+
 def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value of a field from what the command line has."""
-    traits: OptionTraits | None = field.metadata.get("option")
-    if traits is not None and traits.read is not None and isinstance(value, str):
-        return traits.parse(field.name, value)
+    if isinstance(value, str) and "option" in field.metadata and _is_parsed(field):
+        return parse(field, value)
     return tuple(value) if isinstance(value, list) else value

@@ -19,7 +19,7 @@ from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system.command_lines import default_runs_dir
 from txlcli.workflows import overview, ranking
-from txlcli.workflows.options import CurveOptions
+from txlcli.workflows.options import PlotOptions
 from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
 from txlcli.workflows.ranking import PublishedTable, RankedRow
 
@@ -139,7 +139,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
 
 @app.command("compare")
 @with_options
-def compare(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+def compare(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
     """Compare two or more runs side by side.
 
     Shows differing settings, best and last losses, tokens per second and parameters.
@@ -156,7 +156,7 @@ def compare(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = R
 
 @app.command("plot")
 @with_options
-def plot(options: CurveOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR) -> None:
+def plot(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR) -> None:
     """Plot the training and validation curves of runs.
 
     Without RUN, plots the most recent one. Writes curves.png into the folder of the first run, unless --plot names

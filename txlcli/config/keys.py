@@ -44,7 +44,7 @@ class Key:
         if self.type.words and self.type.is_list:
             values = f"{self.type.name} out of {values}"
         if self.type.range is not None:
-            values += f", {self.type.range.description}"
+            values += f", {self.type.range}"
         return f"{values}, or {OFF_WORDS[0]}" if self.type.can_be_off else values
 
     @property

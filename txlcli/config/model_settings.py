@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from txlcli.config.ranges import (
-    MAX_COUNT,
     MAX_PARTS,
+    AtLeastTwo,
     NotNegativeFloat,
-    PartCount,
     PositiveFloat,
     PositiveInt,
     Range,
@@ -30,7 +29,6 @@ from txlcli.config.traits import (
 )
 
 MemoryStart = Literal["empty", "zeros"]
-WindowLength = Annotated[int, Range("2 or more", least=2, most=MAX_COUNT)]
 
 MODELS: "dict[str, type[ModelSettings]]" = {}
 """Class of the [model] section for each value of `arch`."""
@@ -53,7 +51,7 @@ class ModelSettings(Section):
     """Architecture: a Transformer with a memory of hidden states (Transformer-XL; a vanilla one without), with a
     compressed memory (Rae et al.) or with memory tokens (RMT, Bulatov et al.), or a recurrent network (LSTM; QRNN,
     Bradbury et al.)."""
-    n_layers: PartCount
+    n_layers: Annotated[int, Range(least=1, most=MAX_PARTS)]
     """Number of layers N."""
     d_model: PositiveInt
     """Width d of the hidden states and of the embedding."""
@@ -221,7 +219,7 @@ class TransformerSettings(ModelSettings):
     tie_biases: bool = True
     """Share one pair of biases u, v among all layers (released PyTorch code) instead of one pair per layer (released TF
     code)."""
-    window: WindowLength | None = None
+    window: AtLeastTwo | None = None
     """Largest number of keys W that a query sees in training and in evaluation, its own position included: the last W
     tokens at most. A query sees the smallest number of: those of memory and segment, those of eval.same_length, W. By
     default there is no limit."""
@@ -302,7 +300,7 @@ class CompressiveSettings(TransformerSettings):
 
     compressed_len: PositiveInt
     """Number of slots C of the compressed memory of each layer; eval.compressed_len may differ."""
-    compression_rate: Annotated[int, Range("2 or more", least=2, most=MAX_COUNT)] = 3
+    compression_rate: AtLeastTwo = 3
     """Number of positions c that are compressed into one slot."""
     compression: Literal["convolution", "mean", "max"] = "convolution"
     """How positions are compressed: by a convolution with kernel and stride c, trained to reconstruct the attention of

@@ -1,24 +1,36 @@
-"""The values that settings accept; an error reports the section, the key, the value and what it must be."""
+"""The values that users give to settings, options and the Python interface: their types and ranges, by annotation."""
 
 import dataclasses
+import errno
+import functools
+import inspect
 import math
+import os
 import types
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from txlcli.errors import RecipeError
+from txlcli.errors import RecipeError, UnknownNameError, UsageError, shortened
 from txlcli.suggestions import did_you_mean
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 MAX_COUNT = 2**31 - 1
 """Largest number of steps, tokens, layers or units; PyTorch does not accept larger numbers everywhere."""
 OFF_WORDS = ("none", "off")
+NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", os.PathLike: "path", Path: "path"}
+"""Names of types in messages."""
+EXAMPLES = {int: ("a whole number", "whole numbers like 160,640"), float: ("a number", "numbers like 0.1,0.5")}
+"""Texts of one number and of several, in messages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Range of a number, as metadata of a field's type."""
 
-    description: str
-    """Requirement, as an error gives it."""
     least: float = -math.inf
     """Smallest number."""
     above: float = -math.inf
@@ -28,24 +40,30 @@ class Range:
     most: float = math.inf
     """Largest number."""
 
-    def check(self, section: str, key: str, value: int | float) -> None:
-        """Raise a RecipeError unless the number is in the range."""
-        inside = self.least <= value and self.above < value < self.below
-        require(inside, section, key, value, self.description)
-        require(value <= self.most, section, key, value, f"at most {self.most}")
+    def __str__(self) -> str:
+        """Return the range in words, without a largest number that nobody reaches."""
+        bounds = {"at least": self.least, "greater than": self.above, "less than": self.below, "at most": self.most}
+        shown = {word: bound for word, bound in bounds.items() if abs(bound) not in (math.inf, MAX_COUNT)}
+        return " and ".join(f"{word} {bound}" for word, bound in shown.items())
+
+    def expected(self, number: float) -> str | None:
+        """Return what a number must be, such as "at least 1"; None if it is."""
+        if self.least <= number and self.above < number < self.below:
+            return None if number <= self.most else f"at most {self.most}"
+        return str(self)
 
 
 MAX_PARTS = 1000
 """Largest number of layers, or of bands of an adaptive softmax: each is built, so that a huge number never ends."""
 
-PositiveInt = Annotated[int, Range("greater than 0", above=0, most=MAX_COUNT)]
-PositiveFloat = Annotated[float, Range("greater than 0", above=0)]
-PartCount = Annotated[int, Range("greater than 0", above=0, most=MAX_PARTS)]
-NaturalInt = Annotated[int, Range("0 or more", least=0, most=MAX_COUNT)]
-NotNegativeFloat = Annotated[float, Range("0 or more", least=0)]
-Rate = Annotated[float, Range("at least 0 and less than 1", least=0, below=1)]
-OpenShare = Annotated[float, Range("between 0 and 1", above=0, below=1)]
-Share = Annotated[float, Range("from 0 to 1", least=0, most=1)]
+PositiveInt = Annotated[int, Range(least=1, most=MAX_COUNT)]
+NaturalInt = Annotated[int, Range(least=0, most=MAX_COUNT)]
+AtLeastTwo = Annotated[int, Range(least=2, most=MAX_COUNT)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NotNegativeFloat = Annotated[float, Range(least=0)]
+Rate = Annotated[float, Range(least=0, below=1)]
+OpenShare = Annotated[float, Range(above=0, below=1)]
+PositiveShare = Annotated[float, Range(above=0, most=1)]
 
 
 def require(valid: bool, section: str, key: str, value: object, expected: str) -> None:
@@ -57,15 +75,15 @@ def require(valid: bool, section: str, key: str, value: object, expected: str) -
 
 @dataclasses.dataclass(frozen=True)
 class FieldType:
-    """Type of a setting, read from the annotation of its field."""
+    """Type of a setting, an option or an argument, read from its annotation."""
 
-    item: type
-    """int, float, bool or str: type of the value, or of each item of a list."""
+    items: tuple[type, ...]
+    """Types of the value, or of each item of a list; one for settings and options."""
     is_list: bool = False
     words: tuple[str, ...] = ()
     """Words to choose from: of a Literal, or the names of the table in Annotated[str, table]; empty if it has none.
 
-    A boolean may also be one of these words.
+    If the items are not texts, the whole value may also be one of these words.
     """
     can_be_off: bool = False
     """True if the value may be None; a recipe says "none"."""
@@ -76,25 +94,38 @@ class FieldType:
         """Read an annotation."""
         kind, parts = get_origin(annotation), get_args(annotation)
         if kind in (Union, types.UnionType):
-            words = get_args(parts[1])  # of a Literal; none of None
-            return dataclasses.replace(cls.of(parts[0]), words=words, can_be_off=not words)
-        if kind is tuple:
+            of_parts = [cls.of(part) for part in parts if part is not types.NoneType]
+            words = tuple(word for part in of_parts for word in part.words)
+            items = tuple(item for part in of_parts if not part.words or len(of_parts) == 1 for item in part.items)
+            return dataclasses.replace(of_parts[0], items=items, words=words, can_be_off=types.NoneType in parts)
+        if kind is tuple and parts[-1] is ...:
             return dataclasses.replace(cls.of(parts[0]), is_list=True)
         if kind is Literal:
-            return cls(str, words=parts)
+            return cls((str,), words=parts)
         if kind is Annotated:
             item, extra = parts
-            return cls(item, range=extra) if isinstance(extra, Range) else cls(item, words=tuple(extra))
-        return cls(annotation)
+            return cls((item,), range=extra) if isinstance(extra, Range) else cls((item,), words=tuple(extra))
+        return cls((kind or annotation,))
+
+    @property
+    def item(self) -> type:
+        """Type of the value of a setting or an option, or of each item of a list."""
+        return self.items[0]
 
     @property
     def name(self) -> str:
         """Name of the type: "whole number", "list of words"."""
-        names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-        if self.words and self.item is not str:
-            return ", ".join(("true", "false", *self.words)) if self.item is bool else f"number or {self.words[0]}"
-        name = "word" if self.words else names[self.item]
-        return name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
+        if self.words and self.item is bool:
+            return ", ".join(("true", "false", *self.words))
+        is_word = bool(self.words) and self.item is str
+        name = "word" if is_word else " or ".join(NAMES.get(item, item.__name__) for item in self.items)
+        name = name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
+        return name if is_word or not self.words else f"{name} or {self.words[0]}"
+
+    @property
+    def is_path(self) -> bool:
+        """True if the value may be a path."""
+        return not {Path, os.PathLike}.isdisjoint(self.items)
 
     def read(self, section: str, key: str, value: Any) -> Any:
         """Convert the value of a recipe: "none" to None, an integer to a float, a list to a tuple, a word to a list."""
@@ -112,6 +143,17 @@ class FieldType:
         article = "a " if self.item is not bool or self.is_list else "one of " if self.words else ""
         raise RecipeError(f"[{section}] {key} must be {article}{self.name}, not {value!r}")
 
+    def parse(self, text: str) -> Any:
+        """Convert a text of the command line, a list without duplicates: `0,160,160` -> (0, 160)."""
+        if text in self.words:
+            return text
+        return tuple(dict.fromkeys(map(self.item, text.split(",")))) if self.is_list else self.item(text)
+
+    @property
+    def example(self) -> str:
+        """Texts of numbers that `parse` accepts."""
+        return ", or ".join([EXAMPLES[self.item][self.is_list], *self.words])
+
     def check(self, section: str, key: str, value: Any) -> None:
         """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
         if value is None or (self.item is not str and value in self.words):
@@ -121,8 +163,78 @@ class FieldType:
                 suggestion = did_you_mean(str(word), self.words)
                 expected = f"one of {', '.join(self.words)}"
                 raise RecipeError(f"[{section}] {key} must be {expected}, not {word!r}{suggestion}")
-        if self.range is not None:
-            self.range.check(section, key, value)
+        if self.range is not None and (bound := self.range.expected(value)):
+            require(False, section, key, value, bound)
+
+    def check_argument(self, name: str, value: Any) -> None:
+        """Raise a UsageError unless an option or an argument has this type; it suggests a word, or has the range."""
+        if value is None and self.can_be_off:
+            return
+        if isinstance(value, str) and self.words:
+            if value not in self.words:
+                raise UnknownNameError(name, value, self.words)
+            return
+        if not self._fits(value):
+            expected = self.name + (" that can exist" if self.is_path else "")
+            shown = shortened(" ".join(ascii(value).split()))  # of a wrong value only: others may be huge
+            raise UsageError(f"`{name}` must be a {expected}, not {shown}")
+        for number in value if self.is_list else [value]:
+            if self.range and (bound := self.range.expected(number)):
+                raise UsageError(f"`{name}` {number}: must be {bound}")
+
+    def _fits(self, value: Any) -> bool:
+        if self.is_list and not isinstance(value, tuple):
+            return False
+        accepted = (*self.items, int) if float in self.items else self.items
+        parts = value if self.is_list else [value]
+        fit = all(isinstance(part, accepted) and isinstance(part, bool) == (self.item is bool) for part in parts)
+        return fit and (not self.is_path or _is_path(value))
+
+
+def _is_path(value: Any) -> bool:
+    """Return True if the operating system accepts a path, of whatever file."""
+    try:
+        os.lstat(value)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    except ValueError:  # a zero, or half a character
+        return False
+    return True
+
+
+def as_plain(value: Any) -> Any:
+    """Return an int for a whole number of another type, such as numpy's, and a tuple for a list."""
+    if isinstance(value, list | tuple):
+        return tuple(map(as_plain, value))
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def check_names(function: str, named: Iterable[str], known: Iterable[str]) -> None:
+    """Raise an UnknownNameError if a function does not have a named argument."""
+    names = [name for name in known if name != "self"]
+    for name in named:
+        if name not in names:
+            raise UnknownNameError(f"argument of {function}()", name, names)
+
+
+def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Return a function that raises a UsageError if an argument is unknown, or does not have its annotated type."""
+    signature = inspect.signature(function)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+    @functools.wraps(function)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        if not takes_any:
+            check_names(function.__name__, named, signature.parameters)
+        bound = signature.bind(*arguments, **named)
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+                bound.arguments[name] = as_plain(value)
+                FieldType.of(parameter.annotation).check_argument(name, bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def section(name: str, keys: Any) -> Any:
     cls = SECTIONS[name]
     if name == "model":
         arch = keys.get("arch", ModelSettings.arch)
-        FieldType(str, words=tuple(MODELS)).check(name, "arch", arch)
+        FieldType((str,), words=tuple(MODELS)).check(name, "arch", arch)
         cls = MODELS[arch]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:

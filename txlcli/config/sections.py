@@ -10,7 +10,6 @@ from txlcli.config.ranges import PositiveFloat, PositiveInt, Range, Section
 PLAIN_NAME = r"\w[\w.+-]{0,99}"
 """Pattern for the names of stores and runs: valid file names on every system."""
 _LONGEST_NAME = 100
-AnyCount = Annotated[int, Range("greater than 0", above=0)]
 
 
 def plain_name(path: Path, *, otherwise: str) -> str:
@@ -61,7 +60,7 @@ class PublishedSettings(Section):
 
     vocab_size: PositiveInt | None = None
     """Vocabulary size V of the full benchmark."""
-    parameters: AnyCount | None = None
+    parameters: Annotated[int, Range(least=1)] | None = None
     """Exact number of parameters at that V."""
     valid: PositiveFloat | None = None
     """The paper's result on the validation split, in the corpus's metric."""

@@ -19,7 +19,6 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
-    Share,
 )
 from txlcli.config.sections import CorpusSettings, LogSettings, PublishedSettings
 from txlcli.config.traits import OPTIMIZERS
@@ -27,8 +26,7 @@ from txlcli.errors import RecipeError, UsageError
 
 MAX_SEED = 2**63 - 1
 """Largest seed that PyTorch accepts."""
-Seed = Annotated[int, Range(f"from 0 to {MAX_SEED}", least=0, most=MAX_SEED)]
-
+Seed = Annotated[int, Range(least=0, most=MAX_SEED)]
 
 JITTER_STD = 5
 """Standard deviation of segment lengths with train.seg_len_jitter, in tokens."""
@@ -107,7 +105,7 @@ class TrainSettings(Section):
     cosine_from: Literal["start", "warmup"] = "start"
     """schedule = "cosine": the cosine begins at the first step, although warm-up hides it (released PyTorch code), or
     at the end of warm-up (released TF code)."""
-    min_lr_ratio: Share = 0.0
+    min_lr_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
     """Lowest learning rate, as a share of lr."""
     decay_share: OpenShare = 0.2
     """schedule = "wsd": share of the schedule, at its end, in which the learning rate falls linearly."""

@@ -5,21 +5,31 @@ it writes the name of the field in backticks, `mem_len`, and the command line pr
 """
 
 import dataclasses
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from txlcli.config.ranges import MAX_COUNT
+from txlcli.config.ranges import (
+    MAX_COUNT,
+    OFF_WORDS,
+    AtLeastTwo,
+    FieldType,
+    NaturalInt,
+    NotNegativeFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+    as_plain,
+    check_names,
+)
 from txlcli.config.sections import PLAIN_NAME
-from txlcli.config.settings import MAX_SEED, AttentionBackend, Compile, EvalSettings, Precision
+from txlcli.config.settings import AttentionBackend, Compile, EvalSettings, Precision, Seed
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
-from txlcli.system.arguments import as_plain, check_names, check_type
 from txlcli.system.atomic_files import check_output
 from txlcli.system.input_files import MAX_TEXT, read_bytes, read_stdin
 
@@ -32,51 +42,32 @@ LOSS_FORMATS = (".h5", ".hdf5")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTraits:
-    """How the command line shows a field of an options class, and which values it takes."""
+    """How the command line shows and reads a field of an options class."""
 
     help: str
-    minimum: float = 1
-    """Least value, of each number if the field has several."""
-    above: float | None = None
-    """Bound that is itself too small, in place of `minimum`."""
-    maximum: float | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     """Names on the command line, if they are not the name of the field."""
     read: Callable[[str], Any] | None = None
-    """Converts the text of the command line, or raises a ValueError."""
-    example: str = "whole numbers like 160,640"
+    """Converts the text of the command line, or raises a ValueError; by default, the type of the field does."""
+    example: str = ""
     """Texts that `read` accepts."""
-    words: Mapping[str, Any] = field(default_factory=dict)
-    """Values of texts that are not given to `read`."""
     writes: tuple[str, ...] = ()
     """Extensions of a file that the job writes, and replaces with `force` only."""
-
-    def parse(self, name: str, text: str) -> Any:
-        """Return the value of a text of the command line, which has `read`."""
-        if text in self.words:
-            return self.words[text]
-        try:
-            return self.read(text) if self.read else text
-        except ValueError:
-            raise UsageError(f"`{name}` {text}: write {self.example}") from None
-
-    def check(self, name: str, value: object) -> None:
-        """Reject a number out of range; other values pass."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return
-        if self.above is None and not value >= self.minimum:
-            raise UsageError(f"`{name}` {value}: must be at least {self.minimum:g}")
-        if self.above is not None and not value > self.above:
-            raise UsageError(f"`{name}` {value}: must be above {self.above:g}")
-        maximum = MAX_COUNT if self.maximum is None and isinstance(value, int) else self.maximum
-        if maximum is not None and not value <= maximum:
-            raise UsageError(f"`{name}` {value}: must be at most {maximum:.10g}")
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
     """Return the dataclass field of an option; `traits` are those of OptionTraits."""
     return field(default=default, metadata={"option": OptionTraits(help=help_, **traits)})
+
+
+def parse(of: dataclasses.Field[Any], text: str) -> Any:
+    """Return the value of an option from a text of the command line."""
+    traits, type_ = of.metadata["option"], FieldType.of(of.type)
+    try:
+        return (traits.read or type_.parse)(text)
+    except ValueError:
+        raise UsageError(f"`{of.name}` {text}: write {traits.example or type_.example}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +79,14 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, traits, default, annotation in self._declared():
-            value = as_plain(getattr(self, name))
-            object.__setattr__(self, name, value)
-            check_type(name, value, annotation)
-            if value == () != default:
-                raise UsageError(f"`{name}` is empty; give at least one number, or leave it out")
-            for number in value if isinstance(value, tuple) else (value,):
-                traits.check(name, number)
-            if traits.writes and value:
-                self._check_output(name, value, traits.writes)
+        for item in self.declared():
+            value = as_plain(getattr(self, item.name))
+            object.__setattr__(self, item.name, value)
+            FieldType.of(item.type).check_argument(item.name, value)
+            if value == () != item.default:
+                raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
+            if value and (extensions := item.metadata["option"].writes):
+                self._check_output(item.name, value, extensions)
         self._check()
 
     def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
@@ -112,14 +101,15 @@ class Options:
         """Reject options that exclude each other; subclasses define it."""
 
     @classmethod
-    def _declared(cls) -> list[tuple[str, OptionTraits, Any, Any]]:
-        """Return name, traits, default and type of each option; other fields belong to the Python interface alone."""
+    def declared(cls) -> list[dataclasses.Field[Any]]:
+        """Return the options, inherited ones last; other fields belong to the Python interface alone."""
         options = [item for item in fields(cls) if "option" in item.metadata]
-        return [(item.name, item.metadata["option"], item.default, item.type) for item in options]
+        return sorted(options, key=lambda item: item.name not in cls.__annotations__)
 
     def changed(self) -> dict[str, Any]:
         """Return the values of the options that differ from their defaults, by field."""
-        return {name: value for name, _, default, _ in self._declared() if (value := getattr(self, name)) != default}
+        values = {item.name: (getattr(self, item.name), item.default) for item in self.declared()}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
@@ -131,35 +121,24 @@ class Options:
             raise UsageError(f"{because}; leave out {given[0]}")
 
 
-def several(item: Callable[[str], Any] = int) -> Callable[[str], tuple[Any, ...]]:
-    """Return a function that reads items between commas, in order and without duplicates: `0,160,160` -> (0, 160)."""
-    return lambda text: tuple(dict.fromkeys(item(part) for part in text.split(",")))
+def several(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a function that reads items between commas, in order and without duplicates."""
+    return lambda text: tuple(dict.fromkeys(map(item, text.split(","))))
 
 
-PREFIXES = {
-    "": 1.0,
-    **{prefix: 1000.0**power for power, prefix in enumerate("kMGTP", start=1)},
-    **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", start=1)},
-}
-SIZES = {"B": 1.0}
-RATES = {"B/s": 1.0, "bit/s": 1 / 8}
-FLOP_RATES = {"FLOP/s": 1.0, "FLOPS": 1.0}
-QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d+)?) ?([KMGT]i|[kMGTP]|)(\D+)")
+def quantity_option(help_: str, unit: str) -> Any:
+    """Return the option of a number with a unit: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
+    pattern = re.compile(rf"(\d+(?:\.\d+)?) ?([KMGT]i|[kMGTP]|){unit}")
 
+    def read(text: str) -> float:
+        match = pattern.fullmatch(text.strip())
+        if match is None or not float(match[1]):
+            raise ValueError(text)
+        base = 1024.0 if match[2].endswith("i") else 1000.0
+        return float(match[1]) * base ** " KMGTP".index(match[2][:1].upper() or " ")
 
-def read_quantity(text: str, units: Mapping[str, float]) -> float:
-    """Read a number with one of these units: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
-    match = QUANTITY.fullmatch(text.strip())
-    amount = float(match[1]) * PREFIXES[match[2]] * units.get(match[3], 0.0) if match else 0.0
-    if not 0.0 < amount < math.inf:
-        raise ValueError(text)
-    return amount
-
-
-def quantity_option(help_: str, units: Mapping[str, float], metavar: str) -> Any:
-    """Return the option of a number with a unit."""
-    example = f"a number above 0, a prefix such as G or Gi, and {' or '.join(units)}"
-    return option(help_, metavar=metavar, read=partial(read_quantity, units=units), example=example)
+    example = f"a number above 0, a prefix such as G or Gi, and {unit}"
+    return option(help_, metavar=f"N[k|M|G|..]{unit}", read=read, example=example)
 
 
 def check_plain_name(name: str | None) -> None:
@@ -172,34 +151,42 @@ attention_option = partial(option, "Attention backend; all compute the same func
 compile_option = partial(option, "Fuse the operations of layers with torch.compile; auto does so on a GPU if it pays.")
 flag_option = partial(option, default=False)
 force_option = partial(flag_option, "Overwrite existing results.")
-memory_option = partial(option, "Memory length M [default: the recipe's].", minimum=0)
+memory_option = partial(option, "Memory length M [default: the recipe's].")
 overrides_option = partial(
     option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
 )
-plot_option = partial(
-    option, "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", writes=FIGURE_FORMATS
-)
 seeds_option = partial(option, "Training runs per model, each with the next seed.", default=1)
-seed_option = partial(option, "Random seed.", default=1111, minimum=0, maximum=MAX_SEED)
-share_option = partial(option, above=0, maximum=1)
-unfinished_option = partial(flag_option, "Also accept a run whose training is not finished.")
+seed_option = partial(option, "Random seed.", default=1111)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedOptions(Options):
+class PlotOptions(Options):
+    """Options of each job that plots its result, and all of `txl runs plot` and `txl runs compare`."""
+
+    plot: Path | None = option(
+        "Also plot the result to this .png, .svg or .pdf file.", metavar="PATH", writes=FIGURE_FORMATS
+    )
+    force: bool = force_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(Options):
+    """Options of each measurement of a trained model on a sample."""
+
+    unfinished: bool = flag_option("Also accept a run whose training is not finished.")
+    seed: Seed = seed_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedOptions(PlotOptions):
     """Options of `txl speed`."""
 
-    attn_len: tuple[int, ...] | None = option(
+    attn_len: tuple[AtLeastTwo, ...] | None = option(
         f"Attention lengths to compare at [default: {','.join(map(str, SLOWDOWN_BY_ATTN_LEN))}, or the longest that "
-        "the model allows].",
-        metavar="N,N,...",
-        minimum=2,
-        read=several(),
+        "the model allows]."
     )
-    repeat: int = option("Repetitions; the table shows the median.", default=3)
+    repeat: PositiveInt = option("Repetitions; the table shows the median.", default=3)
     overrides: tuple[str, ...] = overrides_option()
-    plot: Path | None = plot_option()
-    force: bool = force_option()
 
 
 AUTO: Literal["auto"] = "auto"
@@ -207,7 +194,7 @@ PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
 OF_MEMORY = ("mem_len", "seg_len", "same_length")
 """Options of an evaluation that windows without memory have no use for."""
-Lengths = tuple[int, ...] | Literal["auto"] | None
+Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
 """Lengths to evaluate, "auto" for the length that a search on the validation split selects, or None if not given."""
 
 
@@ -232,57 +219,39 @@ def read_user_text(file: str, asked: str | None = None) -> UserText:
     return UserText("stdin" if is_stdin else file, data, label=asked)
 
 
-lengths_option = partial(
-    option, read=several(), words={AUTO: AUTO}, example="whole numbers like 160,640, or auto", metavar="N,N,...|auto"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(Options):
+class EvalOptions(PlotOptions):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
     split: Split | None = option("Split to score [default: test].")
-    mem_len: Lengths = lengths_option(
-        "Memory lengths to evaluate, or auto to search for one [default: the recipe's].",
-        metavar="M,M,...|auto",
-        minimum=0,
+    mem_len: tuple[NaturalInt, ...] | Literal["auto"] | None = option(
+        "Memory lengths to evaluate, or auto to search for one [default: the recipe's]."
     )
-    attn_len: Lengths = lengths_option("Evaluate without memory, with windows of these lengths.")
-    stride: int | None = option(
+    attn_len: Lengths = option("Evaluate without memory, with windows of these lengths.")
+    stride: PositiveInt | None = option(
         "Tokens predicted per window; only 1 is exact [default: 1, of strided windows half of N]."
     )
     protocols: tuple[str, ...] = option(
         f"Compare protocols of evaluation on the same tokens: {', '.join(PROTOCOLS)}.",
         default=(),
         metavar="NAME,...|all",
-        read=several(str),
-        words={"all": PROTOCOLS},
+        read=lambda text: PROTOCOLS if text == "all" else tuple(dict.fromkeys(text.split(","))),
     )
-    seg_len: int | None = option("Segment length L; changes speed, and without memory the context.")
-    max_distance: int | Literal["none"] | None = option(
-        "Distances beyond it share one encoding.",
-        metavar="N|none",
-        read=int,
-        words={"none": "none", "off": "none"},
-        example='a whole number, or "none"',
+    seg_len: PositiveInt | None = option("Segment length L; changes speed, and without memory the context.")
+    max_distance: PositiveInt | Literal["none"] | None = option(
+        "Distances beyond it share one encoding.", read=lambda text: "none" if text in OFF_WORDS else int(text)
     )
     same_length: bool | None = option(
         "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
     )
-    temperature: float | Literal["auto"] | None = option(
-        "Divide the logits by this number; auto selects it on valid [default: the recipe's].",
-        metavar="X|auto",
-        above=0,
-        maximum=100,
-        read=float,
-        words={AUTO: AUTO},
-        example="a number such as 1.08, or auto",
+    temperature: Annotated[float, Range(above=0, most=100)] | Literal["auto"] | None = option(
+        "Divide the logits by this number; auto selects it on valid [default: the recipe's]."
     )
-    cache: int | None = option("Add a continuous cache of N tokens (Grave et al.).", metavar="N")
+    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).")
     dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
     reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
-    batch_size: int | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
-    positions: int | None = option("Score the first N tokens only.")
+    batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
+    positions: PositiveInt | None = option("Score the first N tokens only.")
     text: UserText | None = option(
         "Score a text file instead of a split; - is stdin.", metavar="FILE", read=read_user_text
     )
@@ -294,8 +263,6 @@ class EvalOptions(Options):
     )
     attention: AttentionBackend | None = attention_option()
     compile: Compile | None = compile_option()
-    plot: Path | None = plot_option()
-    force: bool = force_option()
     timed: bool = True
     """True to time a vanilla model as well (slowdown)."""
 
@@ -406,20 +373,20 @@ class GenerateOptions(Options):
     """Options of `txl generate`: context and sampling of the texts."""
 
     prompt: str | None = option("Text to continue; - is stdin.", metavar="TEXT")
-    at: int | None = option("Last token of the context in the test split [default: random, by --seed].", minimum=0)
-    context: int | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
-    tokens: int = option("Tokens to generate.", default=500)
-    samples: int = option("Number of texts to generate.", default=1)
-    top_k: int | None = option(
-        f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p].", minimum=0
+    at: NaturalInt | None = option("Last token of the context in the test split [default: random, by --seed].")
+    context: PositiveInt | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
+    tokens: PositiveInt = option("Tokens to generate.", default=500)
+    samples: PositiveInt = option("Number of texts to generate.", default=1)
+    top_k: NaturalInt | None = option(
+        f"Sample from the k likeliest tokens; 0 is all [default: {DEFAULT_TOP_K}, or all with --top-p]."
     )
-    top_p: float | None = share_option("Sample from the likeliest tokens that reach this probability.")
-    temperature: float | None = option(
-        "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1].", minimum=1e-3, maximum=1e3
+    top_p: PositiveShare | None = option("Sample from the likeliest tokens that reach this probability.")
+    temperature: Annotated[float, Range(least=1e-3, most=1e3)] | None = option(
+        "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1]."
     )
     greedy: bool = flag_option("Always select the likeliest token.")
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
-    seed: int = seed_option()
+    seed: Seed = seed_option()
 
     def _check(self) -> None:
         if self.prompt is not None:
@@ -444,17 +411,14 @@ def read_head(text: str) -> Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(Options):
+class AttentionOptions(MeasureOptions):
     """Options of `txl attention`."""
 
-    figure: tuple[int, ...] = option(
+    figure: tuple[Annotated[int, Range(least=FIGURES[0], most=FIGURES[-1])], ...] = option(
         "Figures of the paper [default: all that the encoding allows].",
         default=(),
         metavar="5,6,7|all",
-        minimum=FIGURES[0],
-        maximum=FIGURES[-1],
-        read=several(),
-        words={"all": ()},
+        read=lambda text: () if text == "all" else several(int)(text),
         example="figures like 5,6, or all",
     )
     heads: tuple[Head, ...] | None = option(
@@ -463,16 +427,12 @@ class AttentionOptions(Options):
         read=several(read_head),
         example="layer.head, both from 1, like 2.3,5.1",
     )
-    auto: int | None = option(
-        f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].", metavar="N"
-    )
-    at: int | None = option("First token of Figure 6 [default: random, by --seed].", minimum=0)
-    positions: int | None = option(f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].", metavar="N")
+    auto: PositiveInt | None = option(f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].")
+    at: NaturalInt | None = option("First token of Figure 6 [default: random, by --seed].")
+    positions: PositiveInt | None = option(f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].")
     split: Split = option("Split to measure on.", default="valid")
-    mem_len: int | None = memory_option()
-    seg_len: int | None = option("Segment length L [default: the recipe's].")
-    unfinished: bool = unfinished_option()
-    seed: int = seed_option()
+    mem_len: NaturalInt | None = memory_option()
+    seg_len: PositiveInt | None = option("Segment length L [default: the recipe's].")
 
     def _check(self) -> None:
         if self.heads is not None:
@@ -484,23 +444,16 @@ class AttentionOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions(Options):
+class ProbeOptions(PlotOptions, MeasureOptions):
     """Options of `txl probe`."""
 
-    distances: tuple[int, ...] | None = option(
-        "Distances in tokens [default: powers of two, up to the first beyond L + M].",
-        metavar="N,N,...",
-        minimum=2,
-        read=several(),
+    distances: tuple[AtLeastTwo, ...] | None = option(
+        "Distances in tokens [default: powers of two, up to the first beyond L + M]."
     )
-    texts: int = option("Generated texts for each distance.", default=32)
-    positions: int = option("Score the words of the first N tokens of the split.", default=50_000)
+    texts: PositiveInt = option("Generated texts for each distance.", default=32)
+    positions: PositiveInt = option("Score the words of the first N tokens of the split.", default=50_000)
     split: Split = option("Split with the words, and the tokens of the generated texts.", default="valid")
-    mem_len: int | None = memory_option()
-    plot: Path | None = plot_option()
-    force: bool = force_option()
-    unfinished: bool = unfinished_option()
-    seed: int = seed_option()
+    mem_len: NaturalInt | None = memory_option()
 
 
 DEFAULT_RECL_STEPS = 9  # ten lengths, 100 to 1,000; Table 8 goes to 900
@@ -508,34 +461,28 @@ DEFAULT_RECL_POSITIONS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReclOptions(Options):
+class ReclOptions(PlotOptions, MeasureOptions):
     """Options of `txl recl`."""
 
     split: Literal["valid", "test"] = option("Split to score.", default="test")
-    start: int = option("Shortest context length, in tokens.", default=100)
-    step: int = option("Step to the next context length, in tokens.", default=100)
-    longest: int | None = option("Longest context length, in tokens [default: nine steps from --start].")
-    top_r: tuple[float, ...] = share_option(
-        "Compare on these shares of the hardest positions [default: 0.1,0.5,1.0].",
-        default=(0.1, 0.5, 1.0),
-        metavar="R,R,...",
-        read=several(float),
-        example="numbers like 0.1,0.5,1.0",
+    start: PositiveInt = option("Shortest context length, in tokens.", default=100)
+    step: PositiveInt = option("Step to the next context length, in tokens.", default=100)
+    longest: PositiveInt | None = option("Longest context length, in tokens [default: nine steps from --start].")
+    top_r: tuple[PositiveShare, ...] = option(
+        "Compare on these shares of the hardest positions [default: 0.1,0.5,1.0].", default=(0.1, 0.5, 1.0)
     )
-    threshold: float = share_option("Smallest relative gain of perplexity that counts; 1 % in the paper.", default=0.01)
-    positions: int | None = option(
+    threshold: PositiveShare = option(
+        "Smallest relative gain of perplexity that counts; 1 % in the paper.", default=0.01
+    )
+    positions: PositiveInt | None = option(
         f"Score N positions, sampled with --seed [default: {DEFAULT_RECL_POSITIONS:,} at most]."
     )
-    batch_size: int | None = option("Contexts evaluated at once; changes speed and memory.")
-    plot: Path | None = plot_option()
+    batch_size: PositiveInt | None = option("Contexts evaluated at once; changes speed and memory.")
     plot_ppl: Path | None = option(
         "Also plot perplexity by context length to this file (Figure 4).",
         metavar="PATH",
         writes=FIGURE_FORMATS,
     )
-    force: bool = force_option()
-    unfinished: bool = unfinished_option()
-    seed: int = seed_option()
 
     def _check(self) -> None:
         if self.longest is not None and self.longest < self.start + self.step:
@@ -552,9 +499,9 @@ class ReclOptions(Options):
 class CompressOptions(Options):
     """Options of `txl compress`."""
 
-    mem_len: int | None = memory_option()
-    lanes: int | None = option(
-        "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64].", maximum=4096
+    mem_len: NaturalInt | None = memory_option()
+    lanes: Annotated[int, Range(least=1, most=4096)] | None = option(
+        "Parts coded side by side; more are faster and larger [default: one per 8 KiB, at most 64]."
     )
 
 
@@ -567,20 +514,19 @@ class PrepareOptions(Options):
     tokenizer: Literal["byte", "char", "word", "sentencepiece"] | None = option(
         "How text is split into tokens [default: the corpus's own]."
     )
-    vocab_size: int | None = option(
-        "Largest number of words, or size of the SentencePiece model [default: 8000].", minimum=2
+    vocab_size: AtLeastTwo | None = option(
+        "Largest number of words, or size of the SentencePiece model [default: 8000]."
     )
-    min_count: int | None = option("Treat words or characters that are rarer in train as unknown.")
+    min_count: PositiveInt | None = option("Treat words or characters that are rarer in train as unknown.")
     sp_type: Literal["unigram", "bpe"] | None = option("Type of the SentencePiece model [default: unigram].")
-    split: tuple[float, ...] | None = option(
+    split: tuple[NotNegativeFloat, ...] | None = option(
         "Shares of train, valid and test in percent [default: 90,5,5].",
-        minimum=0,
         read=lambda text: tuple(map(float, text.split(","))),
         example="three shares like 90,5,5",
     )
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
     vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
-    workers: int | None = option("Processes that read the text [default: one per processor, at most 6].")
+    workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: IdType | None = option(
         "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
         "[default: uint16].",
@@ -637,20 +583,12 @@ class ExportOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveOptions(Options):
-    """Options of `txl runs plot` and `txl runs compare`."""
-
-    plot: Path | None = plot_option()
-    force: bool = force_option()
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
     """Options of `txl runs report`."""
 
     out: Path | None = option("Folder of the report [default: RUN/report].", metavar="FOLDER")
-    samples: int = option("Number of texts to generate.", default=2, minimum=0)
-    seed: int = seed_option()
+    samples: NaturalInt = option("Number of texts to generate.", default=2)
+    seed: Seed = seed_option()
     force: bool = force_option()
 
 
@@ -665,16 +603,16 @@ class TrainOptions(Options):
         metavar="RUN",
         flags=("--from",),
     )
-    max_steps: int | None = option("Stop and save after this step, without changing the schedule.")
-    max_minutes: float | None = option("Stop and save after this time.", minimum=0.0)
-    log_every: int | None = option("Steps between two reports.")
+    max_steps: PositiveInt | None = option("Stop and save after this step, without changing the schedule.")
+    max_minutes: NotNegativeFloat | None = option("Stop and save after this time.")
+    log_every: PositiveInt | None = option("Steps between two reports.")
     overrides: tuple[str, ...] = overrides_option()
     precision: Precision | None = option("Precision of matrix products [default: as in the recipe].")
     attention: AttentionBackend | None = attention_option()
     compile: Compile | None = compile_option()
-    seed: int | None = option("Random seed.", minimum=0, maximum=MAX_SEED)
-    profile: int | None = option(
-        "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder.", metavar="N"
+    seed: Seed | None = option("Random seed.")
+    profile: PositiveInt | None = option(
+        "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder."
     )
     force: bool = force_option()
     caller_continues: bool = False
@@ -712,14 +650,12 @@ class TrainOptions(Options):
 class LaunchOptions(Options):
     """Processes that divide the work of `txl train`, and runs that repeat it; a forecast of them."""
 
-    processes: int = option("Divide each batch among this many processes, one per GPU.", default=1)
-    restarts: int = option(
+    processes: PositiveInt = option("Divide each batch among this many processes, one per GPU.", default=1)
+    restarts: NaturalInt = option(
         "Start the processes again, up to N times, if one is lost; they resume the run.",
         default=0,
-        metavar="N",
-        minimum=0,
     )
-    seeds: int = seeds_option()
+    seeds: PositiveInt = seeds_option()
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
 
     def _check(self) -> None:
@@ -734,19 +670,16 @@ class ScaleOptions(Options):
     """Options of `txl recipes scale`: one of several equal GPUs; None is unknown."""
 
     overrides: tuple[str, ...] = overrides_option()
-    device_memory: float | None = quantity_option(
-        "Memory of each GPU, such as 80GiB; says whether a step fits.", SIZES, "SIZE"
-    )
+    device_memory: float | None = quantity_option("Memory of each GPU, such as 80GiB; says whether a step fits.", "B")
     """In bytes."""
     bandwidth: float | None = quantity_option(
-        "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.", RATES, "RATE"
+        "Bytes that each GPU sends per second while it receives as many, such as 300GB/s.", "B/s"
     )
     """In bytes per second."""
     device_flops: float | None = quantity_option(
         "Peak rate of matrix products of each GPU in the precision of training, such as 989TFLOP/s; gives tokens/s and "
         "time.",
-        FLOP_RATES,
-        "RATE",
+        "FLOP/s",
     )
     """In operations per second."""
 
@@ -774,7 +707,7 @@ class ReproduceOptions(Options):
     scale: Literal["tiny", "small", "paper"] = option(
         "tiny: minutes on two cores; small: one GPU; paper: as published.", default="tiny"
     )
-    seeds: int = seeds_option()
+    seeds: PositiveInt = seeds_option()
     out: Path | None = option("Folder of the report [default: reproduction-SCALE].")
     list: bool = flag_option("List the items with their missing training runs, and stop.")
 
