@@ -61,8 +61,8 @@ def capture(run, device, *, warm_up=2):
     with Tape() as tape:
         out = run()
     tape.undo()
-    if out is not None:
-        out.data.fill_(float("nan"))
+    for result in filter(torch.is_tensor, tree_leaves(out)):
+        result.data.fill_(float("nan"))
 
     def replay():
         with torch.no_grad():

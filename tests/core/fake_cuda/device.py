@@ -164,6 +164,7 @@ class Kernels(TorchDispatchMode):
     """Counts operations that launch a kernel, all but views and allocations, and the bytes that they read and write.
 
     An operation on a list of tensors is one kernel, except for a copy to another dtype, which is one for each tensor.
+    Empty tensors need none.
     """
 
     def __init__(self):
@@ -194,7 +195,7 @@ class Kernels(TorchDispatchMode):
         is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
         if not is_view and name not in ALLOCATIONS and func.namespace != "prim":
             leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
-            used = [leaf for leaf in leaves.values() if leaf.device.type == "cuda"]
+            used = [leaf for leaf in leaves.values() if leaf.device.type == "cuda" and leaf.numel()]
             copies = name == "_foreach_copy_" and len({leaf.dtype for leaf in used}) > 1
             self.names[name] += len(args[0]) if copies else bool(used) * LAUNCHES.get(name, 1)
             written = [

@@ -29,11 +29,11 @@ def test_the_compiler_traces_one_graph_of_a_layer_with_its_memory(position, norm
 
 
 def gradients_of(model):
-    """Mean losses of three segments, the gradients of their sum, and the memory after them."""
+    """Sum of the mean losses of three segments, its gradients, and the memory after them."""
     memory, total = model.first_memory(B, M), 0.0
     for seed in range(3):
         tokens = draw_tokens(B, L + 1, seed=seed)
-        _, loss, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, Objective(mem_len=M))
+        loss, _, memory = model.objective(tokens[:, :-1], tokens[:, 1:], memory, Objective(mem_len=M))
         total = total + loss
     total.backward()
     return total, *(parameter.grad for parameter in model.parameters()), *memory

@@ -122,15 +122,15 @@ def test_the_rate_of_a_step_is_scaled_by_its_length(tmp_path):
 def test_penalties_are_in_the_objective_and_not_in_the_loss():
     # Three positions of two channels: squares 1 + 4 + 9 + 0 + 1 + 1 over 6; differences 2, -2 and -2, 1 over 4.
     hidden, loss = torch.tensor([[[1.0, 2.0], [3.0, 0.0], [1.0, 1.0]]]), torch.tensor(5.0)
-    weights = torch.tensor([1.0, 1.0, 0.0])  # the last one is padding
+    without_the_last = torch.tensor(2)  # which is padding
 
-    def penalized(activation, slowness, hidden, weights=None):
-        goal = Objective(mem_len=0, activation_penalty=activation, slowness_penalty=slowness)
-        return goal.penalized(loss, hidden, weights).item()
+    def penalized(activation, slowness, hidden, seg_len=None):
+        goal = Objective(mem_len=0, activation_penalty=activation, slowness_penalty=slowness, seg_len=seg_len)
+        return sum(goal.penalties(hidden), loss).item()
 
     assert penalized(3.0, 0.0, hidden) == pytest.approx(5 + 3 * 16 / 6)
     assert penalized(0.0, 0.5, hidden) == pytest.approx(5 + 0.5 * (4 + 4 + 4 + 1) / 4)
-    assert penalized(3.0, 0.5, hidden, weights) == pytest.approx(penalized(3.0, 0.5, hidden[:, :2]))
+    assert penalized(3.0, 0.5, hidden, without_the_last) == pytest.approx(penalized(3.0, 0.5, hidden[:, :2]))
     assert penalized(1.0, 7.0, hidden[:, :1]) == pytest.approx(5 + 5 / 2)
 
 

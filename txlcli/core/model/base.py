@@ -189,4 +189,4 @@ class LanguageModel(nn.Module, ABC):
         undropped, hidden, memory = self._read_undropped(tokens, memory, goal.mem_len)
         counted = goal.counted(tokens.shape[1])
         loss = self.losses(hidden[:, counted], targets[:, counted]).mean()
-        return goal.penalized(loss, undropped[:, counted]), loss, memory
+        return sum(goal.penalties(undropped[:, counted]), loss), loss, memory

@@ -17,7 +17,7 @@ from txlcli.config.bands import Band
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import LossPart
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.softmax import AdaptiveSoftmax
+from txlcli.core.model.softmax import AdaptiveSoftmax, at_least_float32
 
 SECOND_STEP_WEIGHT = 0.5
 
@@ -68,15 +68,16 @@ class Objective:
         """Return the weights of positions (L,) where some are padding."""
         return None if self.seg_len is None else weights_of_positions(length, self.part, self.seg_len)
 
-    def penalized(self, loss: Tensor, hidden: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Add the penalties of hidden states (B, L, d), whose positions have weights (L,), to a loss (0-d)."""
-        hidden = hidden.to(loss.dtype)
+    def penalties(self, hidden: Tensor) -> list[Tensor]:
+        """Return the penalties (0-d) of hidden states (B, L, d) before their dropout."""
+        found: list[Tensor] = []
+        weights, hidden = self.weights(hidden.shape[1]), at_least_float32(hidden)
         if self.activation_penalty:
-            loss = loss + self.activation_penalty * mean_over_positions(hidden.square().mean(-1), weights)
+            found.append(self.activation_penalty * mean_over_positions(hidden.square().mean(-1), weights))
         if self.slowness_penalty and hidden.shape[1] > 1:
             pairs = None if weights is None else weights[1:] * weights[:-1]
-            loss = loss + self.slowness_penalty * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs)
-        return loss
+            found.append(self.slowness_penalty * mean_over_positions(hidden.diff(dim=1).square().mean(-1), pairs))
+        return found
 
 
 def layer_weight(layer: int, *, n_layers: int, progress: float) -> float:

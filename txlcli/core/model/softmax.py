@@ -50,13 +50,15 @@ def split(
     projected = softmax.project(0, hidden)
     if not tails:
         return [(*softmax.operands(0, projected), targets)], None
-    operands: list[tuple[Tensor, ...]] = [(*softmax.operands(0, projected), targets.clamp(max=head.end - 1))]
+    of_head = softmax.operands(0, projected.view_as(projected))  # the last of the gradients of `projected` to be added
+    operands: list[tuple[Tensor, ...]] = [(*of_head, targets.clamp(max=head.end - 1))]
+    clusters = softmax.cluster_logits(projected)
     for number, (band, of_band) in enumerate(zip(tails, rows, strict=True), start=1):
         own = of_band.clamp(max=len(targets) - 1)
         # A band without targets still has a gradient, of zeros: its moments decay as in the released code.
         of_tail = softmax.operands(number, softmax.project(number, hidden.index_select(0, own)))
         operands.append((*of_tail, (targets.index_select(0, own) - band.first).clamp(0, band.size - 1)))
-    return operands, softmax.cluster_logits(projected)
+    return operands, clusters
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -213,7 +215,7 @@ class AdaptiveSoftmax(nn.Module):
     def _head_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the head's ids (T, n) and of the clusters (T, C), and their joint log normalizer (T,)."""
         projected = self.project(0, hidden)
-        head = _at_least_float32(linear(projected, self._table(0), self._divided(self.biases[0])))
+        head = at_least_float32(linear(projected, self._table(0), self._divided(self.biases[0])))
         clusters = self.cluster_logits(projected)
         return head, clusters, torch.logaddexp(head.logsumexp(-1), clusters.logsumexp(-1))
 
@@ -221,13 +223,13 @@ class AdaptiveSoftmax(nn.Module):
         """Return the logits of the clusters: (T, w) -> (T, C)."""
         assert self.cluster_weight is not None
         assert self.cluster_bias is not None
-        return _at_least_float32(linear(projected, self.cluster_weight, self._divided(self.cluster_bias)))
+        return at_least_float32(linear(projected, self.cluster_weight, self._divided(self.cluster_bias)))
 
     def _band_log_probs(self, number: int, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of a band's ids given the band: (T, d) -> (T, n)."""
         projected = self.project(number, hidden)
         logits = linear(projected, self._table(number), self._divided(self.biases[number]))
-        return _at_least_float32(logits).log_softmax(-1)
+        return at_least_float32(logits).log_softmax(-1)
 
     def project(self, number: int, hidden: Tensor) -> Tensor:
         """Project to the width of a band, divided by the temperature: (T, d) -> (T, w)."""
@@ -253,6 +255,6 @@ class AdaptiveSoftmax(nn.Module):
         return self.tables[number] if embedding is None or len(self.tables) else embedding.tables[number]
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """Cast 16-bit logits to float32: no softmax is computed in 16 bits."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -53,22 +53,19 @@ def enter(model: "TransformerXL", vectors: list[Tensor], tokens: Tensor, positio
     return aligned(model.embedding_dropout(model.encoding.add_to_embedding(embedded, positions)), model.width)
 
 
-def leave(model: "TransformerXL", hidden: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return the final hidden states (B, x, d) at some positions, without and with dropout, from a layer's output."""
+def leave(model: "TransformerXL", hidden: Tensor, first: int, end: int, goal: Objective) -> tuple[Tensor, list[Tensor]]:
+    """Return the final hidden states (B, x, d) at some positions of a layer's output, with dropout, and penalties."""
     normed = model.final_norm(hidden)[..., : model.settings.d_model]
-    return normed[:, first:end], model.output_dropout(normed)[:, first:end]
+    return model.output_dropout(normed)[:, first:end].contiguous(), goal.penalties(normed[:, first:end])
 
 
 def conclude(
-    softmax: AdaptiveSoftmax, normalized: Normalized, hidden: Tensor, goal: Objective, own: list[Tensor]
+    softmax: AdaptiveSoftmax, normalized: Normalized, batch_size: int, goal: Objective, more: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the objective and the mean loss in nats (0-d), given final hidden states (B, L, d) without dropout.
-
-    The objective has the losses `own` (0-d) of layers, too.
-    """
-    weights = goal.weights(hidden.shape[1])
-    loss = mean_over_positions(softmax.join(normalized).view(hidden.shape[:2]), weights)
-    return goal.penalized(sum(own, loss), hidden, weights), loss
+    """Return the objective, to which more losses (0-d) are added, and the mean loss in nats to report (0-d)."""
+    losses = softmax.join(normalized).view(batch_size, -1)  # (B, L)
+    loss = mean_over_positions(losses, goal.weights(losses.shape[1]))
+    return sum(more, loss), loss.detach()
 
 
 class TransformerXL(LanguageModel):
@@ -298,7 +295,7 @@ class TransformerXL(LanguageModel):
         """Return the memory after a segment."""
         mem_len, reread = self.settings.visible_memory(goal.mem_len), goal.reread_len
         pairs = [(past.positions, output.kept) for past, output in zip(pasts, outputs, strict=True)]
-        if goal.seg_len is None:
+        if goal.seg_len is None or not mem_len:
             return [
                 update_memory(past, kept[:, : max(0, kept.shape[1] - reread)], mem_len=mem_len) for past, kept in pairs
             ]
@@ -328,22 +325,22 @@ class TransformerXL(LanguageModel):
 
     def _final(self, hidden: Tensor) -> Tensor:
         """Return the final hidden states, which the softmax reads, from the output of a layer (B, L, d)."""
-        return self._leave(self, hidden, 0, hidden.shape[1])[1]
+        dropped: Tensor = self.output_dropout(self.final_norm(hidden)[..., : self.settings.d_model])
+        return dropped
 
     def objective(
         self, tokens: Tensor, targets: Tensor, memory: Memory, goal: Objective
     ) -> tuple[Tensor, Tensor, Memory]:
         """See `LanguageModel.objective`; layers may add losses of their own, and auxiliary classifiers theirs."""
         outputs, memory = self._read(tokens, self.pasts(memory, goal.mem_len), goal)
-        own = [output.loss for output in outputs if output.loss is not None]
-        length, unread = targets.shape[1], tokens.shape[1] - targets.shape[1]
-        counted = goal.counted(length)
-        first, end = unread + counted.start, unread + counted.stop
+        more = [output.loss for output in outputs if output.loss is not None]
+        counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
+        first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]
         read = outputs if self.auxiliary else outputs[-1:]
-        states = [self._leave(self, output.hidden, first, end) for output in read]
+        states, penalties = zip(*(self._leave(self, each.hidden, first, end, goal) for each in read), strict=True)
         del outputs, read  # the backward pass frees the old memory layer by layer
-        (undropped, finished), targets = states[-1], targets[:, counted]
-        normalized = self.softmax.normalized(finished.flatten(0, 1), targets.flatten())
+        normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten())
         if self.auxiliary is not None:
-            own.append(self.auxiliary([dropped for _, dropped in states], targets, goal.progress))
-        return *self._conclude(self.softmax, normalized, undropped, goal, own), memory
+            more.append(self.auxiliary(states, targets, goal.progress))
+        more += penalties[-1]
+        return *self._conclude(self.softmax, normalized, len(targets), goal, more), memory

@@ -70,13 +70,13 @@ class EagerStep:
         Returns:
             The mean loss of these lanes and what the objective adds to it, (2,), times their share of the batch.
         """
-        total = torch.zeros(2, device=self._model.device)
+        losses = list[Tensor]()
         sizes = [len(memory[0]) for memory in memories]
         for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True)):
             # The gradients of all processes are averaged once per step.
             with contextlib.nullcontext() if number == len(sizes) - 1 else self._parallel.no_sync():
-                total += self._run(number, *part, progress=progress)
-        return total
+                losses.append(self._run(number, *part, progress=progress))
+        return sum(losses[1:], losses[0])
 
     def norm(self) -> Tensor:
         """Return the total norm of all gradients (0-d), for `step`."""
@@ -136,8 +136,9 @@ class EagerStep:
             )
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
-            self.scaler.scale(objective * (share * self._parallel.world.size)).backward()
-        return torch.stack([loss, objective - loss]).detach() * share
+            self.scaler.scale(objective).backward(torch.full_like(objective, share * self._parallel.world.size))
+        losses = torch.stack([loss, objective - loss]).detach()
+        return losses * share if share < 1 else losses
 
     def _is_full(self, memory: Memory) -> bool:
         """Return True if the memory of a model with attention has its full length."""
@@ -159,7 +160,7 @@ class CapturedStep(EagerStep):
         super().__init__(parallel)
         self._tail_shares, self._is_fixed = tail_shares, False
         self._capture_graph, self._is_replayed, self._has_updated = capture_graph, False, False
-        self._replay: Callable[[], Tensor] | None = None
+        self._replay: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._replay_update: Callable[[], None] | None = None
         self._captures = True
         self._gradients = list[tuple[nn.Parameter, Tensor | None]]()
@@ -172,10 +173,9 @@ class CapturedStep(EagerStep):
             group["lr"] = torch.zeros((), device=self._model.device)
 
     def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
-        settings, length, unpadded = self._settings, targets.shape[1], (inputs, targets)
+        settings, length = self._settings, targets.shape[1]
         is_whole = inputs.shape[1] == settings.reread_len + length and all(map(self._is_full, memories))
         if settings.seg_len_jitter:
-            inputs, targets = (F.pad(tokens, (0, settings.longest_segment - length)) for tokens in unpadded)
             self._seg_len.fill_(length)
         elif length != settings.seg_len:
             is_whole = False
@@ -184,23 +184,27 @@ class CapturedStep(EagerStep):
             self._capture(inputs, targets, memories, rows)
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
-            return self._without_graph(*unpadded, memories, progress=progress)
+            return self._without_graph(inputs, targets, memories, progress=progress)
         given = (inputs, targets, *chain(*rows))
         for own_tokens, tokens in zip((self._inputs, self._targets, *chain(*self._tail_rows)), given, strict=True):
-            own_tokens.copy_(send(tokens, inputs.device))
+            # Behind a jittered segment the tokens of an earlier one remain: padding, whatever it holds, has no weight.
+            own_tokens[..., : tokens.shape[-1]].copy_(send(tokens, inputs.device))
         for memory, own in zip(memories, self._memories, strict=True):
             if memory[0] is not own[0]:
                 foreach.copy_(own, memory)
             memory[:] = own
-        *_, self._norm = losses_and_norm = self._replay()
+        losses, self._norm = self._replay()
         for parameter, gradient in self._gradients:
             if parameter.grad is None:  # without a graph, the backward pass has made a new gradient
                 parameter.grad = gradient
-        return losses_and_norm[:2].clone()
+        return losses.clone()
 
     def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
         """Return `AdaptiveSoftmax.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
+        if not self._tail_shares:
+            return [[] for _ in memories]
         part = "full" if self._settings.seg_len_jitter else self._settings.loss_part  # else weights leave out the rest
+        targets = F.pad(targets, self._padding(targets))
         counted = targets[:, counted_positions(targets.shape[1], part)]
         of_parts = []
         for part in counted.split([len(memory[0]) for memory in memories]):
@@ -213,6 +217,10 @@ class CapturedStep(EagerStep):
                 [F.pad(rows, (0, size - len(rows)), value=count) for rows, size in zip(tails, sizes, strict=True)]
             )
         return of_parts
+
+    def _padding(self, targets: Tensor) -> tuple[int, int]:
+        """Return how many tokens a segment with these targets has less than the longest one: before it, behind it."""
+        return 0, self._settings.longest_segment - targets.shape[1]
 
     def _without_graph(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
         """Do what `EagerStep` does; if memory runs out, drop the graphs, which hold the memory of another step."""
@@ -248,7 +256,8 @@ class CapturedStep(EagerStep):
 
     def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory], rows: list[list[Tensor]]) -> None:
         device = inputs.device
-        self._inputs, self._targets = inputs.clone(), send(targets, device).clone()
+        padding = self._padding(targets)
+        self._inputs, self._targets = F.pad(inputs, padding), F.pad(send(targets, device), padding)
         self._tail_rows = [[send(of_tail, device).clone() for of_tail in tails] for tails in rows]
         self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -277,8 +286,8 @@ class CapturedStep(EagerStep):
         with self._matrices.in_use(adds=number > 0):
             return super()._run(number, inputs, targets, memory, progress=progress)
 
-    def _run_on_fixed_tensors(self) -> Tensor:
-        """Compute gradients and the new memories; return the losses and the norm of the gradients, (3,)."""
+    def _run_on_fixed_tensors(self) -> tuple[Tensor, Tensor]:
+        """Compute gradients and the new memories; return the losses (2,) and the norm of the gradients (0-d)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         memories = [list(memory) for memory in self._memories]
         self._is_fixed, self._padded_seg_len = True, self._seg_len if self._settings.seg_len_jitter else None
@@ -288,7 +297,7 @@ class CapturedStep(EagerStep):
             self._is_fixed, self._padded_seg_len, self._model.softmax.tail_rows = False, None, None
         for own, new in zip(self._memories, memories, strict=True):
             foreach.copy_(own, new)
-        return torch.stack([*losses, losses[0] if self.scaler.is_enabled() else super().norm()])
+        return losses, losses[0] if self.scaler.is_enabled() else super().norm()
 
 
 def _capacity(expected: float, most: int) -> int:
