@@ -51,7 +51,9 @@ def cast(tensors, dtype=torch.float32):
 
 def largest_differences(given, expected):
     assert given.keys() == expected.keys()
-    return {name: (given[name].double() - tensor).abs().max().item() for name, tensor in expected.items()}
+    differences = {name: (given[name].double() - tensor).abs().max().item() for name, tensor in expected.items()}
+    print(f"largest difference: {max(differences.values()):.1e}")  # pytest -s shows it
+    return differences
 
 
 def compare(names, sizes, *, position_keys=None, dtype=torch.float32):

@@ -36,7 +36,9 @@ class Compiler:
 
     def _compile(self, *arguments, **options):
         compiled = self._kernel.warmup(*arguments, grid=(1,), **options)
-        self._reports[self._name] = resources(compiled) | {"columns": warp_columns(compiled)}
+        needs = resources(compiled)
+        print(self._name, compiled.metadata.target.arch, needs)  # pytest -s shows it
+        self._reports[self._name] = needs | {"columns": warp_columns(compiled)}
 
 
 @pytest.fixture
