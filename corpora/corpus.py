@@ -18,20 +18,12 @@ class CorpusError(Exception):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The original file whose lines are the rows of a Parquet file; an empty row stands for the line `blank`."""
-
-    file: str
-    blank: bytes
-
-
-@dataclass(frozen=True)
 class Download:
     """One file of the original distribution.
 
     `digest` is "algorithm:hex" and `size` is in bytes; None if not published. Addresses are tried in order. `mirror`
-    are files of another host that contain the same text together; they are fetched if no address has this file. `rows`
-    is set for Parquet files: an original file has the rows of all its Parquet files, in the order of the mirror.
+    are files of another host that contain the same text together; they are fetched if no address has this file. The
+    rows of a Parquet file are lines of the original file `rows_of`, in the order of the mirror.
     """
 
     file: str
@@ -39,7 +31,7 @@ class Download:
     size: int | None = None
     digest: str | None = None
     mirror: "tuple[Download, ...]" = ()
-    rows: Rows | None = None
+    rows_of: str | None = None
 
 
 @functools.cache
@@ -53,9 +45,8 @@ def downloads_of(corpus: str) -> tuple[Download, ...]:
 
 
 def _download(facts: dict[str, Any]) -> Download:
-    rows = Rows(facts["rows"]["file"], facts["rows"]["blank"].encode()) if "rows" in facts else None
     mirror = tuple(map(_download, facts.get("mirror", ())))
-    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror, "rows": rows})
+    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror})
 
 
 def digests_of(corpus: str) -> dict[str, str]:

@@ -33,6 +33,8 @@ def read(source: Path, options: ReadOptions) -> Text:
     """Return the splits of a file or directory."""
     listed, hidden = list_files(source)
     files = [path for path in listed if not (source.is_dir() and BACKUP.search(path.name))]
+    if dead := next((path for path in files if not path.exists()), None):
+        raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
     reject_other_than_text(*files)
     _reject_versions(files)
     by_split = _files_by_split(files, source) if source.is_dir() and options.shares is None else {}

@@ -3,13 +3,14 @@
 import itertools
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .corpus import SPLITS, CorpusError, Slice, Text
 from .signatures import format_of, reject_packed
-from .special_files import reject_special
 
+SPECIAL = ((stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
 FULL_SIZE = 100_000_000  # bytes of enwik8 and of text8
 # Common names of the three splits.
 COMPANION = re.compile(r"(readme|licen[cs]e|copying|notice|authors|changelog|citation)(\W.*)?|.+\.(md|json|ya?ml|cff)")
@@ -27,7 +28,7 @@ def text_files(source: Path) -> list[Path]:
 
 
 def list_files(source: Path) -> tuple[list[Path], int]:
-    """Return the files of `text_files`, and the number of hidden files and directories next to them."""
+    """Return the files of `text_files`, none of them special, and the number of hidden files and directories."""
     if not source.is_dir():
         return [source], 0
     paths: list[Path] = []
@@ -41,9 +42,7 @@ def list_files(source: Path) -> tuple[list[Path], int]:
         hidden += sum(map(_is_hidden, (*directories, *files)))
         directories[:] = sorted(itertools.filterfalse(_is_hidden, directories))
         paths += [Path(parent, name) for name in itertools.filterfalse(_is_hidden, files)]
-    if dead := next((path for path in paths if not path.exists()), None):
-        raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
-    return sorted(paths, key=lambda path: path.relative_to(source).as_posix()), hidden
+    return sorted(map(reject_special, paths), key=lambda path: path.relative_to(source).as_posix()), hidden
 
 
 def _is_hidden(name: str) -> bool:
@@ -52,6 +51,22 @@ def _is_hidden(name: str) -> bool:
 
 def _reject_directory(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def reject_special(path: Path) -> Path:
+    """Return a path that is not a pipe, socket or device, which may never end, or may be missing."""
+    if (kind := special_kind(path)) is not None:
+        raise CorpusError(f"{path} is a {kind}, not a regular file; save its content to a file and name that")
+    return path
+
+
+def special_kind(path: Path) -> str | None:
+    """Return "pipe", "socket" or "device" if a path is, or links to, one; None for all others."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return next((kind for is_kind, kind in SPECIAL if is_kind(mode)), None)
 
 
 def printable(name: str) -> str:
@@ -114,7 +129,7 @@ def read_prefix(source: Path, name: str, known: bytes, reason: str) -> Text:
 
 def whole(path: Path) -> tuple[Slice, ...]:
     """Return a whole file as one slice."""
-    return (Slice(reject_special(path), 0, path.stat().st_size),)
+    return (Slice(path, 0, path.stat().st_size),)
 
 
 def splits_in(path: Path) -> set[str]:

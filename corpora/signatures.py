@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from .corpus import CorpusError
-from .special_files import reject_special
 
 HEAD = 4096  # bytes
 PLAIN_CONTROLS = b"\t\n\r\f"
@@ -39,12 +38,12 @@ def _signatures(group: str) -> tuple[tuple[str, bytes, int], ...]:
 
 def format_of(path: Path, *groups: str) -> str | None:
     """Return the format of a file, by default that of an archive or compressed file; None if it is another file."""
-    if not reject_special(path).is_file():
+    if not path.is_file():
         return None
     groups = groups or ("packed",)
     rows = (item for group in groups for item in _table()[group].items())
     by_name = (name for name, row in rows if path.suffix.lower() in row.get("endings", ()))
-    return format_in(head_of(path), *groups) or next(by_name, None)
+    return next(by_name, None) or format_in(head_of(path), *groups)
 
 
 def format_in(head: bytes, *groups: str) -> str | None:

@@ -154,7 +154,7 @@ def test_half_a_character_of_json_is_replaced(plain):
         ("a.zst", zstd(TEXT)[:-9], "damaged, or not zstd ("),
         ("a.arrow", arrow_bytes(arrow.ipc.new_file)[:500], "damaged, or not Arrow ("),
         ("a.csv", delimited(",").decode().encode("utf-16"), "utf-16 is not UTF-8; give --encoding utf-16"),
-        ("a.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet), not text; unpack it first"),
+        ("a.parquet.gz", gzip.compress(parquet_bytes()), "contains another file (Parquet), not text; unpack it first"),
         ("a.xz", lzma.compress(bytes(100 << 20), preset=0), "would unpack to more than 64 MiB, far more than its size"),
     ],
 )

@@ -29,10 +29,10 @@ def texts(text) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", corpora.CORPORA)
 def test_rows_of_a_mirror_belong_to_files_with_a_digest_in_the_order_of_their_names(name):
     corpus = corpora.CORPORA[name]
-    files = [file for download in corpus.downloads for file in download.mirror if file.rows is not None]
-    assert {file.rows.file for file in files} == (set(corpus.digests) if files else set())
+    files = [file for download in corpus.downloads for file in download.mirror if file.rows_of is not None]
+    assert {file.rows_of for file in files} == (set(corpus.digests) if files else set())
     for original in corpus.digests:
-        names = [file.file for file in files if file.rows.file == original]
+        names = [file.file for file in files if file.rows_of == original]
         assert names == sorted(names)
 
 

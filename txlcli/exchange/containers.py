@@ -20,12 +20,11 @@ import pyarrow as arrow
 
 from txlcli.corpora.locate import is_companion, text_files
 from txlcli.corpora.signatures import HEAD, encoding_of, format_in, format_of
-from txlcli.corpora.unpack import DAMAGE, OPENERS, Bounded, max_bytes, too_large
+from txlcli.corpora.unpack import DAMAGE, OPENERS, max_bytes, too_large
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
-from txlcli.system.input_files import check_regular
 
-BY_ENDING = {".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV", ".parquet": "Parquet"}
+BY_ENDING = {".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
@@ -71,7 +70,7 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.
     """
-    files = [_describe(path, encoding) for path in text_files(source) if not path.is_file() or path.stat().st_size]
+    files = [_describe(path, encoding) for path in text_files(source) if path.exists() and path.stat().st_size]
     rows = [file for file in files if file.format in ("Parquet", "Arrow")]
     records = [file for file in files if file.format in ("JSONL", "CSV", "TSV")]
     others = [file for file in files if file.format == TEXT and not is_companion(file.path)]
@@ -146,13 +145,13 @@ def _reading(file: TextFile) -> Iterator[None]:
 
 
 def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
-    """Open the unpacked bytes of a file; more of them than an archive may unpack to are an error."""
-    path = check_regular(file.path)
+    """Open the unpacked bytes of a file."""
+    path = file.path
     if file.packing is None:
         stream: io.BufferedReader[Any] = path.open("rb")
     else:
         packed = arrow.CompressedInputStream(str(path), "zstd") if file.packing == "zstd" else None
-        stream = io.BufferedReader(Bounded(path, packed or OPENERS[file.packing](path, "rb")), BLOCK)
+        stream = io.BufferedReader(packed or OPENERS[file.packing](path, "rb"), BLOCK)
         if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
             raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
     if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
@@ -237,7 +236,7 @@ def _encode(text: str | None) -> bytes | None:
 
 def _open_arrow(path: Path) -> tuple[Any, mmap.mmap]:
     """Open an Arrow file, or a stream as `save_to_disk` writes it, and the map of it into memory."""
-    with check_regular(path).open("rb") as file:
+    with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     is_stream, buffer = mapped[:4] == b"\xff" * 4, arrow.py_buffer(mapped)
     return arrow.ipc.open_stream(buffer) if is_stream else arrow.ipc.open_file(buffer), mapped

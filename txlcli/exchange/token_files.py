@@ -18,7 +18,6 @@ from txlcli.corpora.corpus import SPLITS
 from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
-from txlcli.system.input_files import check_regular
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
@@ -137,10 +136,10 @@ def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
 
 def _open(path: Path, dtype: str | None) -> TokenPart:
     """Return the ids of a file."""
-    if not check_regular(path).is_file() or not path.stat().st_size:
+    if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
     for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
-        if check_regular(index).is_file():
+        if index.is_file():
             return _of_megatron(path, index)
     return _of_llm_c(path, dtype) or _without_header(path, dtype)
 

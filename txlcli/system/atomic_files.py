@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from txlcli.corpora.special_files import special_kind
+from txlcli.corpora.locate import special_kind
 from txlcli.errors import TxlError, UsageError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import IO
 
 from txlcli.corpora.corpus import CorpusError
-from txlcli.corpora.special_files import reject_special
+from txlcli.corpora.locate import reject_special
 from txlcli.errors import UsageError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -122,7 +122,7 @@ def _find_source(corpus_or_path: str, options: PrepareOptions) -> tuple[Corpus, 
     source = options.source
     if corpus_or_path not in corpora.CORPORA:
         path = Path(corpus_or_path)
-        if not path.exists() and re.search(r"[/\\.]", corpus_or_path):
+        if not path.exists() and (path.is_symlink() or re.search(r"[/\\.]", corpus_or_path)):
             raise UsageError(f"no file or folder at {path}; give the path of a file or folder with your text")
         if not path.exists():
             raise UnknownNameError("corpus or path", corpus_or_path, corpora.CORPORA)

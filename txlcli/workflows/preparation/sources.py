@@ -10,7 +10,7 @@ from pathlib import Path
 
 from txlcli import __version__
 from txlcli.corpora import OWN_TEXT
-from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Rows, Slice, Text
+from txlcli.corpora.corpus import Corpus, CorpusError, Download, ReadOptions, Slice, Text
 from txlcli.corpora.documents import Documents
 from txlcli.corpora.download import digest_fault, fetch, is_complete
 from txlcli.corpora.locate import list_files, list_names, text_files
@@ -19,6 +19,9 @@ from txlcli.corpora.unpack import unpack
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.planning import Plan
 from txlcli.workflows.reporter import Reporter
+
+BLANK = b" \n"
+"""Line that an empty row of a mirror stands for, as in WikiText."""
 
 
 def locate_text(plan: Plan, documents: Documents | None, work: Path, reporter: Reporter) -> Text:
@@ -122,10 +125,10 @@ def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> tupl
     raise CorpusError("; ".join(faults))
 
 
-def _rows_by_file(corpus: Corpus) -> dict[str, Rows]:
-    """Return the description of the rows of each Parquet file that a mirror has, by the name of the file."""
+def _originals(corpus: Corpus) -> dict[str, str]:
+    """Return the original file that has the rows of each Parquet file of a mirror, by the name of the latter."""
     files = [file for download in corpus.downloads for file in download.mirror]
-    return {file.file: file.rows for file in files if file.rows is not None}
+    return {file.file: file.rows_of for file in files if file.rows_of is not None}
 
 
 def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
@@ -136,7 +139,7 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
     if not corpus.downloads:
         return []
     files = {path.name: path for path in text_files(source)}
-    packed = {name for name, path in files.items() if name in _rows_by_file(corpus) or format_of(path)}
+    packed = {name for name, path in files.items() if name in _originals(corpus) or format_of(path)}
     if not packed or not source.is_dir():
         return [source] if packed else []
     paths, published = [], set()
@@ -150,13 +153,13 @@ def _packed_files(source: Path, corpus: Corpus) -> list[Path]:
 
 def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) -> None:
     """Write the text of a published file into `work`."""
-    rows = _rows_by_file(corpus).get(path.name)
-    if rows is not None:
+    original = _originals(corpus).get(path.name)
+    if original is not None:
         from txlcli.exchange import containers
 
         with reporter.progress(f"reading {path.name}"):
             for file in containers.find(path, None, None):
-                containers.extract(file, work / rows.file, only_utf8=False, blank=rows.blank, append=True)
+                containers.extract(file, work / original, only_utf8=False, blank=BLANK, append=True)
     elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.wanted)
