@@ -34,27 +34,6 @@ class Download:
     rows_of: str | None = None
 
 
-@functools.cache
-def _originals() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("downloads.toml").read_text(encoding="utf-8"))
-
-
-def downloads_of(corpus: str) -> tuple[Download, ...]:
-    """Return the files of the original distribution of a corpus, as downloads.toml describes them."""
-    return tuple(map(_download, _originals()[corpus]))
-
-
-def _download(facts: dict[str, Any]) -> Download:
-    mirror = tuple(map(_download, facts.get("mirror", ())))
-    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror})
-
-
-def digests_of(corpus: str) -> dict[str, str]:
-    """Return the digest, "algorithm:hex", of each unpacked file of a corpus, as downloads.toml lists them."""
-    digests: dict[str, str] = _originals()["digests"][corpus]
-    return digests
-
-
 @dataclass(frozen=True)
 class Slice:
     """The bytes from `start` up to `stop` of a file, and a tail."""
@@ -162,3 +141,20 @@ class Corpus:
     home: Callable[[], Path] | None = None
     """Returns the directory of the text if every machine has it; None if it must be downloaded or given."""
     detokenize: Callable[[str], str] = unchanged
+
+
+def from_card(name: str, read: Callable[[Path, ReadOptions], Text], rule: VocabularyRule, **own: Any) -> Corpus:
+    """Return the corpus whose facts are in cards.toml; `own` are fields that no file can hold, such as functions."""
+    facts = _cards()[name]
+    downloads = tuple(map(_download, facts.get("downloads", ())))
+    return Corpus(**facts | {"name": name, "read": read, "rule": rule, "downloads": downloads} | own)
+
+
+@functools.cache
+def _cards() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
+
+
+def _download(facts: dict[str, Any]) -> Download:
+    mirror = tuple(map(_download, facts.get("mirror", ())))
+    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror})

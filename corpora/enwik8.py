@@ -13,7 +13,7 @@ Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of
 
 from pathlib import Path
 
-from .corpus import Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
+from .corpus import ReadOptions, Text, VocabularyRule, from_card
 from .locate import read_prefix
 
 BYTES = bytes({9, 10, *range(0x20, 0xC0), *range(0xC2, 0xF5)})
@@ -25,19 +25,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_prefix(source, "enwik8", BYTES, "which enwik8 does not have")
 
 
-CORPUS = Corpus(
-    name="enwik8",
-    title="enwik8, 100 MB of English Wikipedia as bytes",
-    licence="GFDL / CC BY-SA",
-    unit="byte",
-    read=read,
-    rule=VocabularyRule(),
-    conventions={"split": "90/5/5 by position", "newlines": "kept", "vocabulary": "bytes of all splits by frequency"},
-    released_rule=VocabularyRule(dropped=b"\n"),
-    released_conventions={"newlines": "dropped after the cut, as the released code does"},
-    downloads=downloads_of("enwik8"),
-    wanted="enwik8",
-    digests=digests_of("enwik8"),
-    published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 205},
-    counts_line_ends=False,
-)
+CORPUS = from_card("enwik8", read, VocabularyRule(), released_rule=VocabularyRule(dropped=b"\n"))

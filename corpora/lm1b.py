@@ -14,7 +14,7 @@ Digests     sha256 and size of the archive as several public projects pin them; 
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, CorpusError, ReadOptions, Text, VocabularyRule, downloads_of
+from .corpus import SPLITS, CorpusError, ReadOptions, Text, VocabularyRule, from_card
 from .english import join_english
 from .locate import missing_note, text_files, whole
 
@@ -39,23 +39,9 @@ def read(source: Path, options: ReadOptions) -> Text:
     return Text(splits, missing_note(splits), vocabulary_file=vocabulary if vocabulary.is_file() else None)
 
 
-CORPUS = Corpus(
-    name="lm1b",
-    title="One Billion Word benchmark, 0.8 G words of news in shuffled sentences",
-    licence="terms of the benchmark (WMT 2011 news crawl)",
-    unit="word",
-    read=read,
-    rule=VocabularyRule(specials=("<S>", "<UNK>"), boundary="<S>", unknown="<UNK>", file=VOCABULARY_FILE),
-    conventions={
-        "sentences": "words and one closing <S>, an implied <S> before the first",
-        "valid": "heldout shard 1",
-        "test": "heldout shard 0",
-        "vocabulary": "the benchmark's vocabulary file",
-    },
-    released_conventions={"valid": "heldout shard 0, the same as test, as the released code does"},
-    downloads=downloads_of("lm1b"),
-    wanted=rf"{TRAIN}|news\.en\.heldout-0000[01]-of-00050|{re.escape(VOCABULARY_FILE)}",
-    published={"train": 768_648_884, "test": 159_658, "types": 793_470},
-    sentences=True,
+CORPUS = from_card(
+    "lm1b",
+    read,
+    VocabularyRule(specials=("<S>", "<UNK>"), boundary="<S>", unknown="<UNK>", file=VOCABULARY_FILE),
     detokenize=join_english,
 )

@@ -12,7 +12,7 @@ Digests     size of the archive as public projects check it, no published digest
 
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
+from .corpus import SPLITS, ReadOptions, Text, VocabularyRule, from_card
 from .english import join_english
 from .locate import read_files
 
@@ -24,17 +24,9 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_files(source, FILES, "ptb")
 
 
-CORPUS = Corpus(
-    name="ptb",
-    title="Penn Treebank (Mikolov), 1 M words of newspaper text",
-    licence="LDC99T42",
-    unit="word",
-    read=read,
-    rule=VocabularyRule(specials=("<eos>",), boundary="<eos>", unknown="<unk>", lower_case=True),
-    conventions={"line end": "<eos>", "case": "lower", "vocabulary": "words of all splits by frequency"},
-    downloads=downloads_of("ptb"),
-    wanted=r"ptb\.(train|valid|test)\.txt",
-    digests=digests_of("ptb"),
-    published={"train": 929_589, "valid": 73_760, "test": 82_430, "types": 10_000},
+CORPUS = from_card(
+    "ptb",
+    read,
+    VocabularyRule(specials=("<eos>",), boundary="<eos>", unknown="<unk>", lower_case=True),
     detokenize=join_english,
 )

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from .corpus import SHARES, Corpus, ReadOptions, Slice, Text, VocabularyRule
+from .corpus import SHARES, ReadOptions, Slice, Text, VocabularyRule, from_card
 from .directory import cut
 from .locate import text_files, whole
 
@@ -43,14 +43,4 @@ def _belongs(name: Path) -> bool:
     return not set(name.parts[:-1]) & (SKIPPED | TABLES) and not name.name.startswith("_sysconfigdata")
 
 
-CORPUS = Corpus(
-    name="stdlib",
-    title="the source of this Python's standard library",
-    licence="PSF",
-    unit="byte",
-    read=read,
-    rule=VocabularyRule(all_bytes=True),
-    conventions={"split": "by whole files, in the order of their names' sha256", "vocabulary": "all 256 bytes"},
-    splittable=True,
-    home=home,
-)
+CORPUS = from_card("stdlib", read, VocabularyRule(all_bytes=True), home=home)

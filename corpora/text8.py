@@ -12,7 +12,7 @@ Digests     md5 of the unpacked file as public projects pin it; sha256 and size 
 
 from pathlib import Path
 
-from .corpus import Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
+from .corpus import ReadOptions, Text, VocabularyRule, from_card
 from .locate import read_prefix
 
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
@@ -23,20 +23,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_prefix(source, "text8", SYMBOLS, "but text8 has a to z and spaces only")
 
 
-CORPUS = Corpus(
-    name="text8",
-    title="text8, 100 M characters of cleaned English Wikipedia",
-    licence="GFDL / CC BY-SA",
-    unit="char",
-    read=read,
-    rule=VocabularyRule(),
-    conventions={
-        "split": "90/5/5 by position, not stripped",
-        "vocabulary": "characters of all splits by frequency",
-    },
-    downloads=downloads_of("text8"),
-    wanted="text8",
-    digests=digests_of("text8"),
-    published={"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "types": 27},
-    counts_line_ends=False,
-)
+CORPUS = from_card("text8", read, VocabularyRule())

@@ -15,7 +15,7 @@ Digests     sha256 of the archive and sha1 of the files inside, as several publi
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, Corpus, ReadOptions, Text, VocabularyRule, digests_of, downloads_of
+from .corpus import SPLITS, ReadOptions, Text, VocabularyRule, from_card
 from .english import join_english
 from .locate import read_files
 
@@ -32,21 +32,9 @@ def detokenize(text: str) -> str:
     return join_english(re.sub(r" @([-,.])@ ", r"\1", text))
 
 
-CORPUS = Corpus(
-    name="wt103",
-    title="WikiText-103, 103 M words of Wikipedia articles",
-    licence="CC BY-SA 3.0",
-    unit="word",
-    read=read,
-    rule=VocabularyRule(splits=("train",), specials=("<eos>",), boundary="<eos>", unknown="<unk>"),
-    conventions={
-        "line end": "<eos>, after blank lines too",
-        "case": "kept",
-        "vocabulary": "words of train by frequency",
-    },
-    downloads=downloads_of("wt103"),
-    wanted=r"wiki\.(train|valid|test)\.tokens",
-    digests=digests_of("wt103"),
-    published={"train": 103_227_021, "valid": 217_646, "test": 245_569, "types": 267_735},
+CORPUS = from_card(
+    "wt103",
+    read,
+    VocabularyRule(splits=("train",), specials=("<eos>",), boundary="<eos>", unknown="<unk>"),
     detokenize=detokenize,
 )
