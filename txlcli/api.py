@@ -1,13 +1,10 @@
 """The Python interface: prepare a corpus, train, load a run, score and generate text, evaluate, make a model.
 
-Names in this module are stable: they change only with a new minor version, and the changelog says so. After `import
-txlcli`, they are also `txlcli.prepare`, `txlcli.train`, `txlcli.load` and so on.
-
+Names in this module are stable: they change only with a new minor version, and the changelog says so.
 Axes: T tokens, V vocabulary.
 """
 
 import dataclasses
-import itertools
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +22,6 @@ from txlcli.config.ranges import PositiveInt, checked
 from txlcli.config.settings import Precision, Settings
 from txlcli.core.model import registry
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading import sampling
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.data.token_store import SUFFIX, TokenStore
@@ -37,7 +33,7 @@ from txlcli.workflows.evaluation import evaluate as evaluation
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import EvalRow, with_memory
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.generate import encode_prompt, sampling_settings
+from txlcli.workflows.generate import Generation, encode_prompt
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import CallbackReporter, OnProgress
@@ -108,8 +104,7 @@ class LoadedRun:
         self._opened, self._workspace = opened, workspace
 
     def __repr__(self) -> str:
-        model = self.settings.model
-        parameters = self._opened.run.parameters
+        model, parameters = self.settings.model, self._opened.run.parameters
         return f"<LoadedRun {self.folder}: {model.arch}, {model.n_layers} layers, {parameters:,} parameters>"
 
     @property
@@ -214,10 +209,8 @@ class LoadedRun:
         given = GenerateOptions(prompt=prompt, **options)
         given.exclude("samples", because="a call generates one text")
         context = encode_prompt(self._opened, prompt, self._workspace.reporter)
-        settings = self.settings.evaluation_settings()
-        reader = sampling.reader_of_one_text(self.model, settings, precision=self._opened.precision)
-        sampled = sampling.generate(reader, torch.tensor(context.tokens), sampling_settings(given), seed=given.seed)
-        return self.vocab.spell(itertools.islice(sampled, given.tokens), after=context.tokens[-1])
+        generation = Generation(self._opened, context, given)
+        return generation.spell(next(generation.samples()), after=context.tokens[-1])
 
     @checked
     def evaluate(
@@ -280,9 +273,8 @@ def prepare(
         UsageError: the options exclude each other, or a store of that name exists.
         CorpusInputError: the text cannot be downloaded, read or split.
     """
-    return preparing.run(
-        os.fspath(source), options or PrepareOptions(), Path(data_dir), reporter=CallbackReporter(on_progress)
-    ).store
+    given, reporter = options or PrepareOptions(), CallbackReporter(on_progress)
+    return preparing.run(os.fspath(source), given, Path(data_dir), reporter=reporter).store
 
 
 @checked

@@ -55,7 +55,7 @@ def quickstart(
 
     Example: txl quickstart
     """
-    signals.explain_end('what was saved is kept; "txl quickstart" continues')
+    signals.explain_end(f'what was saved is kept; "{_again(where)}" continues')
     from txlcli.commands import eval_table
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
@@ -68,7 +68,7 @@ def quickstart(
     if not workspace.store_path(CORPUS).exists():
         _announce("prepare", CORPUS, data_dir=data_dir)
         show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=workspace.reporter))
-    run = _train(deadline, workspace)
+    run = _train(deadline, workspace, f'continue with "{_again(where)}"')
     positions = None if deadline is None else _positions(run, deadline - time.monotonic(), workspace)
     limit = [] if positions is None else ["--positions", str(positions)]
     _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), *limit, data_dir=data_dir)
@@ -98,9 +98,13 @@ def _summarize(evaluation: "EvalResult", where: Place) -> None:
     ]
     if unfinished:
         steps = f"{past.step:,} of {run.settings.train.max_steps:,} steps"
-        lines.insert(0, f'The model was trained for {steps} only; "txl quickstart" continues.')
+        lines.insert(0, f'The model was trained for {steps} only; "{_again(where)}" continues.')
     for line in ("", *lines):
         console.show_line(line)
+
+
+def _again(where: Place) -> str:
+    return command_line("quickstart", data_dir=where.data_dir, runs_dir=where.runs_dir)
 
 
 def _announce(step: str, *words: str, **directories: Path) -> None:
@@ -122,7 +126,7 @@ def _positions(run: str, remaining_s: float, workspace: "Workspace") -> int | No
     return positions
 
 
-def _train(deadline: float | None, workspace: "Workspace") -> str:
+def _train(deadline: float | None, workspace: "Workspace", resume_hint: str) -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
     An interrupted run of the same settings and text is resumed.
@@ -137,8 +141,7 @@ def _train(deadline: float | None, workspace: "Workspace") -> str:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)
     max_minutes = None if deadline is None else max(0.0, TRAINING_SHARE * (deadline - time.monotonic()) / 60)
-    hint = f'continue with "{command_line("quickstart", data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)}"'
-    options = TrainOptions(max_minutes=max_minutes, caller_continues=True, resume_hint=hint)
+    options = TrainOptions(max_minutes=max_minutes, caller_continues=True, resume_hint=resume_hint)
     if same:
         source, words = None, ["--resume", str(directory)]
         options = dataclasses.replace(options, resume=str(directory))

@@ -75,7 +75,7 @@ class Generation:
         context = torch.tensor(self.context.tokens, dtype=torch.int64, device=reader.device)
         for number in range(self.options.samples):
             seed = self.options.seed + number
-            tokens = sampling.generate(reader, context, sampling_settings(self.options), seed=seed)
+            tokens = sampling.generate(reader, context, _sampling(self.options), seed=seed)
             yield itertools.islice(tokens, self.options.tokens)
 
     def spell(self, tokens: Iterable[int], *, after: int | None = None) -> Iterator[str]:
@@ -125,13 +125,13 @@ class Conversation:
     def _sample(self, context: list[int]) -> Iterator[int]:
         tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
         self._unread, self._started = [], True
-        sampled = sampling.continue_text(self._reader, tokens, sampling_settings(self._options), self._generator)
+        sampled = sampling.continue_text(self._reader, tokens, _sampling(self._options), self._generator)
         for token in itertools.islice(sampled, self._options.tokens):
             self._unread = [token]  # the reader has read all before it
             yield token
 
 
-def sampling_settings(options: GenerateOptions) -> Sampling:
+def _sampling(options: GenerateOptions) -> Sampling:
     """Return how tokens are selected."""
     top_k = DEFAULT_TOP_K if options.top_k is None and options.top_p is None else options.top_k
     temperature = 1.0 if options.temperature is None else options.temperature
