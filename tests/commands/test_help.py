@@ -40,9 +40,7 @@ def test_every_command_but_quickstart_prints_json():
     assert without == {"quickstart", "runs plot"}
 
 
-@pytest.mark.parametrize(
-    "line", ["--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char", "runs published ptb"]
-)
+@pytest.mark.parametrize("line", ["--help", "recipes", "recipes show lm1b", "runs", "runs compare byte char"])
 def test_commands_that_need_no_model_import_nothing_heavy(here, line):
     script = f"""
 import atexit, sys

@@ -1,13 +1,14 @@
 """txl runs report: one page with the results of the other commands, and reasons for what a run lacks."""
 
+import json
 import re
 from pathlib import Path
 
 from tests.cards import read_log
-from tests.commands.novel import done, json_of, refusal
+from tests.commands.novel import card, done, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
-from tests.commands.test_runs import as_benchmark
 from txlcli.paper.metrics import format_measure
+from txlcli.runs import log_file
 
 
 def report_of(run, *options):
@@ -54,12 +55,58 @@ def test_a_report_says_what_a_run_lacks(here):
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 
 
+def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
+    """Change a run as if it had been trained on a benchmark."""
+    directory = Path("runs", name)
+    content = card(directory) | {"vocab_size": vocab_size, "parameters": 24_525_160}
+    content["settings"]["corpus"]["store"] = store
+    (directory / "run.json").write_text(json.dumps(content))
+    lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
+    (directory / "metrics.jsonl").write_text("".join(map(log_file.to_line, lines)))
+    rows = [
+        {
+            "corpus": store.partition("-")[0],
+            "text": f"{store} test",
+            "split": "test",
+            "whole": True,
+            "loss_nats": loss,
+            "tokens": tokens,
+        }
+        | {"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"}
+        for loss, tokens in test
+    ]
+    (directory / "evals.jsonl").write_text("".join(map(log_file.to_line, rows)))
+
+
 def test_a_report_places_a_run_among_published_results(here):
     as_benchmark("word", "ptb", 10_000)
     markdown, _ = report_of("word")
     assert "| > runs/word | 24M | 54.60 | - |\n" in markdown
+    assert "> test: none yet; txl eval runs/word --split test\n" in markdown
     assert "None yet: run txl eval." in markdown
     assert "Table 5 of the paper, ppl, the best first." in markdown
+
+
+def test_the_best_of_several_test_scores_is_ranked(here):
+    as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
+    markdown, _ = report_of("word")
+    rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
+    rank = rows.index(["> runs/word", "24M", "54.60", "57.40"])
+    assert [rows[rank - 1][3], rows[rank + 1][3]] == ["57.3", "58.6"]
+    assert "> valid: validation during training, step 7\n" in markdown
+    assert "> test: txl eval, attention length 140, step 7\n" in markdown
+
+
+def test_rows_on_other_symbols_are_marked_and_a_run_with_another_vocabulary_is_not_in_the_table(here):
+    as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
+    markdown, _ = report_of("byte")
+    assert "~ not comparable: " in markdown
+    marked = [line for line in markdown.splitlines() if " ~ |" in line]
+    assert [line.startswith("|   Dai et al. (2019)") for line in marked] == [True] * 3
+    as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
+    markdown, _ = report_of("sentencepiece")
+    assert "> runs/sentencepiece" not in markdown
+    assert "not comparable: its vocabulary has 290" in markdown
 
 
 def test_a_report_is_replaced_only_by_force(here):

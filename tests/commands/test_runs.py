@@ -1,4 +1,4 @@
-"""txl runs: the list, the comparison, and the rank among the paper's results."""
+"""txl runs: the list, the comparison, curves and differences."""
 
 import json
 import math
@@ -31,13 +31,6 @@ def shown(name, *arguments):
 
 def listed(*arguments):
     return {entry["name"]: entry for entry in json_of("runs", *arguments)["runs"]}
-
-
-def change_card(directory, change):
-    path = directory / "run.json"
-    content = card(directory)
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def saved_at(directory, seconds):
@@ -326,74 +319,6 @@ def test_a_run_without_reports_is_not_plotted(two):
 def test_wrong_options_of_compare_are_rejected(here, arguments, message):
     assert refusal("runs", "compare", *arguments) == message
     assert not list(here.glob("c.*"))
-
-
-def as_benchmark(name, store, vocab_size, *, valid_tokens=None, test=()):
-    """Change a run as if it had been trained on a benchmark."""
-    directory = Path("runs", name)
-    change_card(directory, lambda content: content.update(vocab_size=vocab_size, parameters=24_525_160))
-    change_card(directory, lambda content: content["settings"]["corpus"].update(store=store))
-    lines = [{"kind": "valid", "step": 7, "loss_nats": 4.0, "tokens": valid_tokens or 73_760, "seconds": 1.0}]
-    (directory / "metrics.jsonl").write_text("".join(map(log_file.to_line, lines)))
-    rows = [
-        {"corpus": store.partition("-")[0], "split": "test", "whole": True, "loss_nats": loss, "tokens": tokens}
-        | {"attn_len_max": 140, "mem_len": 140, "step": 7, "weights": "best.safetensors"}
-        for loss, tokens in test
-    ]
-    (directory / "evals.jsonl").write_text("".join(map(log_file.to_line, rows)))
-
-
-def test_our_row_is_ranked_among_all_systems(here):
-    as_benchmark("word", "ptb", 10_000, test=[(4.25, 82_430), (4.05, 82_430)])
-    result = done("runs", "published", "word", "--verbose")
-    rows = cells(result)
-    rank = [row[0] for row in rows].index("> runs/word")
-    assert rows[rank] == ["> runs/word", "24M", "54.60", "57.40"]
-    assert [rows[rank - 1][3], rows[rank + 1][3]] == ["57.3", "58.6"]
-    assert "> valid: validation during training, step 7\n" in result.stdout
-    assert "> test: txl eval, attention length 140, step 7\n" in result.stdout
-    output = json_of("runs", "published", "word")
-    assert (output["table"], output["corpus"], output["metric"]) == (5, "ptb", "ppl")
-    (ours,) = (row for row in output["rows"] if row["run"])
-    expected = ("word", pytest.approx(math.exp(4.0)), pytest.approx(math.exp(4.05)))
-    assert (ours["name"], ours["valid"], ours["test"]) == expected
-    results = [row["test"] for row in output["rows"]]
-    assert results == sorted(results)
-    assert output["ours"]["comparable"] is True
-
-
-def test_a_run_without_a_test_result_is_ranked_by_its_validation_and_told_what_to_run(here):
-    as_benchmark("word", "ptb", 10_000)
-    result = done("runs", "published", "word", "--verbose")
-    assert "> test: none yet; txl eval runs/word --split test\n" in result.stdout
-    assert cells(result)[2] == ["> runs/word", "24M", "54.60", "-"]  # 54.52 < 54.60 < 55.3
-
-
-def test_rows_on_other_symbols_are_marked_and_a_run_with_another_vocabulary_is_not_in_the_table(here):
-    as_benchmark("byte", "enwik8", 205, valid_tokens=4_999_999)
-    result = done("runs", "published", "byte", "--verbose")
-    assert "~ not comparable: " in result.stdout
-    assert [row[0].startswith("Dai et al. (2019)") for row in cells(result) if row[0].endswith("~")] == [True] * 3
-    as_benchmark("sentencepiece", "ptb-sp290", 290, test=[(2.0, 82_430)])
-    result = done("runs", "published", "sentencepiece", "--verbose")
-    assert (len(cells(result)), "its vocabulary has 290" in result.stdout) == (11, True)
-    assert json_of("runs", "published", "sentencepiece")["ours"]["comparable"] is False
-
-
-def test_a_run_on_another_corpus_is_rejected_even_if_it_is_named_like_one(here):
-    shutil.copytree("runs/byte", "runs/ptb")
-    assert refusal("runs", "published", "ptb") == (
-        "runs/ptb was trained on novel, not a corpus of the paper; give a run on one of these (wt103, enwik8, text8, "
-        'lm1b, ptb), or "txl runs published ptb" for a table alone'
-    )
-
-
-def test_a_corpus_shows_its_table_which_fits_a_terminal(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = done("runs", "published", "lm1b")
-    assert (len(cells(result)), result.stderr) == (13, "")
-    assert width(result) <= 80
-    assert json_of("runs", "published", "lm1b")["ours"] is None
 
 
 def test_a_longer_schedule_reports_the_jump_of_the_learning_rate(here):

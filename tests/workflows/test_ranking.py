@@ -6,6 +6,7 @@ import pytest
 
 from tests.runs.test_run_directory import FACTS
 from txlcli.config import recipe
+from txlcli.errors import UsageError
 from txlcli.paper import published
 from txlcli.runs.history import History
 from txlcli.runs.run_directory import Run
@@ -49,7 +50,7 @@ def test_whole_splits_in_the_benchmarks_vocabulary_are_compared(name):
     assert ranked.sources["valid"] == "validation during training, step 1,000"
     assert ranked.sources["test"] == "txl eval, attention length 640, step 1,500"
     assert ranked.table is published.benchmark(name)
-    assert ranked.reasons == ()
+    assert ranked.reasons == []
 
 
 def test_one_billion_word_has_no_published_validation_split():
@@ -75,19 +76,20 @@ def test_part_of_a_split_is_not_compared(tokens):
     ranked = rank(history("ptb", reports=[valid_report(tokens)]))
     assert ranked.numbers == {}
     expected = f"valid (validation during training, step 1,000): {tokens:,} tokens scored, the benchmark has 73,760"
-    assert ranked.reasons == (expected,)
+    assert ranked.reasons == [expected]
 
 
 @pytest.mark.parametrize("size", [9_999, 10_001, 8000])
 def test_another_vocabulary_is_not_compared(size):
     ranked = rank(both("ptb", vocab_size=size))
     assert ranked.numbers == {}
-    assert ranked.reasons == (f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols",)
+    assert ranked.reasons == [f"its vocabulary has {size:,} symbols, the benchmark's 10,000 symbols"]
 
 
 def test_a_corpus_that_is_not_the_papers_has_no_rank():
-    assert rank(history("novel", vocab_size=256, store="stdlib")) is None
-    assert rank(history("novel", vocab_size=256)) is None
+    for store in ("stdlib", "novel"):
+        with pytest.raises(UsageError, match=f"runs/mine was trained on {store}, not a corpus of the paper"):
+            rank(history("novel", vocab_size=256, store=store))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,10 @@ def test_a_corpus_that_is_not_the_papers_has_no_rank():
 def test_enwik8_is_the_text_of_the_papers_own_rows_only_as_released(vocab_size, tokens, released):
     ranked = rank(history("enwik8", vocab_size=vocab_size, evals=[scored_row(tokens)]))
     assert ranked.numbers.keys() == {"test"}
-    assert {(row.citation is None, row.same_symbols) for row in ranked.rows if not row.run} == {
-        (True, released),
-        (False, not released),
+    rows = [label for label, *_ in ranked.section().grids[0].rows if not label.startswith(">")]
+    assert {("Dai et al. (2019)" in label, label.endswith("~")) for label in rows} == {
+        (True, not released),
+        (False, released),
     }
 
 

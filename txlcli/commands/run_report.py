@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run, Where, with_options
-from txlcli.commands.runs import RANK_COLUMNS, app, describe, plot_curves, rank_notes, rank_row, settings_of
+from txlcli.commands.runs import app, describe, plot_curves, settings_of
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
@@ -40,10 +41,10 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
     past, workspace, missing = history.read(run), where.workspace(json=json), dict[str, str]()
 
-    def attempt(part: str, title: str, make: Callable[..., Section], *arguments: object) -> Section:
+    def attempt(part: str, title: str, make: Callable[[], Section]) -> Section:
         """Return a section, or the reason why the run lacks it."""
         try:
-            section = make(str(run.directory), *arguments)
+            section = make()
         except TxlError as error:
             missing[part] = str(error)
             section = Section(notes=[console.with_flags(str(error))])
@@ -56,9 +57,9 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
         ),
         _training(past, directory),
         _evaluations(past),
-        attempt("samples", "Samples", _samples, options, workspace),
-        attempt("attention", "Attention", _attention, directory, workspace),
-        attempt("published", "Published results", _published, workspace.runs_dir),
+        attempt("samples", "Samples", partial(_samples, str(run.directory), options, workspace)),
+        attempt("attention", "Attention", partial(_attention, str(run.directory), directory, workspace)),
+        attempt("published", "Published results", lambda: ranking.rank(past).section()),
     ]
     paths = pages.write_report(f"Run {run.name}", sections, f"Made by txl {__version__}.", directory)
     if json:
@@ -129,9 +130,3 @@ def _attention(run_name: str, directory: Path, workspace: "Workspace") -> Sectio
         figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
     grid = Grid(attention.COLUMNS, attention.rows(measured))
     return Section(notes=attention.notes(measured), grids=[grid], figures=figures)
-
-
-def _published(run_name: str, runs_dir: Path) -> Section:
-    table = ranking.run(run_name, runs_dir)
-    notes = [f"Table {table.table.number} of the paper, {table.table.metric}, the best first.", *rank_notes(table)]
-    return Section(notes=notes, grids=[Grid(RANK_COLUMNS, list(map(rank_row, table.rows)))])

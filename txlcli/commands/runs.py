@@ -1,4 +1,4 @@
-"""`txl runs`: list, show and compare runs, and a run among the systems of the paper."""
+"""`txl runs`: list, show, compare and plot runs, and test if losses differ."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,19 +9,16 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
-from txlcli.commands.options import RUNS_DIR, Json, Run, Runs, RunsDir, Verbose, with_options
+from txlcli.commands.options import RUNS_DIR, Json, Run, Runs, RunsDir, with_options
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
-from txlcli.paper.published import CONTEMPORARY, FINETUNED
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.system.command_lines import default_runs_dir
-from txlcli.workflows import overview, ranking
+from txlcli.workflows import overview
 from txlcli.workflows.options import PlotOptions
 from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
-from txlcli.workflows.ranking import PublishedTable, RankedRow
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
@@ -30,7 +27,6 @@ LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
-RANK_COLUMNS, OTHER_SYMBOLS = ["system", "#param", "valid", "test"], "~"
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
     "valid": {"markersize": 4.0},
@@ -38,7 +34,6 @@ STYLES: dict[str, dict[str, Any]] = {
 """Curves of a run by split."""
 CURVES = "curves.png"
 """Figure of `txl runs plot` in the folder of a run."""
-MARKS = {CONTEMPORARY: "contemporary with the paper", FINETUNED: "with two-step finetuning"}
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
@@ -283,60 +278,3 @@ def _show_difference(result: "LossDifference") -> None:
     notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
     headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
     console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)
-
-
-@app.command("published")
-def published_(
-    subject: Annotated[
-        str | None,
-        Argument(
-            metavar="RUN|CORPUS",
-            help="Run, or corpus of the paper [default: most recent run].",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
-    runs_dir: RunsDir = RUNS_DIR,
-    verbose: Verbose = False,
-    json: Json = False,
-) -> None:
-    """Compare a run with the paper's Tables 1 to 5.
-
-    Shows the run among all systems on its corpus, the best first.
-    With a corpus of the paper instead of a run, shows the table alone.
-
-    Example: txl runs published ptb
-    """
-    result = ranking.run(subject, runs_dir)
-    if result.history is not None and subject is None:
-        console.say(f"the most recent run: {result.history.run.directory}")
-    console.show_result(result, lambda result: _show_rank(result, verbose=verbose), json=json)
-
-
-def _show_rank(result: PublishedTable, *, verbose: bool) -> None:
-    table = result.table
-    title = f"Table {table.number} of the paper: {table.title}, {table.metric}, the best first"
-    rows = [rank_row(row) for row in result.rows]
-    console.show_table(title, RANK_COLUMNS, rows, rank_notes(result), verbose=verbose)
-
-
-def rank_row(row: RankedRow) -> list[str]:
-    """Return the cells of a system: name, parameters, results on valid and test."""
-    marks = row.mark + ("" if row.same_symbols else OTHER_SYMBOLS)
-    label = f"> {row.label}" if row.run else f"  {row.label}{' ' + marks if marks else ''}"
-    digits = ".2f" if row.run else ""
-    numbers = [f"{number:{digits}}" if number is not None else "-" for number in (row.valid, row.test)]
-    return [label, row.parameters or "-", *numbers]
-
-
-def rank_notes(result: PublishedTable) -> list[str]:
-    """Return the notes on the results of the run, and on the marks of the table."""
-    notes, rows = [f"> {split}: {source}" for split, source in result.sources.items()], result.rows
-    if result.history and not result.reasons:
-        command = shlex.join(["txl", "eval", str(result.history.run.directory), "--split"])
-        notes += [
-            f"> {split}: none yet; {command} {split}" for split in ("valid", "test") if split not in result.numbers
-        ]
-    notes += [f"not comparable: {reason}" for reason in result.reasons]
-    if not all(row.same_symbols for row in rows):
-        notes.append(f"{OTHER_SYMBOLS} not comparable: the released code drops symbols that others keep.")
-    return notes + [f"{mark} {text}" for mark, text in MARKS.items() if any(row.mark == mark for row in rows)]

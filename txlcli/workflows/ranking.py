@@ -1,97 +1,62 @@
 """Ranks a run among the systems of the paper's Tables 1 to 5, if its numbers are comparable."""
 
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from txlcli.corpora import CORPORA
 from txlcli.errors import UsageError
 from txlcli.paper import metrics, published
-from txlcli.paper.published import Result, Table
-from txlcli.runs import history as histories
-from txlcli.runs import run_directory
+from txlcli.paper.published import CONTEMPORARY, FINETUNED, Result, Table
 from txlcli.runs.history import History, Report, lowest
+from txlcli.workflows.reproduction.section import Grid, Section
 
 LEAST_LEFT = 0.9  # smallest share of a split that remains after symbols are dropped, whose number is unknown
+COLUMNS = ["system", "#param", "valid", "test"]
+OTHER_SYMBOLS = "~"
+MARKS = {
+    CONTEMPORARY: "contemporary with the paper",
+    FINETUNED: "with two-step finetuning",
+    OTHER_SYMBOLS: "not comparable: the released code drops symbols that others keep.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedRow:
-    """A row of the table: a system of the paper, or the run."""
+class Ranking:
+    """A run among the systems of the paper's table of its corpus."""
 
-    citation: str | None = None
-    name: str
-    parameters: str | None
-    test: float | None
-    valid: float | None
-    mark: str = ""
-    label: str
-    run: bool = False
-    same_symbols: bool = True
-    """False if it was measured on other symbols than the run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """A table of the paper, with a row for a run if its results are comparable."""
-
+    history: History
     table: Table[Result]
-    history: History | None = None
-    """Course of the run; None for the table alone."""
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float]
     """Comparable results of the run in the corpus's metric by split, "valid" and "test"."""
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str]
     """Command or validation that measured each of them, in words."""
-    released: bool = False
+    released: bool
     """True if symbols were dropped as in the released code, on which the paper's own rows are based."""
-    reasons: tuple[str, ...] = ()
+    reasons: list[str]
     """Why other results are not comparable."""
 
-    @property
-    def rows(self) -> list[RankedRow]:
-        """Rows, the best first; a run without a test result is ranked by its validation result."""
-        drops = bool(self.numbers) and dropped_symbols(self.table.corpus or "") > 0
-        rows = [
-            RankedRow(**vars(row), label=row.label, same_symbols=not drops or row.ours == self.released)
-            for row in self.table.rows
-        ]
-        if self.numbers and self.history:
-            run, parameters = self.history.run, _short(self.history.run.parameters)
-            test, valid = map(self.numbers.get, ("test", "valid"))
-            label = str(run.directory)
-            rows.append(RankedRow(name=run.name, parameters=parameters, test=test, valid=valid, label=label, run=True))
-        return sorted(rows, key=lambda row: (row.test if row.test is not None else row.valid) or 0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl runs published --json` prints."""
-        past = self.history
-        ours = past and {
-            "run": str(past.run.directory),
-            "state": past.state,
-            "step": past.step,
-            "comparable": bool(self.numbers),
-            "reasons": self.reasons,
-            "sources": {"valid": None, "test": None, **self.sources},
-        }
-        facts = {name: getattr(self.table, name) for name in ("corpus", "title", "metric")}
-        return {"table": self.table.number, **facts, "rows": self.rows, "ours": ours}
-
-
-def run(subject: str | None, runs_dir: Path) -> PublishedTable:
-    """Rank a run, by default the most recent one, in the paper's table of its corpus, or return the table alone."""
-    table = published.benchmark(subject or "")
-    if table and not run_directory.is_run(table.corpus or "", runs_dir):
-        return PublishedTable(table=table)
-    history = histories.read(run_directory.find(subject, runs_dir))
-    ranked = rank(history)
-    if ranked is None:
-        corpora = ", ".join(str(table.corpus) for table in published.BENCHMARKS)
-        raise UsageError(
-            f"{history.run.directory} was trained on {history.run.settings.corpus.store}, not a corpus of the paper; "
-            f'give a run on one of these ({corpora}), or "txl runs published ptb" for a table alone'
-        )
-    return ranked
+    def section(self) -> Section:
+        """Return the table, the best first; a run without a test result is ranked by its validation result."""
+        run, drops = self.history.run, bool(self.numbers) and _dropped_symbols(self.table) > 0
+        ranked, shown = [], ""
+        for row in self.table.rows:
+            marks = row.mark + (OTHER_SYMBOLS if drops and row.ours != self.released else "")
+            cells = [f"  {row.label} {marks}".rstrip(), row.parameters or "-", str(row.valid or "-"), f"{row.test}"]
+            ranked.append((row.test, cells))
+            shown += marks
+        if self.numbers:
+            results = [f"{self.numbers[split]:.2f}" if split in self.numbers else "-" for split in ("valid", "test")]
+            best = self.numbers.get("test", self.numbers.get("valid", 0.0))
+            ranked.append((best, [f"> {run.directory}", _short(run.parameters), *results]))
+        notes = [f"Table {self.table.number} of the paper, {self.table.metric}, the best first."]
+        notes += [f"> {split}: {source}" for split, source in self.sources.items()]
+        missing = [] if self.reasons else [split for split in ("valid", "test") if split not in self.numbers]
+        command = shlex.join(["txl", "eval", str(run.directory), "--split"])
+        notes += [f"> {split}: none yet; {command} {split}" for split in missing]
+        notes += [f"not comparable: {reason}" for reason in self.reasons]
+        notes += [f"{mark} {text}" for mark, text in MARKS.items() if mark in shown]
+        return Section(notes=notes, grids=[Grid(COLUMNS, [cells for _, cells in sorted(ranked)])])
 
 
 def _short(parameters: int) -> str:
@@ -108,19 +73,19 @@ def corpus_of(history: History) -> str:
     return str(next(recorded, store if store in CORPORA else store.partition("-")[0]))
 
 
-def dropped_symbols(corpus: str) -> int:
-    """Return the number of symbols that the released code drops from a corpus."""
-    rule = CORPORA[corpus].released_rule if corpus in CORPORA else None
+def _dropped_symbols(table: Table[Result]) -> int:
+    """Return the number of symbols that the released code drops from the corpus of a table."""
+    rule = CORPORA[str(table.corpus)].released_rule
     return len(rule.dropped) if rule else 0
 
 
-def rank(history: History) -> PublishedTable | None:
-    """Rank the run in the paper's table of its corpus; None if the paper does not use that corpus."""
-    table = published.benchmark(corpus_of(history))
+def rank(history: History) -> Ranking:
+    """Rank the run in the paper's table of its corpus."""
+    table, run = published.benchmark(corpus_of(history)), history.run
     if table is None:
-        return None
-    corpus = CORPORA[str(table.corpus)]
-    types, dropped, size = corpus.published["types"], dropped_symbols(str(table.corpus)), history.run.vocab_size
+        raise UsageError(f"{run.directory} was trained on {run.settings.corpus.store}, not a corpus of the paper")
+    corpus, dropped = CORPORA[str(table.corpus)], _dropped_symbols(table)
+    types, size = corpus.published["types"], run.vocab_size
     released = bool(dropped) and size == types - dropped
     numbers: dict[str, float] = {}
     sources, reasons = {}, []
@@ -137,14 +102,7 @@ def rank(history: History) -> PublishedTable | None:
         elif split not in numbers:
             benchmark = f"the benchmark has {expected:,}" if expected else "the size of the benchmark is unknown"
             reasons.append(f"{split} ({source}): {tokens:,} tokens scored, {benchmark}")
-    return PublishedTable(
-        table=table,
-        history=history,
-        numbers=numbers,
-        sources=sources,
-        released=released,
-        reasons=tuple(reasons),
-    )
+    return Ranking(history=history, table=table, numbers=numbers, sources=sources, released=released, reasons=reasons)
 
 
 def _candidates(history: History) -> Iterator[tuple[str, Report, str]]:
