@@ -108,8 +108,7 @@ def score_in_windows(
         if not len(document.targets):
             return DocumentScore(np.zeros(0, dtype=np.float32), True)
         stream = Stream(model, document.inputs, document.targets, settings, precision)
-        scores = score_windows(stream, stride=attn_len)
-        return DocumentScore(scores.losses_nats, True)
+        return DocumentScore(score_windows(stream, stride=attn_len).losses_nats, True)
     inputs, targets = document.inputs[-attn_len:], document.targets[-document.compared :]
     sized = dataclasses.replace(settings, seg_len=len(inputs))
     reader = make_window_reader(model, sized, batch_size=1, precision=precision)
