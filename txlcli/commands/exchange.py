@@ -66,14 +66,14 @@ def export(
 
     A run becomes a TransfoXL folder: config.json and model.safetensors for transformers up to version 4, and the
     vocabulary; "txl import" reads it back. With --format pt2 it becomes a program that PyTorch runs without txl.
-    A store becomes one file of ids per split, and the vocabulary; "txl prepare" reads them back.
+    A store becomes one file of ids per split, as nanoGPT reads them, and the vocabulary; "txl prepare" reads them back.
 
     Example: txl export runs/wt103 hf-wt103/
     """
     path = Path(name) if name.endswith(".h5") else where.data_dir / f"{name}.h5"
     if options.format in ("huggingface", "pt2"):
         if path.is_file() and not (where.runs_dir / name).is_dir():
-            raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c or megatron")
+            raise UsageError(f"{name} is a token store; give --format nanogpt")
         run_directory.find(name, where.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
 
