@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
+from txlcli.system.command_lines import flag
 from txlcli.system.plain_json import as_json
 
 if TYPE_CHECKING:
@@ -45,13 +46,11 @@ def printable(text: str) -> str:
 
 
 _OPTION = re.compile("`([a-z_]+)`")
-_FLAGS = {"overrides": "--set", "begin_from": "--from", "resume_run": "--resume"}
-"""Flags whose names are not those of the field."""
 
 
 def with_flags(message: str) -> str:
     """Replace the options that a job reports by the flags of the command line: `mem_len` -> --mem-len."""
-    return _OPTION.sub(lambda name: _FLAGS.get(name[1], "--" + name[1].replace("_", "-")), message)
+    return _OPTION.sub(lambda name: flag(name[1]), message)
 
 
 def on_one_line(text: str) -> str:

@@ -108,22 +108,22 @@ KNOWN = "(known: corpus, model, train, eval, log, published)"
 ARCHS = "[model] arch must be one of transformer, compressive, rmt, lstm, qrnn"
 REJECTED_SETS = [
     *[
-        (change, f'--set {change}: {MALFORMED}, for example "--set train.lr=1e-4"')
+        (change, f"`overrides` {change}: {MALFORMED}, for example train.lr=1e-4")
         for change in ("train.lr", "zebra=0.5", "=0.5", ".lr=0.5", "train.=0.5", "")
     ],
-    ("learning_rate=0.5", f'--set learning_rate=0.5: {MALFORMED}; did you mean "--set train.lr=0.5"?'),
-    ("trian.lr=0.5", f'PATH with --set trian.lr=0.5: no section "trian"; did you mean "train"? {KNOWN}'),
-    ("train.lr=0", "PATH with --set train.lr=0: [train] lr must be greater than 0, not 0.0"),
+    ("learning_rate=0.5", f'`overrides` learning_rate=0.5: {MALFORMED}; did you mean "train.lr=0.5"?'),
+    ("trian.lr=0.5", f'PATH with trian.lr=0.5: no section "trian"; did you mean "train"? {KNOWN}'),
+    ("train.lr=0", "PATH with train.lr=0: [train] lr must be greater than 0, not 0.0"),
     (
         "train.lr=0.5|model.n_head=3",
-        'PATH with --set train.lr=0.5 --set model.n_head=3: [model] has no key "n_head"; did you mean "n_heads"?',
+        'PATH with train.lr=0.5, model.n_head=3: [model] has no key "n_head"; did you mean "n_heads"?',
     ),
     (
         "train.max_steps=3|train.max_steps=5|train.max_steps=7|train.lr=0",
-        "PATH with 4 --set changes: [train] lr must be greater than 0, not 0.0",
+        "PATH with 4 changes: [train] lr must be greater than 0, not 0.0",
     ),
-    ("model.arch=gru", f"PATH with --set model.arch=gru: {ARCHS}, not 'gru'"),
-    ("model.arch=[1]", f"PATH with --set model.arch=[1]: {ARCHS}, not [1]"),
+    ("model.arch=gru", f"PATH with model.arch=gru: {ARCHS}, not 'gru'"),
+    ("model.arch=[1]", f"PATH with model.arch=[1]: {ARCHS}, not [1]"),
 ]
 
 

@@ -200,7 +200,7 @@ def test_wherever_space_ends_the_old_store_stays_and_the_error_is_one_line(tmp_p
     command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(path), str(size)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == f"could not write {path} (File too large); free some space or give another --data-dir\n"
+    assert ran.stdout == f"could not write {path} (File too large); free some space or give another `data_dir`\n"
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.h5"]
 

@@ -224,7 +224,7 @@ def test_files_in_folders_named_as_splits_and_folders_of_token_files_alone(tmp_p
 
 UNFIT = (
     "{path}: 1,038 bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it again, or give "
-    "--dtype uint16 if the file has no header"
+    "`dtype` uint16 if the file has no header"
 )
 
 

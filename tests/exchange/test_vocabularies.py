@@ -111,8 +111,8 @@ def refusal(path):
 
 def test_a_missing_file_is_rejected(tmp_path):
     path = tmp_path / "vocab.txt"
-    assert refusal(path) == f"no vocabulary file at {path}; give --vocab a file"
-    assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give --vocab a file"
+    assert refusal(path) == f"no vocabulary file at {path}; give `vocab` a file"
+    assert refusal(tmp_path) == f"no vocabulary file at {tmp_path}; give `vocab` a file"
 
 
 NO_LIST = f"does not hold a list of words; {AS_TEXT}"

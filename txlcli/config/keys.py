@@ -29,7 +29,7 @@ class Key:
 
     @property
     def full_name(self) -> str:
-        """Name for --set."""
+        """Name with the section, as in an override."""
         return f"{self.section}.{self.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""Reads recipes, packaged or the user's own, as Settings, with --set overrides."""
+"""Reads recipes, packaged or the user's own, as Settings, with overrides."""
 
 import dataclasses
 import tomllib
@@ -56,7 +56,7 @@ def packaged(recipe: str) -> tuple[str, str]:
 
 
 def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:
-    """Read a recipe, packaged or a file, and resolve its settings: --set overrides it, it overrides the defaults."""
+    """Read a recipe, packaged or a file, and resolve its settings: `overrides`, then the recipe, then the defaults."""
     _, text = read_text(recipe)
     return resolve_text(text, recipe, overrides)
 
@@ -78,8 +78,8 @@ def _override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         section, dot, key = name.partition(".")
         if not (equals and section and key):
             meant = meant_setting("", name, setting_names()) if equals and not dot else None
-            hint = f'; did you mean "--set {meant}={value}"?' if meant else ', for example "--set train.lr=1e-4"'
-            raise RecipeError(f"--set {text}: write it as section.key=value{hint}")
+            hint = f'; did you mean "{meant}={value}"?' if meant else ", for example train.lr=1e-4"
+            raise RecipeError(f"`overrides` {text}: write it as section.key=value{hint}")
         keys = result.get(section, {})
         if isinstance(keys, Mapping):  # `resolve` rejects anything else
             result[section] = {**keys, key: _parse_value(name, value)}
@@ -90,7 +90,7 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        return text  # a bare word: --set model.norm=pre
+        return text  # a bare word: model.norm=pre
     return text if name == "corpus.store" and not isinstance(value, str) else value  # a store may be named 2024
 
 
@@ -99,9 +99,9 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
     changes = list(overrides)
     table = _override(table, changes)
     if len(changes) > MAX_CHANGES_LISTED:
-        where = f"{where} with {len(changes)} --set changes"
+        where = f"{where} with {len(changes)} changes"
     elif changes:
-        where = " --set ".join([f"{where} with", *changes])
+        where = f"{where} with {', '.join(changes)}"
     try:
         for name in table:
             if name not in SECTIONS:

@@ -29,6 +29,7 @@ from txlcli.data.hdf5 import (
 from txlcli.data.vocabulary import Vocab, smallest_dtype
 from txlcli.errors import StoreError, VocabularyError
 from txlcli.system.atomic_files import replacing
+from txlcli.system.command_lines import command_line
 from txlcli.system.input_files import check_regular
 from txlcli.system.plain_json import parse_json
 
@@ -163,8 +164,8 @@ class TokenStore:
         if split not in self.splits:
             existing = ", ".join(self.splits)
             raise StoreError(
-                f'{self.path} has no {split} split (it holds {existing}); run "{prepare_command(self.name)} --force" '
-                "with a source that has it"
+                f"{self.path} has no {split} split (it holds {existing}); run "
+                f'"{prepare_command(self.name, force=True)}" with a source that has it'
             )
         return self.splits[split]
 
@@ -215,23 +216,24 @@ def corpus_of(name: str) -> Corpus | None:
 
 
 def _again(path: Path) -> str:
-    return f'run "{prepare_command(path.stem)} --force" again'
+    return f'run "{prepare_command(path.stem, force=True)}" again'
 
 
-def prepare_command(name: str) -> str:
+def prepare_command(name: str, *, force: bool | None = None) -> str:
     """Return the command that prepares the store of that name; the path of own text is left for the user to fill in."""
     parts = NAME_PARTS.fullmatch(name)
     if corpus_of(name) is None:
-        return f"txl prepare PATH --name {name}"
+        return command_line("prepare", "PATH", name=name, force=force)
     if parts is None:
-        return f"txl prepare {name}"
-    options = {
-        "released": "--released-convention",
-        "vocab": "--vocab FILE",
-        "sp": f"--tokenizer sentencepiece --vocab-size {parts[3]}",
-        "bpe": f"--tokenizer sentencepiece --vocab-size {parts[3]} --sp-type bpe",
+        return command_line("prepare", name, force=force)
+    sentencepiece = {"tokenizer": "sentencepiece", "vocab_size": parts[3]}
+    options: dict[str, dict[str, Any]] = {
+        "released": {"released_convention": True},
+        "vocab": {"vocab": "FILE"},
+        "sp": sentencepiece,
+        "bpe": {**sentencepiece, "sp_type": "bpe"},
     }
-    return f"txl prepare {parts[1]} {options.get(parts[2], f'--tokenizer {parts[2]}')}"
+    return command_line("prepare", parts[1], **options.get(parts[2], {"tokenizer": parts[2]}), force=force)
 
 
 def _short(error: BaseException) -> str:
@@ -313,7 +315,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or _short(error)
-        raise StoreError(f"could not write {path} ({reason}); free some space or give another --data-dir") from error
+        raise StoreError(f"could not write {path} ({reason}); free some space or give another `data_dir`") from error
 
 
 def stores_in(directory: Path) -> list[Path]:

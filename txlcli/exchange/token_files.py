@@ -232,7 +232,7 @@ def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:
     if dtype is None and magic in {known for known, _ in LLM_C_TYPES}:
         raise CorpusInputError(
             f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
-            "again, or give --dtype uint16 if the file has no header"
+            "again, or give `dtype` uint16 if the file has no header"
         )
     return None
 

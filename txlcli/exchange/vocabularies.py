@@ -26,7 +26,7 @@ def find(directory: Path) -> Path | None:
 def read(path: Path) -> Vocab:
     """Read a vocabulary: txl's JSON, a torch or plain pickle with idx2sym, or a list of words."""
     if not check_regular(path).is_file():
-        raise VocabularyError(f"no vocabulary file at {path}; give --vocab a file")
+        raise VocabularyError(f"no vocabulary file at {path}; give `vocab` a file")
     if path.suffix == ".json":
         try:
             return Vocab.from_json(read_text(path, MAX_VOCABULARY))

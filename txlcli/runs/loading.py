@@ -1,6 +1,5 @@
 """Opens token stores by name, and runs with their weights."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, VocabularyError
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
+from txlcli.system.command_lines import command_line
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class OpenRun:
         name = self.run.settings.corpus.store
         path = data_dir / f"{name}.h5"
         if "imported_from" in self.checkpoint.state and not path.exists():
-            options = shlex.join(["--vocab", str(self.run.directory / run_directory.VOCAB), "--name", name])
-            raise StoreError(f'no token store at {path}; run "txl prepare CORPUS {options}" first')
+            command = command_line("prepare", "CORPUS", vocab=self.run.directory / run_directory.VOCAB, name=name)
+            raise StoreError(f'no token store at {path}; run "{command}" first')
         store = TokenStore.open(path)
         check_vocabulary(self.run, store)
         return store

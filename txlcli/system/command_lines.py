@@ -1,4 +1,4 @@
-"""Command lines that a user can repeat, and the directories that they need not name."""
+"""Command lines that a user can repeat, the flag of each option, and the directories that need not be given."""
 
 import os
 import shlex
@@ -8,6 +8,13 @@ DATA_DIR = Path("data")
 RUNS_DIR = Path("runs")
 DATA_VARIABLE, RUNS_VARIABLE = "TXL_DATA_DIR", "TXL_RUNS_DIR"
 """Environment variables that replace the default directories."""
+FLAGS = {"overrides": "--set", "begin_from": "--from", "resume_run": "--resume"}
+"""Flags whose names are not those of the field."""
+
+
+def flag(option: str) -> str:
+    """Return the flag of an option on the command line: `mem_len` -> --mem-len."""
+    return FLAGS.get(option, "--" + option.replace("_", "-"))
 
 
 def user_path(text: str) -> Path:
@@ -16,17 +23,27 @@ def user_path(text: str) -> Path:
 
 
 def default_data_dir() -> Path:
-    """Return the directory of the token stores that a command uses without --data-dir."""
+    """Return the directory of the token stores that a command uses by default."""
     return user_path(os.environ.get(DATA_VARIABLE) or str(DATA_DIR))
 
 
 def default_runs_dir() -> Path:
-    """Return the directory of the runs that a command uses without --runs-dir."""
+    """Return the directory of the runs that a command uses by default."""
     return user_path(os.environ.get(RUNS_VARIABLE) or str(RUNS_DIR))
 
 
-def command_line(*words: str, data_dir: Path | None = None, runs_dir: Path | None = None) -> str:
-    """Return a command line of txl, with --data-dir and --runs-dir where they are not the default directories."""
-    data = [] if data_dir in (None, default_data_dir()) else ["--data-dir", str(data_dir)]
-    runs = [] if runs_dir in (None, default_runs_dir()) else ["--runs-dir", str(runs_dir)]
-    return shlex.join(["txl", *words, *data, *runs])
+def command_line(*words: str, data_dir: Path | None = None, runs_dir: Path | None = None, **options: object) -> str:
+    """Return a command line of txl with options by field; None and default directories are left out."""
+    directories = {
+        "data_dir": None if data_dir == default_data_dir() else data_dir,
+        "runs_dir": None if runs_dir == default_runs_dir() else runs_dir,
+    }
+    line = ["txl", *words]
+    for name, value in (options | directories).items():
+        if isinstance(value, bool):
+            line.append(flag(name) if value else flag(f"no_{name}"))
+        elif name == "overrides" and isinstance(value, tuple):
+            line += [word for change in value for word in (flag(name), change)]
+        elif value is not None:
+            line += [flag(name), ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return shlex.join(line)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from txlcli.errors import TrainingError, UsageError
 from txlcli.system import processors
 
-RESUME = "resume from the last checkpoint with --resume, if there is one"
+RESUME = "resume from the last checkpoint with `resume`, if there is one"
 """Next step after a process of a training run is lost."""
 SECONDS_TO_EXPLAIN = 15
 """Time until the processes have said which of them does not answer, after they have waited for it."""
@@ -57,7 +57,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
         return Place(size, rank, local_rank, _number(environment, "LOCAL_WORLD_SIZE", size)) if size > 1 else ALONE
     for name, variable in OTHER_LAUNCHERS.items():
         if (size := _number(environment, variable, 1)) > 1:
-            raise UsageError(f"{name} has started {size} processes; start them with torchrun, or one with --processes")
+            raise UsageError(f"{name} has started {size} processes; start them with torchrun, or one with `processes`")
     return ALONE
 
 
@@ -94,7 +94,7 @@ def is_main() -> bool:
 
 
 def is_own() -> bool:
-    """Return True if `--processes` or `--restarts` of txl started this process."""
+    """Return True if txl itself started this process as one of several."""
     return STARTED in os.environ
 
 

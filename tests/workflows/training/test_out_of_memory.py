@@ -39,7 +39,7 @@ def test_the_first_settings_that_fit_are_suggested():
     stated = re.fullmatch(r"a step needs about (.+) of (.+)", needs)
     assert bytes_of(stated[1]) == pytest.approx(forecast(TRAIN), abs=2**16)
     fitting = [needed for smaller in smaller_steps(TRAIN, 1) if (needed := forecast(smaller)) <= half][:2]
-    sizes = [bytes_of(size) for size in re.findall(r"--set \S+ \(about ([^)]+)\)", suggested)]
+    sizes = [bytes_of(size) for size in re.findall(r"`overrides` \S+ \(about ([^)]+)\)", suggested)]
     assert sizes == pytest.approx(fitting, abs=2**16)
 
 
@@ -49,7 +49,7 @@ def test_several_processes_are_advised_to_divide_the_state_if_no_division_of_the
     deep = dataclasses.replace(MODEL, n_layers=13)
     needed = step_bytes(deep, V, of_one, device=CPU, processes=12).total
     message = advise(deep, V, train, CPU, 12, round(needed / 0.8) + 1)
-    assert f"; try --set train.parallel=zero (about {format_size(needed)})" in message
+    assert f"; try `overrides` train.parallel=zero (about {format_size(needed)})" in message
     assert "no division of the batch fits" in advise(deep, V, of_one, CPU, 1, round(needed / 1.6))
 
 
@@ -61,7 +61,7 @@ def test_only_modes_that_support_the_other_settings_are_suggested(precision, mod
 
 
 def test_advice_without_a_known_amount_of_memory_and_without_settings_that_fit():
-    assert re.match(r"a step needs about [^;]* [GM]iB; try --set train\.", advice(available=None))
+    assert re.match(r"a step needs about [^;]* [GM]iB; try `overrides` train\.", advice(available=None))
     assert advice(available=1000).endswith(
         " of 0.0 MiB, and no division of the batch fits; use shorter lengths or a smaller model"
     )
@@ -86,7 +86,7 @@ def test_on_cuda_the_error_says_what_would_fit_and_what_other_processes_use(othe
     of_which = format_size(half / 0.8 + 1)
     begin = f"out of memory (tried to allocate 2.00 GiB); {reported}a step needs about {needed} of {of_which};"
     assert message.startswith(begin)
-    assert f"--set train.accumulate=2 (about {format_size(half)})" in message
+    assert f"`overrides` train.accumulate=2 (about {format_size(half)})" in message
     assert "\n" not in message
 
 

@@ -104,7 +104,7 @@ def split_text(opened: OpenRun, split: str, positions: int | None, workspace: Wo
     if split not in store.splits:
         raise StoreError(
             f"{store.path} has no {split} split (it holds {', '.join(store.splits)}); give `split` "
-            f'{list(store.splits)[-1]}, or run "{prepare_command(store.name)} --force" with a source that has it'
+            f'{list(store.splits)[-1]}, or run "{prepare_command(store.name, force=True)}" with a source that has it'
         )
     warn_if_trained_on(opened, split, workspace)
     return _first_positions(opened, split, positions, workspace)

@@ -80,8 +80,8 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(made, vocab, tensors, path, force=options.force)
-    words = ["CORPUS", "--vocab", str(made.directory / run_directory.VOCAB), "--name", store_name]
-    prepare = None if store else command_line("prepare", *words, data_dir=workspace.data_dir)
+    vocab_file = made.directory / run_directory.VOCAB
+    prepare = command_line("prepare", "CORPUS", vocab=vocab_file, name=store_name, data_dir=workspace.data_dir)
     return ImportedRun(
         run=str(directory),
         source=str(source),
@@ -89,14 +89,14 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         parameters=made.parameters,
         vocab_size=vocab.size,
         store=str(store.path) if store else None,
-        prepare=prepare,
+        prepare=None if store else prepare,
         notes=[f"the last {padding} ids of the weights pad the vocabulary and were dropped"] if padding else [],
         boundary=None if vocab.boundary is None else vocab.symbol(vocab.boundary),
         unknown=None if vocab.unknown is None else vocab.symbol(vocab.unknown),
         norm=settings.model.norm,
         cutoffs=settings.model.cutoffs,
         settings_from="its configuration" if source.is_dir() else f"the recipe {made.recipe_name}",
-        next=prepare or command_line("eval", str(directory), data_dir=workspace.data_dir),
+        next=command_line("eval", str(directory), data_dir=workspace.data_dir) if store else prepare,
     )
 
 

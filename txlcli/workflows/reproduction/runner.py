@@ -11,7 +11,7 @@ from txlcli.errors import RunError
 from txlcli.paper.metrics import in_metric
 from txlcli.runs import history, run_directory
 from txlcli.runs.run_directory import Run
-from txlcli.system.command_lines import RUNS_DIR, command_line
+from txlcli.system.command_lines import command_line
 from txlcli.workflows.attention import AttentionResult
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.evaluation.evaluate import EvalResult
@@ -135,22 +135,9 @@ class Runner:
     def record_command(self, *words: str, options: Options) -> None:
         """Record a command line; directories and the device are added unless they are the defaults."""
         workspace = self.workspace
-        device = ["--device", workspace.device] if workspace.device != "auto" and words[0] != "prepare" else []
-        runs_dir = workspace.runs_dir if words[0] == "train" else RUNS_DIR  # others name the run's directory
-        line = command_line(*words, *_flags(options), *device, data_dir=workspace.data_dir, runs_dir=runs_dir)
+        device = workspace.device if workspace.device != "auto" and words[0] != "prepare" else None
+        runs_dir = workspace.runs_dir if words[0] == "train" else None  # others name the run's directory
+        changed = options.changed() | {"device": device}
+        line = command_line(*words, data_dir=workspace.data_dir, runs_dir=runs_dir, **changed)
         if line not in self.commands:
             self.commands.append(line)
-
-
-def _flags(options: Options) -> list[str]:
-    """Return the options that are not defaults as words of a command line."""
-    words = []
-    for name, value in options.changed().items():
-        flag = name.replace("_", "-")
-        if name == "overrides":
-            words += [word for change in value for word in ("--set", change)]
-        elif isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{flag}")
-        else:
-            words += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return words

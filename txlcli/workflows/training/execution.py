@@ -75,8 +75,8 @@ def execute(
     A signal that came with the last step is an Interrupted only where the caller continues.
     """
     reporter, data_dir, world = workspace.reporter, workspace.data_dir, training.world
-    processes = ["--processes", str(world.size)] if world.size > 1 else []
-    next_command = command_line("train", "--resume", str(run.directory), *processes, data_dir=data_dir)
+    processes = world.size if world.size > 1 else None
+    next_command = command_line("train", resume=run.directory, processes=processes, data_dir=data_dir)
     resume_hint = options.resume_hint or f'resume with "{next_command}"'
     with (
         _collect_signals(reporter, training, resume_hint) as caught,
@@ -100,8 +100,8 @@ def execute(
                 f"{training.stale} validations in a row brought no improvement; ended at step {training.step:,}"
             )
         splits = TokenStore.open(workspace.store_path(run.settings.corpus.store)).splits
-        split = [] if "test" in splits else ["--split", list(splits)[-1]]
-        next_command = command_line("eval", str(run.directory), *split, data_dir=data_dir)
+        split = None if "test" in splits else list(splits)[-1]
+        next_command = command_line("eval", str(run.directory), split=split, data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu, profile)

@@ -101,6 +101,6 @@ def smaller_steps(train: TrainSettings, processes: int) -> Iterator[TrainSetting
 
 
 def _options(before: TrainSettings, after: TrainSettings) -> str:
-    """Return the options of the command line that lead from one of these settings to the other."""
+    """Return the options that lead from one of these settings to the other."""
     values = {name: (getattr(before, name), getattr(after, name)) for name in ("parallel", "accumulate", "recompute")}
-    return " ".join(f"--set train.{name}={str(new).lower()}" for name, (old, new) in values.items() if new != old)
+    return " ".join(f"`overrides` train.{name}={str(new).lower()}" for name, (old, new) in values.items() if new != old)
