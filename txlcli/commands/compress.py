@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import Directories, Force, Json, Threads, with_options
 from txlcli.runs import run_directory
 from txlcli.workflows.options import CompressOptions
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from txlcli.workflows.compress import CompressResult, DecompressResult
 
 RunToUse = Annotated[
-    str, Argument(metavar="RUN", help="Run that predicts the bytes of the file.", autocompletion=completion.runs)
+    str, Argument(metavar="RUN", help="Run that predicts the bytes of the file.", autocompletion=names_of("runs"))
 ]
 
 

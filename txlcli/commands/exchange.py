@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import Directories, Json, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
@@ -55,7 +55,8 @@ def _show_import(result: "ImportedRun") -> None:
 @with_options
 def export(
     name: Annotated[
-        str, Argument(metavar="RUN|STORE", help="Run or token store to export.", autocompletion=completion.exports)
+        str,
+        Argument(metavar="RUN|STORE", help="Run or token store to export.", autocompletion=names_of("runs", "stores")),
     ],
     directory: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     options: ExportOptions,

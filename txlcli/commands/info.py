@@ -22,7 +22,7 @@ def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json 
 
 
 def _show(installed: "Installation") -> None:
-    for name, value in installed.to_json().items():
+    for name, value in vars(installed).items():
         items = [f"{key} {of_key}" for key, of_key in value.items()] if isinstance(value, dict) else value
         text = ", ".join(items) if isinstance(items, list | tuple) else str(items or "")
         console.show_line(f"{name.replace('_', ' ')}: {text or 'none'}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from typer import Argument, Option
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.config.ranges import FieldType
 from txlcli.config.settings import Precision as PrecisionName
 from txlcli.system import command_lines
@@ -25,10 +25,12 @@ DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
 
 Run = Annotated[
     str | None,
-    Argument(metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=completion.runs),
+    Argument(
+        metavar="RUN", help="Name or folder of a run [default: the most recent].", autocompletion=names_of("runs")
+    ),
 ]
 Runs = Annotated[
-    list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=completion.runs)
+    list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=names_of("runs"))
 ]
 _folder = partial(Option, parser=command_lines.user_path, metavar="PATH")
 DataDir = Annotated[Path, _folder("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
@@ -50,8 +52,11 @@ Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flags:
-    """Flags that most commands share; `with_options` builds them from the fields."""
+class Directories:
+    """Flags for the directories of stores and runs; `with_options` builds them from the fields."""
+
+    data_dir: DataDir = DATA_DIR
+    runs_dir: RunsDir = RUNS_DIR
 
     def workspace(self, *, json: bool) -> "Workspace":
         """Return the workspace, which shows no bars next to JSON. Imports PyTorch."""
@@ -61,42 +66,28 @@ class _Flags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Directories(_Flags):
-    """Flags for the directories of stores and runs."""
-
-    data_dir: DataDir = DATA_DIR
-    runs_dir: RunsDir = RUNS_DIR
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(_Flags):
+class Place(Directories):
     """Flags for the device and the directories of stores and runs."""
 
     device: Device = "auto"
     threads: Threads = None
-    data_dir: DataDir = DATA_DIR
-    runs_dir: RunsDir = RUNS_DIR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where(_Flags):
+class Where(Place):
     """Flags for the device, the precision and the directories of stores and runs."""
 
-    device: Device = "auto"
-    threads: Threads = None
     precision: Precision = None
-    data_dir: DataDir = DATA_DIR
-    runs_dir: RunsDir = RUNS_DIR
 
 
 LETTERS = {int: "N", float: "X"}
 """What stands for a number in the help."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
-    "overrides": completion.settings,
-    "recipe": completion.recipes,
-    "store": completion.stores,
-    "resume": completion.runs,
-    "begin_from": completion.runs,
+    "overrides": names_of("settings"),
+    "recipe": names_of("recipes"),
+    "store": names_of("stores"),
+    "resume": names_of("runs"),
+    "begin_from": names_of("runs"),
 }
 """Names that a shell completes for a field of the options."""
 
@@ -107,7 +98,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     The command receives the object. Fields of options without traits belong to the Python interface alone.
     """
     hints = get_type_hints(command, include_extras=True)
-    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | _Flags)}
+    classes = {
+        name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | Directories)
+    }
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if cls := classes.get(name):
@@ -128,8 +121,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _fields_with_flags(cls: type[Options | _Flags]) -> Sequence[dataclasses.Field[Any]]:
-    return cls.declared() if issubclass(cls, Options) else dataclasses.fields(cls)
+def _fields_with_flags(cls: type[Options | Directories]) -> Sequence[dataclasses.Field[Any]]:
+    if issubclass(cls, Options):
+        return cls.declared()
+    return sorted(dataclasses.fields(cls), key=lambda field: field.name in Directories.__annotations__)
 
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:

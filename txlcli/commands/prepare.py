@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import DATA_DIR, DataDir, Json, with_options
 from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
@@ -22,7 +22,7 @@ def prepare(
     options: PrepareOptions,
     what: Annotated[
         str | None,
-        Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=completion.benchmarks),
+        Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=names_of("corpora")),
     ] = None,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
     data_dir: DataDir = DATA_DIR,

@@ -8,7 +8,7 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, with_options
 from txlcli.config import recipe
 from txlcli.config.keys import Key
@@ -20,7 +20,7 @@ from txlcli.workflows.options import ScaleOptions
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
 
-Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=completion.recipes)]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=names_of("recipes"))]
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_commands=False, rich_markup_mode=None)
 
@@ -95,7 +95,7 @@ def scale(
     options: ScaleOptions,
     recipe_source: Annotated[
         str,
-        Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=completion.recipes),
+        Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=names_of("recipes")),
     ],
     data_dir: DataDir = DATA_DIR,
     json: Json = False,

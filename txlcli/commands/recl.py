@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json, Verbose, Where, with_options
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ReclOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @with_options
 def recl(
     run_names: Annotated[
-        list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=completion.runs)
+        list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=names_of("runs"))
     ],
     options: ReclOptions,
     *,

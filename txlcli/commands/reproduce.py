@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, with_options
 from txlcli.errors import UsageError
 from txlcli.workflows.options import REPRODUCIBLE, ReproduceOptions, select_items
@@ -23,7 +23,7 @@ def reproduce(
         Argument(
             metavar="ITEM...",
             help="table1 to table10, figure3 to figure7, appendix-e, or all of these; frontier goes beyond the paper.",
-            autocompletion=completion.reproductions,
+            autocompletion=names_of("items"),
         ),
     ] = None,
     device: Device = "auto",

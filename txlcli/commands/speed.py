@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json, Where, with_options
 from txlcli.config import recipe
 from txlcli.paper import metrics
@@ -25,7 +25,7 @@ def speed(
         Argument(
             metavar="RUN|RECIPE",
             help="Run, or recipe with random weights, to time [default: the most recent run].",
-            autocompletion=completion.runs_and_recipes,
+            autocompletion=names_of("runs", "recipes"),
         ),
     ] = None,
     *,

@@ -9,7 +9,7 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands import completion
+from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json, Place, with_options
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
@@ -32,7 +32,7 @@ def train(
         Argument(
             metavar="RECIPE",
             help="A recipe file, the name of a packaged recipe, or of a token store.",
-            autocompletion=completion.recipes_and_stores,
+            autocompletion=names_of("recipes", "stores"),
         ),
     ] = None,
     *,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from txlcli.system.input_files import MAX_VOCABULARY, read_bytes, read_stream
-from txlcli.system.tensor_files import check_zip
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
 """Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
@@ -20,6 +19,9 @@ OF_TOKENIZERS = re.compile(
 """Names of the other objects in the vocabularies of Hugging Face and of the released code; these are not built."""
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """First of the five pickles of a file that `torch.save` wrote before it wrote zip files; the fourth is the content."""
+
+SMALL, MAX_RATIO = 64 << 20, 20
+"""Bytes that every zip file may unpack to, and the largest ratio beyond that; weights can hardly be packed at all."""
 
 
 class UnsafePickleError(Exception):
@@ -81,3 +83,23 @@ def load_torch(path: Path) -> Any:
             if (code := re.search(r"GLOBAL (\S+)", str(error))) is not None:
                 raise UnsafePickleError(code[1]) from error
             raise ValueError("it holds more than tensors and plain containers, or is damaged") from error
+
+
+def check_unpacked(size: int, path: Path) -> None:
+    """Check the size in bytes that the content of a file has in memory."""
+    if size > max(SMALL, MAX_RATIO * path.stat().st_size):
+        raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
+
+
+def check_zip(path: Path) -> None:
+    """Check the unpacked size and the checksums of a zip file (.npz, torch); other files are left to their reader.
+
+    PyTorch does not compare the checksums itself.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        check_unpacked(sum(member.file_size for member in archive.infolist()), path)
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it has a wrong checksum")

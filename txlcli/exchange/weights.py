@@ -13,10 +13,9 @@ from torch import Tensor
 from txlcli.errors import RunError
 from txlcli.exchange import pickles
 from txlcli.exchange.conversion import System
-from txlcli.exchange.pickles import UnsafePickleError
+from txlcli.exchange.pickles import UnsafePickleError, check_unpacked, check_zip
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
-from txlcli.system.tensor_files import check_unpacked, check_zip
 
 STATE_DICT_HINT = (
     "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "

@@ -1,6 +1,5 @@
 """Describes the installation: versions, device, threads, stores and runs."""
 
-import dataclasses
 import os
 import platform
 import sys
@@ -43,10 +42,6 @@ class Installation:
     runs_dir: str
     runs: tuple[str, ...]
     environment: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `txl info --json` prints."""
-        return dataclasses.asdict(self)
 
 
 def describe(data_dir: Path, runs_dir: Path) -> Installation:
