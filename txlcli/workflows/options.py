@@ -54,6 +54,10 @@ class OptionTraits:
     """Texts that `read` accepts."""
     writes: tuple[str, ...] = ()
     """Extensions of a file that the job writes, and replaces with `force` only."""
+    excludes: tuple[str, ...] = ()
+    """Fields that do not belong to this option."""
+    because: str = ""
+    """Why not."""
 
 
 def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
@@ -87,6 +91,12 @@ class Options:
                 raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
             if value and (extensions := item.metadata["option"].writes):
                 self._check_output(item.name, value, extensions)
+            if item.name == "name" and value is not None and not re.fullmatch(PLAIN_NAME, value):
+                raise UsageError(f'`name` "{value}" is not a plain name; use letters, digits, ".", "-" and "_"')
+        for item in self.declared():
+            traits: OptionTraits = item.metadata["option"]
+            if traits.excludes and item.name in self.changed():
+                self.exclude(*traits.excludes, because=traits.because)
         self._check()
 
     def _check_output(self, name: str, path: Path, extensions: Sequence[str]) -> None:
@@ -98,7 +108,7 @@ class Options:
             raise UsageError(f"`{name}` {path} exists; name another file, or add `force` to replace it")
 
     def _check(self) -> None:
-        """Reject options that exclude each other; subclasses define it."""
+        """Reject other combinations of options; subclasses define it."""
 
     @classmethod
     def declared(cls) -> list[dataclasses.Field[Any]]:
@@ -139,12 +149,6 @@ def quantity_option(help_: str, unit: str) -> Any:
 
     example = f"a number above 0, a prefix such as G or Gi, and {unit}"
     return option(help_, metavar=f"N[k|M|G|..]{unit}", read=read, example=example)
-
-
-def check_plain_name(name: str | None) -> None:
-    """Reject the name of a run or a store that is not a plain file name; None is allowed."""
-    if name is not None and not re.fullmatch(PLAIN_NAME, name):
-        raise UsageError(f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and "_"')
 
 
 attention_option = partial(option, "Attention backend; all compute the same function.")
@@ -192,6 +196,10 @@ class SpeedOptions(PlotOptions):
 AUTO: Literal["auto"] = "auto"
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
+OF_ADAPTATION: dict[str, Any] = {
+    "excludes": ("attn_len", "plot"),
+    "because": "`cache` and `dynamic` take one memory length",
+}
 OF_MEMORY = ("mem_len", "seg_len", "same_length")
 """Options of an evaluation that windows without memory have no use for."""
 Lengths = tuple[PositiveInt, ...] | Literal["auto"] | None
@@ -247,19 +255,37 @@ class EvalOptions(PlotOptions):
     temperature: Annotated[float, Range(above=0, most=100)] | Literal["auto"] | None = option(
         "Divide the logits by this number; auto selects it on valid [default: the recipe's]."
     )
-    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).")
-    dynamic: bool = flag_option("Add dynamic evaluation: train on the text while scoring (Krause et al.).")
-    reset_at_documents: bool = flag_option("Read each document from an empty memory; the store must keep them apart.")
+    cache: PositiveInt | None = option("Add a continuous cache of N tokens (Grave et al.).", **OF_ADAPTATION)
+    dynamic: bool = flag_option(
+        "Add dynamic evaluation: train on the text while scoring (Krause et al.).", **OF_ADAPTATION
+    )
+    reset_at_documents: bool = flag_option(
+        "Read each document from an empty memory; the store must keep them apart.",
+        excludes=("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html"),
+        because="`reset_at_documents` reads the documents of a split with a memory",
+    )
     batch_size: PositiveInt | None = option("Lanes, or windows, evaluated side by side; 1 lane is the reference.")
     positions: PositiveInt | None = option("Score the first N tokens only.")
     text: UserText | None = option(
-        "Score a text file instead of a split; - is stdin.", metavar="FILE", read=read_user_text
+        "Score a text file instead of a split; - is stdin.",
+        metavar="FILE",
+        read=read_user_text,
+        excludes=("split",),
+        because="`text` is scored instead of a split",
     )
-    losses: Path | None = option("Write the loss of every token to this file.", metavar="FILE.h5", writes=LOSS_FORMATS)
+    losses: Path | None = option(
+        "Write the loss of every token to this file.",
+        metavar="FILE.h5",
+        writes=LOSS_FORMATS,
+        excludes=("cache", "dynamic", "protocols"),
+        because="`losses` are those of the model alone",
+    )
     html: Path | None = option(
         "Write a page with the text coloured by loss, and by what memory gained.",
         metavar="FILE.html",
         writes=(".html",),
+        excludes=("attn_len", "cache", "dynamic", "protocols"),
+        because="`html` shows the model and its memory",
     )
     attention: AttentionBackend | None = attention_option()
     compile: Compile | None = compile_option()
@@ -267,20 +293,10 @@ class EvalOptions(PlotOptions):
     """True to time a vanilla model as well (slowdown)."""
 
     def _check(self) -> None:
-        if self.text is not None:
-            self.exclude("split", because="`text` is scored instead of a split")
-        if self.reset_at_documents:
-            names = ("text", "attn_len", "protocols", "cache", "dynamic", "plot", "html")
-            self.exclude(*names, because="`reset_at_documents` reads the documents of a split with a memory")
-            if self.searched:
-                raise UsageError("`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128")
+        if self.reset_at_documents and self.searched:
+            raise UsageError("`mem_len` auto: `reset_at_documents` does not search; give lengths such as 0,64,128")
         if self.losses is not None:
-            self.exclude("cache", "dynamic", "protocols", because="`losses` are those of the model alone")
             _check_losses(self.losses)
-        if self.html is not None:
-            self.exclude("attn_len", "cache", "dynamic", "protocols", because="`html` shows the model and its memory")
-        if self.adapts:
-            self.exclude("attn_len", "plot", because="`cache` and `dynamic` take one memory length")
         if self.dynamic or self.reset_at_documents:
             self.exclude("compile", because="`dynamic` and `reset_at_documents` compile nothing")
         if self.adapts and (self.searched or len(self.mem_lens) > 1):
@@ -372,7 +388,12 @@ DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 class GenerateOptions(Options):
     """Options of `txl generate`: context and sampling of the texts."""
 
-    prompt: str | None = option("Text to continue; - is stdin.", metavar="TEXT")
+    prompt: str | None = option(
+        "Text to continue; - is stdin.",
+        metavar="TEXT",
+        excludes=("at", "context", "reference"),
+        because="`prompt` is the whole context",
+    )
     at: NaturalInt | None = option("Last token of the context in the test split [default: random, by --seed].")
     context: PositiveInt | None = option(f"Tokens of context, at most [default: {DEFAULT_CONTEXT}].")
     tokens: PositiveInt = option("Tokens to generate.", default=500)
@@ -384,15 +405,13 @@ class GenerateOptions(Options):
     temperature: Annotated[float, Range(least=1e-3, most=1e3)] | None = option(
         "Below 1 prefers likely tokens; --greedy selects the likeliest [default: 1]."
     )
-    greedy: bool = flag_option("Always select the likeliest token.")
+    greedy: bool = flag_option(
+        "Always select the likeliest token.",
+        excludes=("top_k", "top_p", "temperature", "samples"),
+        because="`greedy` does not sample",
+    )
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
     seed: Seed = seed_option()
-
-    def _check(self) -> None:
-        if self.prompt is not None:
-            self.exclude("at", "context", "reference", because="`prompt` is the whole context")
-        if self.greedy:
-            self.exclude("top_k", "top_p", "temperature", "samples", because="`greedy` does not sample")
 
 
 FIGURES = (5, 6, 7)
@@ -426,6 +445,8 @@ class AttentionOptions(MeasureOptions):
         metavar="LAYER.HEAD,...",
         read=several(read_head),
         example="layer.head, both from 1, like 2.3,5.1",
+        excludes=("auto",),
+        because="`heads` and `auto` both select heads",
     )
     auto: PositiveInt | None = option(f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].")
     at: NaturalInt | None = option("First token of Figure 6 [default: random, by --seed].")
@@ -435,8 +456,6 @@ class AttentionOptions(MeasureOptions):
     seg_len: PositiveInt | None = option("Segment length L [default: the recipe's].")
 
     def _check(self) -> None:
-        if self.heads is not None:
-            self.exclude("auto", because="`heads` and `auto` both select heads")
         if self.figure and 6 not in self.figure:
             self.exclude("heads", "auto", "at", because="only Figure 6 shows selected heads")
         if max(len(self.heads or ()), self.auto or 0) > MAX_HEADS:
@@ -525,7 +544,12 @@ class PrepareOptions(Options):
         example="three shares like 90,5,5",
     )
     released_convention: bool = flag_option("Treat enwik8 and lm1b like the released code of the paper.")
-    vocab: Path | None = option("Encode with this vocabulary, such as the vocab.json of a run.", metavar="FILE")
+    vocab: Path | None = option(
+        "Encode with this vocabulary, such as the vocab.json of a run.",
+        metavar="FILE",
+        excludes=("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention"),
+        because="the file of `vocab` decides",
+    )
     workers: PositiveInt | None = option("Processes that read the text [default: one per processor, at most 6].")
     dtype: IdType | None = option(
         "Type of the ids of a .bin without a header: uint8, uint16, uint32, int32, int64; big-endian: uint16-be "
@@ -540,7 +564,6 @@ class PrepareOptions(Options):
     force: bool = force_option()
 
     def _check(self) -> None:
-        check_plain_name(self.name)
         try:
             "".encode(self.encoding or "utf-8")
         except (LookupError, ValueError):
@@ -548,9 +571,6 @@ class PrepareOptions(Options):
         shares = self.split
         if shares and not (len(shares) == 3 and shares[0] > 0 and abs(sum(shares) - 100) < 1e-6):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
-        if self.vocab is not None:
-            described = ("tokenizer", "vocab_size", "min_count", "sp_type", "released_convention")
-            self.exclude(*described, because="the file of `vocab` decides")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -565,7 +585,6 @@ class ImportOptions(Options):
     force: bool = force_option()
 
     def _check(self) -> None:
-        check_plain_name(self.name)
         if any(change.partition("=")[0].strip() == "corpus.store" for change in self.overrides):
             raise UsageError("`overrides` corpus.store: select the store with `store` instead")
 
@@ -596,7 +615,12 @@ class TrainOptions(Options):
     """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
 
     name: str | None = option("Name of the run [default: name of the recipe].")
-    resume: str | None = option("Resume this run.", metavar="RUN")
+    resume: str | None = option(
+        "Resume this run.",
+        metavar="RUN",
+        excludes=("name", "force", "begin_from"),
+        because="`resume` continues a run",
+    )
     begin_from: str | None = option(
         "Begin a new run with the weights of this one, and its settings unless a recipe is given.",
         metavar="RUN",
@@ -618,11 +642,6 @@ class TrainOptions(Options):
     """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
     resume_hint: str | None = None
     """Advice on resuming after a stop; None for `txl train --resume`."""
-
-    def _check(self) -> None:
-        check_plain_name(self.name)
-        if self.resume is not None:
-            self.exclude("name", "force", "begin_from", because="`resume` continues a run")
 
     @property
     def changes(self) -> list[str]:
@@ -654,14 +673,11 @@ class LaunchOptions(Options):
         "Start the processes again, up to N times, if one is lost; they resume the run.",
         default=0,
     )
-    seeds: PositiveInt = seeds_option()
+    seeds: PositiveInt = seeds_option(
+        excludes=("processes", "restarts", "dry_run"),
+        because="`seeds` trains one run after the other in one process",
+    )
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
-
-    def _check(self) -> None:
-        if self.seeds > 1:
-            self.exclude(
-                *("processes", "restarts", "dry_run"), because="`seeds` trains one run after the other in one process"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
