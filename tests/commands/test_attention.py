@@ -231,7 +231,7 @@ FEW_TOKENS = (
         (["--mem-len", 100_000], FEW_TOKENS.format("100,000")),
         *((["--positions", 20, "--at", at], f"--at {at}: {MEASURED}") for at in (4, 25)),
         (["--figure", "5,7", "--at", 9], "only Figure 6 shows selected heads; leave out --at"),
-        (["--figure", "five"], "--figure five: write figures like 5,6, or all"),
+        (["--figure", "five"], "--figure five: write figures like 5,6"),
         *((["--heads", heads], f"--heads {heads}: {LAYER_AND_HEAD}") for heads in ("1", "a.b", "1.1,")),
     ],
 )

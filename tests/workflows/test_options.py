@@ -187,7 +187,7 @@ GPU = ("device_memory", "bandwidth", "device_flops")
         (PrepareOptions, "split", "90,5,5", (90.0, 5.0, 5.0)),
         (EvalOptions, "mem_len", "640,0,160,640", (640, 0, 160)),
         (EvalOptions, "mem_len", "auto", "auto"),
-        *((EvalOptions, "max_distance", *pair) for pair in (("7", 7), ("none", "none"), ("off", "none"))),
+        *((EvalOptions, "max_distance", *pair) for pair in (("7", 7), ("none", "none"))),
         *(
             (ScaleOptions, name, *pair)
             for name, pair in zip(GPU, (("80GiB", 80 * 2**30), ("300GB/s", 3e11)), strict=False)

@@ -16,6 +16,7 @@ from txlcli.commands.completion import names_of
 from txlcli.config.ranges import FieldType
 from txlcli.config.settings import Precision as PrecisionName
 from txlcli.system import command_lines
+from txlcli.system.command_lines import flag
 from txlcli.workflows.options import Options, OptionTraits, parse
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, cls in classes.items():
-            given = {field.name: _parse(field, values.pop(field.name)) for field in _fields_with_flags(cls)}
+            given = {field.name: values.pop(field.name) for field in _fields_with_flags(cls)}
             values[name] = cls(**{field: value for field, value in given.items() if value is not None})
         command(**values)
 
@@ -135,24 +136,22 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default: Any = field.default
     traits: OptionTraits | None = field.metadata.get("option")
     if traits is not None:
-        type_ = FieldType.of(field.type)
-        if _is_parsed(field):
-            hint, default = str | None, None
+        type_, parser = FieldType.of(field.type), None
+        if traits.read or (type_.item in LETTERS and (type_.is_list or type_.words)):
+            hint, default, parser = Any, None, partial(parse, field)
         elif type_.is_list:
             hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
         elif not type_.words:
             hint = type_.item | None if type_.can_be_off else type_.item
-        names = traits.flags or (("--" + field.name.replace("_", "-"),) if type_.item is bool else ())
-        metavar = traits.metavar or _metavar(type_)
-        option = Option(*names, metavar=metavar, autocompletion=COMPLETIONS.get(field.name), help=traits.help)
+        option = Option(
+            *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
+            parser=parser,
+            metavar=traits.metavar or _metavar(type_),
+            autocompletion=COMPLETIONS.get(field.name),
+            help=traits.help,
+        )
         hint = Annotated[hint, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _is_parsed(field: dataclasses.Field[Any]) -> bool:
-    """Return True if an option is a text for Typer: several numbers, or a number or a word."""
-    type_ = FieldType.of(field.type)
-    return bool(field.metadata["option"].read or (type_.item in LETTERS and (type_.is_list or type_.words)))
 
 
 def _metavar(type_: FieldType) -> str | None:
@@ -160,10 +159,3 @@ def _metavar(type_: FieldType) -> str | None:
     if (letter := LETTERS.get(type_.item)) is None:
         return None
     return "|".join([f"{letter},{letter},..." if type_.is_list else letter, *type_.words])
-
-
-def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the value of a field from what the command line has."""
-    if isinstance(value, str) and "option" in field.metadata and _is_parsed(field):
-        return parse(field, value)
-    return tuple(value) if isinstance(value, list) else value

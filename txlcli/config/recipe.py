@@ -17,6 +17,8 @@ from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
 
 SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Settings)}
+PACKAGED = Path(str(resources.files("txlcli.recipes")))
+"""Directory of the packaged recipes."""
 LISTING = '"txl recipes" lists all'
 MAX_CHANGES_LISTED = 3  # by an error
 NOT_COMPARED = "published."  # results, not settings
@@ -26,8 +28,7 @@ ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 
 def packaged_names() -> list[str]:
     """Return the sorted names of the recipes that come with txl."""
-    directory = resources.files("txlcli.recipes")
-    return sorted(item.name.removesuffix(".toml") for item in directory.iterdir() if item.name.endswith(".toml"))
+    return sorted(path.stem for path in PACKAGED.glob("*.toml"))
 
 
 def read_text(recipe: str) -> tuple[str, str]:
@@ -52,7 +53,7 @@ def packaged(recipe: str) -> tuple[str, str]:
     name, names = recipe.removeprefix("recipes/").removesuffix(".toml"), packaged_names()
     if name not in names:
         raise UnknownNameError("recipe", recipe, names, like=name, listing=LISTING)
-    return name, resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return name, (PACKAGED / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load(recipe: str, overrides: Iterable[str] = ()) -> Settings:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self
 
 from txlcli.config.ranges import (
     MAX_COUNT,
-    OFF_WORDS,
     AtLeastTwo,
     FieldType,
     NaturalInt,
@@ -131,11 +130,6 @@ class Options:
             raise UsageError(f"{because}; leave out {given[0]}")
 
 
-def several(item: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return a function that reads items between commas, in order and without duplicates."""
-    return lambda text: tuple(dict.fromkeys(map(item, text.split(","))))
-
-
 def quantity_option(help_: str, unit: str) -> Any:
     """Return the option of a number with a unit: `80GiB` -> 80 * 2**30. Case counts: some read Gb as bits."""
     pattern = re.compile(rf"(\d+(?:\.\d+)?) ?([KMGT]i|[kMGTP]|){unit}")
@@ -246,9 +240,7 @@ class EvalOptions(PlotOptions):
         read=lambda text: PROTOCOLS if text == "all" else tuple(dict.fromkeys(text.split(","))),
     )
     seg_len: PositiveInt | None = option("Segment length L; changes speed, and without memory the context.")
-    max_distance: PositiveInt | Literal["none"] | None = option(
-        "Distances beyond it share one encoding.", read=lambda text: "none" if text in OFF_WORDS else int(text)
-    )
+    max_distance: PositiveInt | Literal["none"] | None = option("Distances beyond it share one encoding.")
     same_length: bool | None = option(
         "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
     )
@@ -423,10 +415,10 @@ Head = tuple[int, int]
 """(layer, head), both from 1."""
 
 
-def read_head(text: str) -> Head:
-    """Read one head: `2.10` -> (2, 10)."""
-    layer, head = text.split(".")
-    return int(layer), int(head)
+def read_heads(text: str) -> tuple[Head, ...]:
+    """Read heads: `2.10,1.3` -> ((2, 10), (1, 3))."""
+    pairs = (part.split(".") for part in text.split(","))
+    return tuple(dict.fromkeys((int(layer), int(head)) for layer, head in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,14 +428,13 @@ class AttentionOptions(MeasureOptions):
     figure: tuple[Annotated[int, Range(least=FIGURES[0], most=FIGURES[-1])], ...] = option(
         "Figures of the paper [default: all that the encoding allows].",
         default=(),
-        metavar="5,6,7|all",
-        read=lambda text: () if text == "all" else several(int)(text),
-        example="figures like 5,6, or all",
+        metavar="5,6,7",
+        example="figures like 5,6",
     )
     heads: tuple[Head, ...] | None = option(
         "Heads of Figure 6, counted from 1.1.",
         metavar="LAYER.HEAD,...",
-        read=several(read_head),
+        read=read_heads,
         example="layer.head, both from 1, like 2.3,5.1",
         excludes=("auto",),
         because="`heads` and `auto` both select heads",
