@@ -310,9 +310,7 @@ def train(
     workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
     source = None if recipe is None else os.fspath(recipe)
     if given.resume is None:
-        source, given = resolve(
-            source, given, workspace.data_dir, workspace.runs_dir, is_repeated=given.force, say=reporter.say
-        )
+        source, given = resolve(source, given, workspace.data_dir, workspace.runs_dir, reporter.say)
     return start.run(source, given, workspace, on_report=on_report)
 
 

@@ -436,4 +436,4 @@ def test_an_export_that_fails_keeps_the_earlier_one(here):
     before = files_of(here / "hf")
     assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
     assert files_of(here / "hf") == before
-    assert not (here / "hf/.new").exists()
+    assert not list(here.glob(".txl-export-*"))

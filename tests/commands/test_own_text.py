@@ -29,15 +29,6 @@ def test_a_store_is_trained_with_the_small_recipe_of_its_unit(untouched, tokeniz
     assert json_of("eval", name, "--mem-len", 7, "--positions", 30)["rows"][0]["tokens"] == 30
 
 
-def test_a_finished_training_is_repeated_only_with_another_seed_setting_or_name(here):
-    again = ["train", "tiny.toml"]
-    assert done(*again, "--name", "first").exit_code == 0
-    assert "is finished and has the same settings, text and seed" in refusal(*again, code=1)
-    assert not (here / "runs/tiny").exists()
-    for changed in (["--seed", "5"], ["--set", "train.lr=0.001"], ["--name", "second"]):
-        done(*again, *changed)
-
-
 @pytest.mark.parametrize(("missing", "given", "following"), [("test", [], "valid"), ("valid", [], None)])
 def test_a_store_without_test_is_evaluated_on_valid(here, missing, given, following):
     (here / f"novel/{missing}.txt").unlink()

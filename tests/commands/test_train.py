@@ -100,14 +100,6 @@ def test_stopping_and_resuming_equals_training_without_a_stop(here, dropout):
     assert [line["loss_nats"] for line in parts] == [line["loss_nats"] for line in whole]
 
 
-def test_a_repeated_training_names_the_unfinished_run_that_it_could_resume(here):
-    train("--name", "parts", "--max-steps", 3, "--set", "train.seed=5")
-    repeated = done("train", "tiny.toml", "--set", "train.seed=5")
-    hint = "runs/parts has the same settings; --resume parts continues it at step 3"
-    assert hint in repeated.stderr.splitlines()
-    assert (here / "runs/tiny/last.safetensors").exists()
-
-
 def test_a_time_limit_of_zero_still_saves_a_run_that_can_be_resumed(here):
     train("--name", "whole")
     result = train("--name", "parts", "--max-minutes", 0)

@@ -54,10 +54,7 @@ def train(
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if options.resume is None:
-        is_repeated = bool(options.given("name", "force")) or dry_run or launcher.is_started() or launch.seeds > 1
-        recipe_source, options = resolve(
-            recipe_source, options, where.data_dir, runs_dir, is_repeated=is_repeated, say=console.say
-        )
+        recipe_source, options = resolve(recipe_source, options, where.data_dir, runs_dir, console.say)
     elif recipe_source is not None or dry_run:
         raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
     name, settings = read_settings(recipe_source, options, runs_dir)

@@ -1,6 +1,5 @@
 """The directory of an export: rejects directories of other programs, and is filled completely or not at all."""
 
-import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -8,9 +7,10 @@ from txlcli.errors import ExportError, VocabularyError
 from txlcli.exchange import vocabularies
 from txlcli.exchange.token_files import VOCABULARY
 from txlcli.system.atomic_files import errors_of_writing, sync_file
-from txlcli.system.locks import exclusive
+from txlcli.system.locks import exclusive, temporary_directory
 
-DRAFT = ".new"
+DRAFT = ".txl-export-"
+"""Beginning of the names of drafts, which are next to the directory."""
 
 
 def fill(directory: Path, files: Collection[str], write: Callable[[Path], None], *, force: bool) -> tuple[str, ...]:
@@ -26,14 +26,16 @@ def fill(directory: Path, files: Collection[str], write: Callable[[Path], None],
         with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
             try:
                 _check_free(directory, set(files), force=force)
-                return _fill(directory, files, write)
+                with temporary_directory(real.parent, DRAFT) as draft:
+                    write(draft)
+                    return _replace(directory, files, draft)
             finally:
                 lock.unlink(missing_ok=True)
 
 
 def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
     """Reject a directory that is not empty, unless `force` may replace an earlier export and nothing else is in it."""
-    held = {path.name for path in directory.iterdir()} - {DRAFT} if directory.is_dir() else set()
+    held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     if (held and not force) or (directory.exists() and not directory.is_dir()):
         raise ExportError(f"{directory} exists; give another folder, or replace an earlier export with `force`")
     if other := sorted(held - files):
@@ -50,21 +52,13 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
         ) from error
 
 
-def _fill(directory: Path, files: Collection[str], write: Callable[[Path], None]) -> tuple[str, ...]:
-    is_new = not directory.exists()
-    draft = directory / DRAFT
-    try:
-        shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
-        draft.mkdir(parents=True)
-        write(draft)
-        written = sorted(path.name for path in draft.iterdir())
-        for name in written:
-            sync_file(draft / name)
-        for name in written:
-            (draft / name).replace(directory / name)
-        for name in set(files) - set(written):
-            (directory / name).unlink(missing_ok=True)
-        is_new = False
-        return tuple(written)
-    finally:
-        shutil.rmtree(directory if is_new else draft, ignore_errors=True)
+def _replace(directory: Path, files: Collection[str], draft: Path) -> tuple[str, ...]:
+    written = sorted(path.name for path in draft.iterdir())
+    for name in written:
+        sync_file(draft / name)
+    directory.mkdir(exist_ok=True)
+    for name in written:
+        (draft / name).replace(directory / name)
+    for name in set(files) - set(written):
+        (directory / name).unlink(missing_ok=True)
+    return tuple(written)

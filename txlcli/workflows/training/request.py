@@ -6,8 +6,8 @@ from pathlib import Path
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import MAX_LISTED, RecipeError, RunError, UnknownNameError, UsageError, listed
-from txlcli.runs import history, run_directory
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
+from txlcli.runs import run_directory
 from txlcli.workflows.options import TrainOptions
 
 RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}
@@ -35,14 +35,11 @@ def resolve(
     options: TrainOptions,
     data_dir: Path,
     runs_dir: Path,
-    *,
-    is_repeated: bool,
     say: Callable[[str], None],
 ) -> tuple[str | None, TrainOptions]:
     """Return the recipe and the options; `source` may be the name of a token store.
 
-    The recipe is None if the settings are those of the run that `begin_from` names. Unless `is_repeated`, a finished
-    run of the same settings, text and seed is not trained again.
+    The recipe is None if the settings are those of the run that `begin_from` names.
     """
     from txlcli.data.token_store import TokenStore, stores_in
 
@@ -58,26 +55,12 @@ def resolve(
     if store_name is not None:
         unit = TokenStore.open(data_dir / f"{store_name}.h5").unit
         source = None if options.begin_from else RECIPES[unit]
-        options = dataclasses.replace(options, overrides=(f"corpus.store={store_name}", *options.overrides))
+        name = options.name or next(run_directory.free_directories(runs_dir, store_name)).name
+        options = dataclasses.replace(options, name=name, overrides=(f"corpus.store={store_name}", *options.overrides))
         say(
             f"{store_name} is a token store (unit {unit}): training "
             + (f'the recipe "{source}" on it' if source else f"with the settings of {options.begin_from} on it")
         )
-    _, settings = read_settings(source, options, runs_dir)
-    path = data_dir / f"{settings.corpus.store}.h5"
-    if not is_repeated and path.is_file() and options.begin_from is None:
-        same = list(history.same_runs(settings, TokenStore.open(path).digest("train"), runs_dir))
-        for past in same:
-            if past.state == "finished":
-                raise RunError(
-                    f"{past.run.directory} is finished and has the same settings, text and seed; evaluate it with "
-                    f'"txl eval {past.run.name}", train it again under another `name`, or replace it with `force`'
-                )
-        if same:
-            run = same[0].run
-            say(f"{run.directory} has the same settings; `resume` {run.name} continues it at step {same[0].step:,}")
-    if store_name is not None and options.name is None:
-        options = dataclasses.replace(options, name=next(run_directory.free_directories(runs_dir, store_name)).name)
     return source, options
 
 
