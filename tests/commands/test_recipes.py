@@ -114,12 +114,7 @@ def test_keys_of_one_section_as_json():
     }
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("trian.lr", 'unknown section or setting "trian.lr"; did you mean "train.lr"? ("txl recipes keys" lists all)'),
-        ("trian", 'unknown section or setting "trian"; did you mean "train"? ("txl recipes keys" lists all)'),
-    ],
-)
-def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion(word, message):
-    assert refusal("recipes", "keys", word) == message
+def test_an_unknown_setting_of_keys_is_rejected_with_a_suggestion():
+    assert refusal("recipes", "keys", "trian.lr") == (
+        'unknown section or setting "trian.lr"; did you mean "train.lr"? ("txl recipes keys" lists all)'
+    )

@@ -35,7 +35,7 @@ def test_a_single_process_is_alone(environment):
         ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK=2 and WORLD_SIZE=2 contradict each other; start the processes"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, r"RANK=0 and WORLD_SIZE=0 contradict each other"),
         ({"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"}, r"srun has started 7 processes; start them with torchrun"),
-        ({"OMPI_COMM_WORLD_SIZE": "3"}, r"mpirun has started 3 processes; start them with torchrun, or one with --pro"),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, r"mpirun has started 3 processes; start them with torchrun, or one with `pro"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, r'LOCAL_RANK="-1" is not a number'),
     ],
 )
