@@ -39,7 +39,6 @@ VERSION = 1
 SUFFIX = ".h5"
 NAME_PARTS = re.compile(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})")
 """Name of a store of a benchmark with another convention: corpus, convention, size or digest."""
-_BLOCK = 1 << 22  # tokens that are read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,29 +250,20 @@ class StoreWriter:
         split: str,
         info: SplitInfo,
         blocks: Iterable[NDArray[Any]],
-        *,
-        boundary: int | None = None,
         starts: Callable[[], NDArray[np.int64]] | None = None,
     ) -> None:
         """Write one split from consecutive blocks of ids, `info.tokens` ids in total.
 
-        Also write the offsets of documents: those that `starts` returns after the last block, or, with a `boundary`,
-        those of sentences, each of which begins after a boundary.
+        Also write the offsets of documents that `starts` returns after the last block; those behind it are left out.
         """
         group = self._splits.create_group(split)
         sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks)
         set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
         if starts is not None:
-            self._write_starts(group, info.tokens, starts())
-        elif boundary is not None:
-            parts = ((done, group[IDS][done : done + _BLOCK]) for done in range(0, info.tokens, _BLOCK))
-            after = (np.flatnonzero(ids == boundary) + done + 1 for done, ids in parts)
-            self._write_starts(group, info.tokens, np.concatenate([[0], *after]))
-
-    def _write_starts(self, group: h5py.Group, tokens: int, starts: NDArray[np.int64]) -> None:
-        starts = starts[starts < max(tokens, 1)]
-        sha256 = self._write(group, SENTENCE_STARTS, starts.size, smallest_dtype(tokens), [starts])
-        set_attributes(group, {STARTS_DIGEST: sha256})
+            offsets = starts()
+            offsets = offsets[offsets < max(info.tokens, 1)]
+            sha256 = self._write(group, SENTENCE_STARTS, offsets.size, smallest_dtype(info.tokens), [offsets])
+            set_attributes(group, {STARTS_DIGEST: sha256})
 
     def _write(
         self, group: h5py.Group, name: str, count: int, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]

@@ -88,8 +88,13 @@ class EncodedText:
             types=np.unique(final[kept]).size,
         )
 
-    def blocks(self, split: str, final: NDArray[np.int64], step: Step) -> Iterator[NDArray[np.int64]]:
-        """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file once it is read."""
+    def blocks(
+        self, split: str, final: NDArray[np.int64], step: Step, boundary: int | None = None
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the ids of each chunk, replaced by `final`, without negative ones; remove each file once it is read.
+
+        A document also begins after each `boundary`.
+        """
         done, self._starts[split] = 0, [np.zeros(1, dtype=np.int64)]
         for chunk in self._chunks[split]:
             with chunk.path.open("rb") as file:
@@ -99,6 +104,8 @@ class EncodedText:
                 kept_before = np.cumsum(ids >= 0) - (ids >= 0)
                 self._starts[split].append(done + kept_before[chunk.starts[chunk.starts < ids.size]])
             ids = ids[ids >= 0]
+            if boundary is not None:
+                self._starts[split].append(np.flatnonzero(ids == boundary) + done + 1)
             done += ids.size
             yield ids
             step.advance(ids.size)

@@ -194,12 +194,12 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
-    boundary = vocab.boundary if plan.corpus.sentences else None
+    boundary = vocab.boundary if plan.corpus.sentences and not documents else None
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = partial(encoded.starts, split) if documents else None
-            writer.add(split, info, encoded.blocks(split, final, step), boundary=boundary, starts=starts)
+            starts = None if documents is None and boundary is None else partial(encoded.starts, split)
+            writer.add(split, info, encoded.blocks(split, final, step, boundary), starts)
     return TokenStore.open(plan.store)
 
 

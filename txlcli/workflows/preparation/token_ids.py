@@ -53,7 +53,7 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
                 types=int(np.count_nonzero(counts)),
             )
             firsts = partial(starts.__getitem__, split) if has_documents else None
-            writer.add(split, info, _blocks(splits[split], step), starts=firsts)
+            writer.add(split, info, _blocks(splits[split], step), firsts)
     return TokenStore.open(plan.store)
 
 
