@@ -84,6 +84,8 @@ def execute(
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
         mfu, profile = _take_steps(run, training, options, caught, reporter, on_report)
+        if profile and on_report:
+            on_report({"kind": "profile", **dataclasses.asdict(profile)})
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
@@ -135,8 +137,7 @@ def _take_steps(
         log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
         on_step: list[Callable[[int], None]] = []
         if training.world.is_rank_zero:
-            peak = peak_tokens_per_s(run, training)
-            log = TrainingLog(run, steps, reporter, on_report, stack, peak, limit_s)
+            log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training), limit_s)
             on_step += [log.show_step]
             on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
             if profiler:
@@ -162,10 +163,7 @@ def _take_steps(
                 raise
         if failures:
             raise failures[0]  # all processes have saved, if they could
-    profile = profiler.result if profiler else None
-    if profile and on_report:
-        on_report({"kind": "profile", **dataclasses.asdict(profile)})
-    return log.mfu if log else None, profile
+    return log.mfu if log else None, profiler.result if profiler else None
 
 
 def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
