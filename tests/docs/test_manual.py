@@ -93,6 +93,26 @@ def test_links_and_figures_lead_somewhere(name):
         assert (DOCS / path).is_file(), path
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("how-to", "fine-tune; early stopping; resume; train longer; learning rate; multi-gpu; mixed precision; bf16"),
+        ("how-to", "gradient accumulation; seed; seeds; threads; per-token losses"),
+        ("troubleshooting", "out of memory"),
+        ("weights", "export"),
+    ],
+)
+def test_searched_words_are_headings_or_entries_of_the_index_which_the_search_finds_first(page, words):
+    text = PAGES[f"{page}.md"].lower()
+    entries = [
+        entry for line in re.findall(r"^```\{index\} (.*)$", text, flags=re.MULTILINE) for entry in line.split(", ")
+    ]
+    assert set(words.split("; ")) <= {
+        *re.findall(r"^## (.*)$", text, flags=re.MULTILINE),
+        *(e.removeprefix("! ") for e in entries),
+    }
+
+
 def _anchors(text):
     """Return the anchors of a page, or those of the settings where it has them generated."""
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
