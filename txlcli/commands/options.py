@@ -113,7 +113,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, cls in classes.items():
-            given = {field.name: values.pop(field.name) for field in _fields_with_flags(cls)}
+            given = {field.name: _parse(field, values.pop(field.name)) for field in _fields_with_flags(cls)}
             values[name] = cls(**{field: value for field, value in given.items() if value is not None})
         command(**values)
 
@@ -136,22 +136,32 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     default: Any = field.default
     traits: OptionTraits | None = field.metadata.get("option")
     if traits is not None:
-        type_, parser = FieldType.of(field.type), None
-        if traits.read or (type_.item in LETTERS and (type_.is_list or type_.words)):
-            hint, default, parser = Any, None, partial(parse, field)
+        type_ = FieldType.of(field.type)
+        if _is_parsed(field):
+            hint, default = str | None, None
         elif type_.is_list:
             hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
         elif not type_.words:
             hint = type_.item | None if type_.can_be_off else type_.item
         option = Option(
             *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
-            parser=parser,
             metavar=traits.metavar or _metavar(type_),
             autocompletion=COMPLETIONS.get(field.name),
             help=traits.help,
         )
         hint = Annotated[hint, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _is_parsed(field: dataclasses.Field[Any]) -> bool:
+    """Return True if an option is a text for Typer: several numbers, a number or a word, or a file to read."""
+    type_ = FieldType.of(field.type)
+    return bool(field.metadata["option"].read or (type_.item in LETTERS and (type_.is_list or type_.words)))
+
+
+def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of a field from what the command line has."""
+    return parse(field, value) if isinstance(value, str) and "option" in field.metadata and _is_parsed(field) else value
 
 
 def _metavar(type_: FieldType) -> str | None:
