@@ -94,10 +94,15 @@ class AdaptiveSoftmax(nn.Module):
         self.temperature = 1.0
         """Number that divides all logits, of the bands and of the clusters."""
         self.split: Callable[..., tuple[list[tuple[Tensor, ...]], Tensor | None]] = split
-        """May be compiled; used where the number of rows does not depend on the targets."""
+        """May be compiled."""
         self.tail_rows: list[Tensor] | None = None
         """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
         T, a row after the last. None: `normalized` finds them."""
+
+    @property
+    def has_fixed_rows(self) -> bool:
+        """True if the number of rows of a tail does not depend on the targets: else shapes differ at each step."""
+        return self.tail_rows is not None or len(self.bands) == 1
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -137,8 +142,7 @@ class AdaptiveSoftmax(nn.Module):
         rows = self.tail_rows
         if rows is None:
             targets, *rows = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
-        has_fixed_rows = self.tail_rows is not None or len(self.bands) == 1
-        operands, clusters = (self.split if has_fixed_rows else split)(self, hidden, targets, rows)
+        operands, clusters = (self.split if self.has_fixed_rows else split)(self, hidden, targets, rows)
         bands = [
             normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)
             for of_band, spare in zip(operands, self.spare, strict=True)

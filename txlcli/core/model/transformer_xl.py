@@ -343,4 +343,5 @@ class TransformerXL(LanguageModel):
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
         more += penalties[-1]
-        return *self._conclude(self.softmax, normalized, len(targets), goal, more), memory
+        finish = self._conclude if self.softmax.has_fixed_rows else conclude
+        return *finish(self.softmax, normalized, len(targets), goal, more), memory
