@@ -10,6 +10,7 @@ import torch
 from tests.core import tape
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import TrainSettings
+from txlcli.core.kernels.device import use_row_multiple
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.compressive import CompressiveTransformer
 from txlcli.core.model.rmt import RecurrentMemoryTransformer
@@ -247,7 +248,23 @@ ADAPTIVE = {"cutoffs": [5, 16], "div_val": 2, "dropout": 0.2}
 )
 def test_with_an_adaptive_softmax_replayed_graphs_train_the_same(text, replays):
     """A tail has more rows than targets, which rounds sums otherwise; a burst has more targets than rows."""
-    lanes, lane_len = 8, 10 * L
+    called = []
+
+    def capture_graph(run, device, **how):
+        replay = tape.capture(run, device, **how)
+        return lambda: called.append(run) or replay()
+
+    changed = {"batch_size": 8, "ids": ids_of(text), "accumulate": 2, "optimizer": "sgd"}
+    numbers, tensors = trained(ADAPTIVE, **changed)
+    by_graphs, tensors_by_graphs = trained(ADAPTIVE, capture_graph=capture_graph, **changed)
+    np.testing.assert_allclose(by_graphs, numbers, rtol=1e-5)
+    for one, other in zip(tensors, tensors_by_graphs, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+    assert len(called) == replays
+
+
+def ids_of(text, lanes=8, lane_len=10 * L):
+    """A text for eight lanes, in which some ids or all are of the last tail."""
     ids = np.random.default_rng(2).choice(16, size=lanes * lane_len + 1).astype(np.uint8)
     at = np.arange(len(ids))
     rare = {
@@ -257,16 +274,24 @@ def test_with_an_adaptive_softmax_replayed_graphs_train_the_same(text, replays):
         "without the last tail": at < 0,
     }[text]
     ids[rare] = 17
-    called = []
+    return ids
 
-    def capture_graph(run, device, **how):
-        replay = tape.capture(run, device, **how)
-        return lambda: called.append(run) or replay()
 
-    changed = {"batch_size": lanes, "ids": ids, "accumulate": 2, "optimizer": "sgd"}
-    numbers, tensors = trained(ADAPTIVE, **changed)
-    by_graphs, tensors_by_graphs = trained(ADAPTIVE, capture_graph=capture_graph, **changed)
-    np.testing.assert_allclose(by_graphs, numbers, rtol=1e-5)
-    for one, other in zip(tensors, tensors_by_graphs, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
-    assert len(called) == replays
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_changes", "changes"),
+    [
+        (ADAPTIVE, {"batch_size": 8, "ids": ids_of("with a burst of rare ids")}),
+        (ADAPTIVE, {"batch_size": 8, "ids": ids_of("without the last tail")}),
+        ({}, {"reread_len": 3, "seg_len_jitter": True, "activation_penalty": 2.0, "slowness_penalty": 1.0}),
+    ],
+)
+def test_compiled_and_padded_as_on_cuda_captured_steps_train_the_same(model_changes, changes):
+    torch.compiler.reset()
+    model_changes, changes = {**model_changes, "dropout": 0.0}, {**changes, "optimizer": "sgd"}
+    numbers, tensors = trained(model_changes, **changes)
+    with use_row_multiple(8):
+        compiled, compiled_tensors = trained(model_changes, capture_graph=tape.call_again, compile="on", **changes)
+    np.testing.assert_allclose(compiled, numbers, rtol=1e-5)
+    for one, other in zip(tensors, compiled_tensors, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
