@@ -14,6 +14,7 @@ from tests.core.attention_cases import call, draw
 from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gradients
+from tests.core.training.test_loop import losses_of, new_training, run
 from tests.samples import sampled
 from txlcli.core.model import attention
 
@@ -255,6 +256,25 @@ def test_a_model_trains_as_with_the_definition(position):
             assert one is None
         else:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dropout"),
+    [({}, 0.0), ({"cutoffs": (4, 7), "div_val": 2}, 0.0), ({"variational_dropout": True, "word_dropout": 0.2}, 0.3)],
+    ids=["the paper's", "adaptive", "regularised"],
+)
+def test_twenty_steps_of_compiled_layers_have_the_losses_of_the_definition(tmp_path, shape, dropout):
+    """With dropout of the same layers uncompiled, which have the same masks."""
+    changes = {"dropout": dropout, "shape": shape, "valid": False, "max_steps": 20}
+    with torch.compiler.set_stance("force_eager"):
+        how = {"compile": "on"} if dropout else {"attention": "reference"}
+        expected = losses_of(run(new_training(tmp_path / "eager", **changes, **how)))
+    compiled = new_training(tmp_path / "compiled", **changes, compile="on")
+    with torch._inductor.config.patch(fallback_random=True):
+        losses = losses_of(run(compiled))
+    assert len(losses) == 20
+    assert losses == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("same_length", "max_distance"), sampled(2, ["m", "off"], [None, 8]))
