@@ -1,4 +1,4 @@
-"""The corpora of txl: one module each, with a data card and a reader; their facts are in cards.toml."""
+"""The corpora of txl: one module each, with a reader; their data cards are in cards.toml."""
 
 from collections.abc import Callable
 

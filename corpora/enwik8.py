@@ -1,15 +1,4 @@
-"""enwik8: the first 10^8 bytes of the English Wikipedia dump of 3 March 2006, as XML.
-
-Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney, Large Text Compression Benchmark);
-            mirror: data.deepai.org, the same archive
-Licence     GFDL / CC BY-SA (Wikipedia)
-Unit        byte; metric bits per character, which is bits per byte here
-Splits      90,000,000 / 5,000,000 / 5,000,000 bytes in file order; of a prefix of n bytes n // 20 each for valid, test
-Symbols     205 distinct bytes, ids by frequency over all splits
-Released    the released code drops every newline byte after the cut: 204 symbols, numbers not comparable
-            (--released-convention)
-Digests     md5 of the unpacked file by the benchmark's page; sha256 and size of the archive as public projects pin them
-"""
+"""enwik8: the first 10^8 bytes of the English Wikipedia dump of 3 March 2006, as XML."""
 
 from pathlib import Path
 

@@ -1,15 +1,4 @@
-"""One Billion Word benchmark: shuffled sentences of news, each on its own.
-
-Source      http://www.statmt.org/lm-benchmark (Chelba et al. 2013); the vocabulary file is the one that every published
-            word-level number uses, from the public repository rafaljozefowicz/lm
-Licence     the benchmark's terms (WMT 2011 news crawl)
-Unit        word, case kept; a sentence is scored as its words plus one closing boundary <S>; metric perplexity
-Splits      train: 99 shards, 768,648,884 tokens; valid: heldout shard 1; test: heldout shard 0, 159,658 tokens
-Symbols     793,470, in the order of the vocabulary file (793,471 lines, two of which are one word); others are <UNK>
-Released    the released code used heldout shard 0 for valid as well as for test (--released-convention)
-Digests     sha256 and size of the archive as several public projects pin them; sha256 of the vocabulary file as one
-            project pins it (its size is not published)
-"""
+"""One Billion Word benchmark: shuffled sentences of news, each on its own."""
 
 import re
 from pathlib import Path

@@ -1,14 +1,4 @@
-"""text8: 10^8 characters of English Wikipedia, cleaned to a-z and single spaces.
-
-Source      http://mattmahoney.net/dc/textdata.html (Matt Mahoney); mirror: text8.gz of gensim-data, the same text
-Licence     GFDL / CC BY-SA (Wikipedia)
-Unit        character; metric bits per character
-Splits      90,000,000 / 5,000,000 / 5,000,000 characters in file order, cut without stripping;
-            of a prefix of n characters n // 20 each for valid and test
-Symbols     27, ids by frequency over all splits; the text begins with a space; a file with any other is rejected
-Digests     md5 of the unpacked file as public projects pin it; sha256 and size of the archive likewise;
-            md5 and size of the mirror's file as gensim-data publishes them
-"""
+"""text8: 10^8 characters of English Wikipedia, cleaned to a-z and single spaces."""
 
 from pathlib import Path
 
