@@ -24,12 +24,12 @@ from tests.core.attention_cases import (
     workspace_of,
 )
 from tests.core.builders import small_model
-from txlcli.core.kernels.score_buffer import DenseScoreBuffer, PaddedScoreBuffer, ScoreShape, Workspace
+from txlcli.core.kernels.score_buffer import ScoreBuffer, ScoreShape, Workspace
 
 
 @pytest.mark.parametrize("reach", range(1, M + L))
 def test_distances_out_of_reach_are_not_seen(reach):
-    buffer = PaddedScoreBuffer(draw(1), ScoreShape(B * H, L, M + L, reach, reach), fill=-math.inf)
+    buffer = ScoreBuffer(draw(1), ScoreShape(B * H, L, M + L, reach), fill=-math.inf)
     score = draw(B * H, L, reach)
     buffer.by_distance.copy_(score)
     np.testing.assert_array_equal(buffer.by_key, shifted(score, L, M + L))
@@ -37,20 +37,15 @@ def test_distances_out_of_reach_are_not_seen(reach):
     assert seen == reference.allowed_pairs(seg_len=L, mem_len=M, key_limit=reach)
 
 
-@pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("reach", [1, 4, M + L])
 @pytest.mark.parametrize("seg_len", [1, L])
-def test_both_buffers_give_scores_by_key_at_every_use(dense, reach, seg_len):
+def test_a_buffer_gives_scores_by_key_at_every_use(reach, seg_len):
     key_len = M + L
-    shape = ScoreShape(B * H, seg_len, key_len, reach, reach)
-    buffer = DenseScoreBuffer(draw(1), shape) if dense else PaddedScoreBuffer(draw(1), shape, fill=-math.inf)
+    buffer = ScoreBuffer(draw(1), ScoreShape(B * H, seg_len, key_len, reach), fill=-math.inf)
     for seed in (3, 4):
         score = draw(B * H, seg_len, reach, seed=seed)
         buffer.by_distance.copy_(score)
-        np.testing.assert_array_equal(
-            buffer.masked_by_key(torch.empty(B * H, seg_len, key_len, dtype=torch.float64)),
-            shifted(score, seg_len, key_len),
-        )
+        np.testing.assert_array_equal(buffer.by_key, shifted(score, seg_len, key_len))
 
 
 @pytest.mark.parametrize("tiling", TILINGS)
@@ -101,7 +96,7 @@ def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
     workspace = Workspace()
 
     def acquire(purpose, reach=9):
-        return workspace.acquire(purpose, draw(1), ScoreShape(H, L, M + L, reach, reach))
+        return workspace.acquire(purpose, draw(1), ScoreShape(H, L, M + L, reach))
 
     with torch.inference_mode():
         first, second = (acquire("gradients") for _ in range(2))

@@ -142,8 +142,6 @@ def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
     tokens = draw_tokens(B, seg_len)
     # Distances beyond the farthest key of a query are multiplied, too.
     expected = decoding_flops_per_token(reader.model.settings, V, keys=M + seg_len, max_distance=max_distance)
-    if max_distance is not None:  # where the farthest distance is shared, one row of it for each query of the segment
-        expected += 2 * N * (seg_len - 1) * H * D
     assert operations(lambda: reader.losses(reader.read(tokens), tokens)) == pytest.approx(
         B * seg_len * expected, rel=1e-12
     )

@@ -117,11 +117,11 @@ class AttentionInputs:
         }
         return dataclasses.replace(self, **padded)  # type: ignore[arg-type]
 
-    def with_position_keys(self, count: int) -> "AttentionInputs":
-        """Repeat the position key of the farthest distances, so that `count` distances have one, or all n."""
+    def with_all_position_keys(self) -> "AttentionInputs":
+        """Repeat the position key of the farthest distances, so that all n distances have one."""
         if self.position_key is None:
             return self
-        return dataclasses.replace(self, position_key=nearest_rows(self.position_key, min(count, self.reach)))
+        return dataclasses.replace(self, position_key=nearest_rows(self.position_key, self.reach))
 
     @property
     def need_gradient(self) -> bool:

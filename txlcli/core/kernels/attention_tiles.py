@@ -20,7 +20,7 @@ from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.kernels.private import softmax_backward
-from txlcli.core.kernels.score_buffer import HALF_DTYPES, PaddedScoreBuffer, ScoreShape, Workspace, fits_in_one_tile
+from txlcli.core.kernels.score_buffer import HALF_DTYPES, ScoreShape, Workspace, fits_in_one_tile
 
 
 class TiledAttention:
@@ -40,12 +40,9 @@ class TiledAttention:
         inputs = AttentionInputs.of(query, key, value, terms)
         with torch.autocast(query.device.type, enabled=False):
             if torch.is_grad_enabled() and inputs.need_gradient:
-                inputs = inputs.with_position_keys(inputs.reach)
+                inputs = inputs.with_all_position_keys()
                 out: Tensor = _Attention.apply(self, inputs.reach, dropout, *inputs.tensors)
             else:
-                if inputs.position_key is not None:
-                    # A DenseScoreBuffer may read any of the first L rows for a distance beyond m.
-                    inputs = inputs.with_position_keys(inputs.position_key.shape[1] + inputs.seg_len - 1)
                 out = _attend(inputs, self.workspace, dropout=dropout, save=False)[0]
         return out[..., : query.shape[3]]
 
@@ -108,14 +105,13 @@ class Tiling:
         divisor = next(count for count in range(most, 0, -1) if batch_size % count == 0)
         return cls(sequences=divisor, queries=workspace.block_of_queries(seg_len, row_bytes))
 
-    def score_shape(self, inputs: AttentionInputs, *, position_keys: int) -> ScoreShape:
-        """Return the sizes of the scores of the largest tile, with m position keys."""
+    def score_shape(self, inputs: AttentionInputs) -> ScoreShape:
+        """Return the sizes of the scores of the largest tile."""
         return ScoreShape(
             rows=self.sequences * inputs.key.shape[1],
             seg_len=self.queries,
             key_len=inputs.key_len,
             reach=inputs.reach,
-            position_keys=position_keys,
         )
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
@@ -153,9 +149,8 @@ class _Probabilities:
 
     def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
         position_key = inputs.position_key
-        position_keys = inputs.reach if position_key is None else position_key.shape[1]
         self._inputs, self._workspace = inputs, workspace
-        self._shape = tiling.score_shape(inputs, position_keys=position_keys)
+        self._shape = tiling.score_shape(inputs)
         self._buffer = workspace.acquire("scores", inputs.key, self._shape)
         self._scratch: Tensor | None = None  # scores of one tile, which the next one overwrites
         if position_key is None:
@@ -174,10 +169,10 @@ class _Probabilities:
             out = self._scratch[: rows * tile.queries * tile.keys].view(rows, tile.queries, tile.keys)
         if inputs.position_key is not None:
             query = tile.select_biased_queries(inputs.query, inputs.position_bias)
-            buffer.multiply(query, _dense(self._position_key_rows[:, -tile.keys :]))
+            buffer.multiply(query, _dense(self._position_key_rows[:, -tile.keys :]), scratch=out)
         query = tile.select_biased_queries(inputs.query, inputs.content_bias)
         key = _dense(tile.select_keys(inputs.key))
-        torch.baddbmm(buffer.masked_by_key(out), query, key.mT, out=out)
+        torch.baddbmm(buffer.by_key, query, key.mT, out=out)
         return torch.softmax(out, dim=-1, out=out)
 
     def release(self) -> None:
@@ -295,10 +290,7 @@ class _PositionGradients:
     def __init__(self, inputs: AttentionInputs, position_key: Tensor, tiling: Tiling, workspace: Workspace) -> None:
         self._heads = position_key.shape[0]
         self._query, self._bias, self._workspace = inputs.query, inputs.position_bias, workspace
-        shape = tiling.score_shape(inputs, position_keys=inputs.reach)
-        buffer = workspace.acquire("gradients", position_key, shape)
-        assert isinstance(buffer, PaddedScoreBuffer)
-        self._buffer = buffer
+        self._buffer = workspace.acquire("gradients", position_key, tiling.score_shape(inputs))
         self._key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, n, D)
         self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over tiles need more than 16 bits
