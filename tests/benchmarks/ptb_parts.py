@@ -1,6 +1,6 @@
 """Compare four-layer models of the recipes ptb and ptb-memory, and ptb without each of its parts.
 
-python -m tests.benchmarks.ptb_parts [--minutes 20] [--seeds 3] [--only TEXT] [--json FILE] [--device cuda|cpu]
+python -m tests.benchmarks.ptb_parts [--minutes 20 | --steps N] [--seeds 3] [--only TEXT] [--stride 10] [--json FILE]
 
 The two recipes have several seeds, the variants one, which only shows what does harm. All runs take the same number of
 steps, those that `ptb` can take in the time at the measured pace. The file has the results after every run.
@@ -9,7 +9,6 @@ steps, those that `ptb` can take in the time at the measured pace. The file has 
 import json
 import statistics
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,7 +41,6 @@ VARIANTS = {
 }
 """Changes of the recipe, each of which takes out one part."""
 PROBE_STEPS = 12
-READINGS = {"ptb": EvalOptions(attn_len=(140,), stride=10), "ptb-memory": EvalOptions(mem_len=(70,))}
 
 
 def scheduled(name, steps):
@@ -60,15 +58,18 @@ def pace(workspace):
     return settings.batch_size * settings.seg_len / statistics.median(rates)
 
 
-def measure(name, label, changes, seed, workspace):
-    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
+def measure(name, label, changes, seed, workspace, *, stride=10):
+    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid.
+
+    The windows of `ptb` have 140 tokens, of which the last `stride` count; `ptb-memory` has a memory of 70.
+    """
     options = TrainOptions(name=f"{name}-{abs(hash((label, seed)))}", overrides=tuple(changes), seed=seed)
     run = start.run(name, options, workspace).run
-    readings = replace(READINGS[name], temperature="auto", timed=False)
-    rows = {
-        split: evaluate.run(str(run.directory), replace(readings, split=split), workspace).rows[0]
-        for split in ("valid", "test")
+    lengths = {"attn_len": (140,), "stride": stride} if name == "ptb" else {"mem_len": (70,)}
+    readings = {
+        split: EvalOptions(split=split, temperature="auto", timed=False, **lengths) for split in ("valid", "test")
     }
+    rows = {split: evaluate.run(str(run.directory), reading, workspace).rows[0] for split, reading in readings.items()}
     ppl = {f"{split}_ppl": row.measures["ppl"] for split, row in rows.items()}
     return {"recipe": name, "variant": label, "seed": seed, "temperature": rows["test"].temperature, **ppl}
 
@@ -79,6 +80,7 @@ def main(
     only: Annotated[str, typer.Option(help="Part of the names of the variants to train.")] = "",
     json_file: Annotated[Path, typer.Option("--json", help="File of the results.")] = Path("ptb_parts.json"),
     steps: Annotated[int | None, typer.Option(min=12, help="Steps of a run instead of a time.")] = None,
+    stride: Annotated[int, typer.Option(min=1, help="Tokens of a window of ptb that count.")] = 10,
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Device to train on.")] = "auto",
     data_dir: DataDir = DATA_DIR,
 ) -> None:
@@ -93,7 +95,7 @@ def main(
         for name, label, changes, seed in cases:
             if only in label:
                 of_run = (*SHARED, *scheduled(name, steps), *changes)
-                results.append(measure(name, label, of_run, seed, workspace))
+                results.append(measure(name, label, of_run, seed, workspace, stride=stride))
                 json_file.write_text(json.dumps({"steps": steps, "results": results}, indent=1) + "\n")
                 typer.echo(json.dumps(results[-1]))
 
