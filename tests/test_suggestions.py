@@ -6,7 +6,7 @@ from txlcli.config import recipe
 from txlcli.suggestions import did_you_mean, meant_name, meant_option, meant_setting
 
 DEVICES = ["auto", "cpu", "cuda"]
-FORMATS = ["huggingface", "nanogpt"]
+FORMATS = ["huggingface", "nanogpt", "llm.c", "megatron", "parquet"]
 CORPORA = ["enwik8", "text8", "wt103", "lm1b", "ptb", "stdlib"]
 TOKENIZERS = ["byte", "char", "word", "sentencepiece"]
 COMMANDS = ["quickstart", "prepare", "train", "eval", "speed", "generate", "runs", "recipes", "import", "export"]

@@ -1,10 +1,11 @@
-"""txl prepare with Parquet files: a column of text becomes a store."""
+"""txl prepare and txl export with Parquet files: a column of text becomes a store, and stores become such files."""
 
+import numpy as np
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from tests.commands.novel import digests, done, json_of, refusal, store, text_of
+from tests.commands.novel import STORES, TOKENIZERS, digests, done, json_of, refusal, store, text_of
 from txlcli.data.vocabulary import Vocab
 
 
@@ -20,6 +21,34 @@ def dataset(untouched):
         write_rows(untouched / f"hub/data/{name}-00000-of-00001.parquet", text_of(split).splitlines())
     (untouched / "hub/README.md").write_text("a dataset")
     return untouched
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_an_exported_text_is_prepared_again_with_the_same_digests(here, tokenizer):
+    name = STORES[tokenizer]
+    told = json_of("export", name, "files", "--format", "parquet")
+    assert told["files"] == ["test.parquet", "train.parquet", "validation.parquet", "vocab.json"]
+    assert sorted(path.name for path in (here / "files").iterdir()) == told["files"]
+    assert told["sha256"] == digests(name)
+    rows = parquet.read_table("files/train.parquet")["text"].to_pylist()
+    assert rows == text_of("train").splitlines(keepends=True)
+    done("prepare", "files", "--name", "again")
+    assert store("again").fingerprint == store(name).fingerprint
+    assert {split: vars(info) for split, info in store("again").splits.items()} == {
+        split: vars(info) for split, info in store(name).splits.items()
+    }
+    assert store("again").conventions["vocabulary"] == "from files/vocab.json"
+
+
+def test_bytes_that_are_no_text_are_exported_too(untouched):
+    (untouched / "any").write_bytes(bytes(range(256)) * 99)
+    done("prepare", "any")
+    done("export", "any", "files", "--format", "parquet")
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("any")
 
 
 # --- preparing -------------------------------------------------------------------------------------------------------
@@ -58,7 +87,26 @@ def test_a_single_file_is_cut_at_line_ends(untouched):
     assert told["changes"] == {"rows_without_text": 1}
 
 
+def test_a_vocabulary_of_the_user_replaces_that_of_the_export(here):
+    done("export", "word", "files", "--format", "parquet")
+    done("prepare", "files", "--name", "chars", "--tokenizer", "char")
+    assert store("chars").tokenizer == "char"
+    done("prepare", "files", "--name", "given", "--vocab", "runs/char/vocab.json")
+    assert digests("given") == digests("char")
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_text_that_would_not_give_the_same_ids_is_not_exported(here):
+    (here / "list.txt").write_text("<eos>\nfox\nthe\n")
+    np.array([2, 1] * 99, "<u2").tofile("all.bin")  # no line end at the end, where the text of words always has one
+    done("prepare", "all.bin", "--vocab", "list.txt", "--name", "all")
+    assert refusal("export", "all", "files", "--format", "parquet", code=1) == (
+        "data/all.h5: its text would not be prepared to the same ids again (other ids); export the ids, for example "
+        "with --format nanogpt"
+    )
+    assert not (here / "files").exists()
 
 
 def test_files_without_text_are_rejected(untouched):

@@ -9,8 +9,10 @@ from filelock import FileLock
 
 from tests.commands.novel import STORES, TOKENIZERS, card, digests, done, json_of, refusal, store, train
 from tests.docs.pages import DOCS, blocks, pages
-from tests.exchange.test_token_files import megatron
+from tests.samples import sampled
 from txlcli.data.vocabulary import Vocab
+from txlcli.errors import ExportError
+from txlcli.exchange import token_files
 
 NO_TEXT = (
     "the vocabulary is 17 ids of a token file, whose text is not known; prepare the file with --vocab FILE to give it "
@@ -43,10 +45,10 @@ def ids_of_nanogpt(untouched):
 # --- round trips -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokenizer):
+@pytest.mark.parametrize(("tokenizer", "form"), sampled(2, TOKENIZERS, ["nanogpt", "llm.c", "megatron"]))
+def test_an_exported_store_is_prepared_again_with_the_same_digests(here, tokenizer, form):
     name = STORES[tokenizer]
-    told = json_of("export", name, "files", "--format", "nanogpt")
+    told = json_of("export", name, "files", "--format", form)
     assert told["sha256"] == digests(name)
     json_of("prepare", "files", "--name", "again")
     assert digests("again") == digests(name)
@@ -71,31 +73,48 @@ def test_an_export_of_any_text_and_any_splits_is_read_again(untouched, line, nam
     assert store("again").fingerprint == store("odd").fingerprint
 
 
-def test_ids_without_a_vocabulary_keep_their_digests(here):
-    done("export", "word", "files", "--format", "nanogpt")
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
+def test_ids_without_a_vocabulary_keep_their_digests(here, form):
+    done("export", "word", "files", "--format", form)
     (here / "files/vocab.json").unlink()
     done("prepare", "files", "--name", "again", "--vocab-size", store("word").vocab.size)
     assert digests("again") == digests("word")
     assert store("again").tokenizer == "ids"
-    done("export", "again", "twice", "--format", "nanogpt")
+    done("export", "again", "twice", "--format", form)
     assert (here / "twice/train.bin").read_bytes() == (here / "files/train.bin").read_bytes()
 
 
-def test_a_large_vocabulary_has_wider_ids(untouched):
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c", "megatron"])
+def test_a_large_vocabulary_has_wider_ids(untouched, form):
     write_ids(untouched / "large/train.bin", sample(97, 70_001), "I")
     write_ids(untouched / "large/test.bin", sample(89, 70_001), "I")
     done("prepare", "large", "--dtype", "uint32")
-    told = json_of("export", "large", "files", "--format", "nanogpt")
-    assert told["dtype"] == "uint32"
-    assert [note.split(":")[0] for note in told["notes"]] == ["V = 70,001 needs uint32"]
+    told = json_of("export", "large", "files", "--format", form)
+    assert told["dtype"] == ("int32" if form == "megatron" else "uint32")
+    assert [note.split(":")[0] for note in told["notes"]] == ["V = 70,001 needs uint32"] * (form == "nanogpt")
     done("prepare", "files", "--name", "again")  # the vocabulary next to the files tells their type
     assert digests("again") == digests("large")
 
 
+def test_sentences_become_documents_of_megatron(here):
+    (here / "news").mkdir()
+    (here / "news/1b_word_vocab.txt").write_text("<S>\n<UNK>\nthe\nfox\n")
+    for name in ("news.en-00001-of-00100", "news.en.heldout-00000-of-00050"):
+        (here / "news" / name).write_text("the fox\nfox\nthe the fox\n")
+    done("prepare", "lm1b", "--source", "news")
+    done("export", "lm1b", "files", "--format", "megatron")
+    assert np.fromfile("files/test.idx", "<i4", 3, offset=34).tolist() == [3, 2, 4]
+    done("prepare", "files", "--name", "again")
+    assert digests("again") == digests("lm1b")
+    assert store("again").sentence_starts("test").tolist() == [0, 3, 5]
+
+
 def test_documents_of_megatron_are_those_of_the_store_and_are_not_cut(untouched):
     lengths = [3, 100, 2, 40, 60, 5]
-    megatron(untouched, sample(sum(lengths)), lengths)
-    told = json_of("prepare", "data.idx", "--split", "60,30,10", "--name", "all")
+    write_ids(untouched / "all.bin", sample(sum(lengths)))
+    starts = np.cumsum([0, *lengths[:-1]])
+    token_files.write("megatron", untouched / "all.bin", np.array(sample(sum(lengths))), 17, starts)
+    told = json_of("prepare", "all.idx", "--split", "60,30,10")
     assert {split: info["documents"] for split, info in told["splits"].items()} == {"train": 4, "valid": 1, "test": 1}
     assert store("all").sentence_starts("train").tolist() == [0, 3, 103, 105]
     assert told["conventions"]["documents"] == "as in the index"
@@ -232,7 +251,9 @@ def test_ids_are_trained_on_and_evaluated_but_commands_that_need_text_reject_the
 
 
 def test_the_kind_of_export_must_suit_what_is_exported(here):
-    assert refusal("export", "char", "files", "--runs-dir", "none") == ("char is a token store; give --format nanogpt")
+    assert refusal("export", "char", "files", "--runs-dir", "none") == (
+        "char is a token store; give --format nanogpt, llm.c, megatron or parquet"
+    )
     assert refusal("export", "nothing", "files", "--format", "nanogpt", code=1).startswith(
         "no token store at data/nothing.h5; "
     )
@@ -243,22 +264,22 @@ def test_the_kind_of_export_must_suit_what_is_exported(here):
 
 
 def test_an_export_of_a_store_is_replaced_only_with_force(here):
-    done("export", "word", "files", "--format", "nanogpt")
+    done("export", "word", "files", "--format", "megatron")
     assert refusal("export", "word", "files", "--format", "nanogpt", code=1) == (
         "files exists; give another folder, or replace an earlier export with --force"
     )
-    assert refusal("export", "byte", "files", "--force", code=1) == (
-        "files holds test.bin, which no export of this format writes; give another folder, or empty this one"
+    assert refusal("export", "word", "files", "--format", "nanogpt", "--force", code=1) == (
+        "files holds test.idx, which no export of this format writes; give another folder, or empty this one"
     )
     before = {path.name for path in (here / "files").iterdir()}
-    done("export", "char", "files", "--format", "nanogpt", "--force")
+    done("export", "char", "files", "--format", "megatron", "--force")
     assert {path.name for path in (here / "files").iterdir()} == before
     done("prepare", "files", "--name", "again")
     assert digests("again") == digests("char")
 
 
 def test_a_directory_is_filled_by_one_export_at_a_time(here):
-    export = ["export", "word", "new/files", "--format", "nanogpt"]
+    export = ["export", "word", "new/files", "--format", "megatron"]
     (here / "new").mkdir()
     with FileLock("new/.files.lock"):
         assert refusal(*export, code=1) == (
@@ -267,3 +288,10 @@ def test_a_directory_is_filled_by_one_export_at_a_time(here):
         assert not (here / "new/files").exists()
     done(*export)
     assert [path.name for path in (here / "new").iterdir()] == ["files"]
+
+
+def test_a_store_with_more_ids_than_llm_c_can_state_is_rejected(tmp_path):
+    many = np.broadcast_to(np.uint8(0), (token_files.MAX_IDS + 1,))
+    with pytest.raises(ExportError, match=r"2,147,483,648 ids are more than an llm\.c file can declare"):
+        token_files.write("llm.c", tmp_path / "train.bin", many, 7)
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The text column of Parquet files: read from files of other programs."""
+"""The text column of Parquet files: read from files of other programs, and written."""
 
 import pyarrow as arrow
 import pytest
@@ -109,7 +109,7 @@ def test_a_truncated_file_is_rejected(tmp_path, size):
 
 def test_a_changed_byte_is_rejected_or_changes_nothing(tmp_path):
     path = tmp_path / "a.parquet"
-    write_column(path, arrow.array(["the fox\n", "jumps\n" * 3]), write_page_checksum=True)
+    parquet_text.write(path, [b"the fox\n", b"jumps\n" * 3], is_utf8=True)
     data, refused = path.read_bytes(), []
     for at in range(0, len(data), 11):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at // 11 % 8]) + data[at + 1 :])
@@ -159,3 +159,36 @@ def test_a_value_beyond_the_limit_is_rejected_before_it_is_read(tmp_path):
     finally:
         arrow.set_memory_pool(before)
     assert pool.max_memory() < 1 << 20
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [JOINED, JOINED[:-1], b"", b"\n", b"\n\na", b"no line end"])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_written_text_is_read_again_whatever_the_blocks(tmp_path, text, size):
+    blocks = [text[start : start + size] for start in range(0, len(text), size)]
+    parquet_text.write(tmp_path / "a.parquet", blocks, is_utf8=parquet_text.is_utf8(blocks))
+    assert parquet_text.columns(tmp_path / "a.parquet") == (["text"], True)
+    assert read(tmp_path / "a.parquet")[0] == text
+
+
+def test_bytes_that_are_not_utf8_are_written_as_binary(tmp_path):
+    data = bytes(range(256)) * 3
+    assert not parquet_text.is_utf8([data])
+    assert not parquet_text.is_utf8(["é".encode()[:1]])
+    assert parquet_text.is_utf8(["é".encode()[:1], "é".encode()[1:]])
+    parquet_text.write(tmp_path / "a.parquet", [data], is_utf8=False)
+    assert parquet.read_schema(tmp_path / "a.parquet").field("text").type == arrow.binary()
+    assert read(tmp_path / "a.parquet")[0] == data
+
+
+def test_other_programs_read_lines_and_parts_of_long_ones_that_end_between_characters(tmp_path):
+    parquet_text.write(tmp_path / "a.parquet", [JOINED], is_utf8=True)
+    assert parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist() == JOINED.decode().splitlines(keepends=True)
+    line = "語é🦊a" * (parquet_text.LONGEST_ROW // 7)
+    parquet_text.write(tmp_path / "a.parquet", [line.encode()], is_utf8=True)
+    rows = parquet.read_table(tmp_path / "a.parquet")["text"].to_pylist()
+    assert len(rows) == 2
+    assert "".join(rows) == line
+    assert read(tmp_path / "a.parquet")[0] == line.encode()

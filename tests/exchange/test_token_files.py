@@ -120,10 +120,23 @@ def test_other_files_and_directories_are_text(tmp_path):
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "code"), [(65_500, "H"), (65_536, "H"), (65_537, "I")])
-def test_a_written_file_is_the_ids_alone_in_the_type_that_the_vocabulary_needs(tmp_path, size, code):
-    token_files.write(tmp_path / "train.bin", np.array(IDS), size)
+@pytest.mark.parametrize(
+    ("size", "code", "header"),
+    [(65_500, "H", {}), (65_536, "H", {}), (65_537, "I", {"magic": 20240801, "version": 7, "code": "I"})],
+)
+def test_nanogpt_s_file_is_the_ids_alone_and_llm_c_s_has_the_header_of_its_type(tmp_path, size, code, header):
+    token_files.write("nanogpt", tmp_path / "train.bin", np.array(IDS), size)
     assert (tmp_path / "train.bin").read_bytes() == packed(code, IDS)
+    token_files.write("llm.c", tmp_path / "train.bin", np.array(IDS), size)
+    assert (tmp_path / "train.bin").read_bytes() == llm_c(IDS, **header)
+
+
+@pytest.mark.parametrize(("size", "code", "index"), [(65_499, "H", {}), (65_500, "i", {"type_code": 4, "itemsize": 4})])
+@pytest.mark.parametrize(("starts", "lengths"), [(None, [7]), (np.array([0, 3, 4]), [3, 1, 3])])
+def test_megatron_s_files_are_those_of_the_description(tmp_path, size, code, index, starts, lengths):
+    token_files.write("megatron", tmp_path / "train.bin", np.array(IDS), size, starts)
+    assert (tmp_path / "train.bin").read_bytes() == packed(code, IDS)
+    assert (tmp_path / "train.idx").read_bytes() == megatron_index(lengths, **index)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

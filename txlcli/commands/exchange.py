@@ -1,4 +1,4 @@
-"""`txl import` and `txl export`: exchange weights and tokens with other systems."""
+"""`txl import` and `txl export`: exchange weights, tokens and text with other systems."""
 
 import shlex
 from pathlib import Path
@@ -63,18 +63,18 @@ def export(
     where: Directories,
     json: Json = False,
 ) -> None:
-    """Export a run or the tokens of a store for other programs.
+    """Export a run for other programs, or the tokens or text of a store.
 
     A run becomes a TransfoXL folder: config.json and model.safetensors for transformers up to version 4, and the
     vocabulary; "txl import" reads it back. With --format pt2 it becomes a program that PyTorch runs without txl.
-    A store becomes one file of ids per split, as nanoGPT reads them, and the vocabulary; "txl prepare" reads them back.
+    A store becomes one file per split, of ids or of text, and the vocabulary; "txl prepare" reads them back.
 
     Example: txl export runs/wt103 hf-wt103/
     """
     path = Path(name) if name.endswith(".h5") else where.data_dir / f"{name}.h5"
     if options.format in ("huggingface", "pt2"):
         if path.is_file() and not (where.runs_dir / name).is_dir():
-            raise UsageError(f"{name} is a token store; give --format nanogpt")
+            raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
         run_directory.find(name, where.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
 

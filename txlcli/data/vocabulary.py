@@ -161,6 +161,18 @@ class Vocab:
             yield " " * has_blank + symbol
             after = number
 
+    def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+        """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
+        self.check_has_text()
+        after: int | None = None
+        for block in blocks:
+            numbers = block.tolist()
+            if self.pieces is not None:
+                yield b"".join(map(self.pieces.__getitem__, numbers))
+            else:
+                yield "".join(self._texts(numbers, after)).encode()
+                after = numbers[-1] if numbers else after
+
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
 

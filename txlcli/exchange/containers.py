@@ -50,6 +50,8 @@ class TextFile:
     """Encoding of its characters; None is UTF-8."""
     column: str = ""
     """Column of the text; empty for a file without rows."""
+    is_pieces: bool = False
+    """True if the rows are pieces of one text."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,13 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
 
 def _with_column(file: TextFile, column: str | None) -> TextFile:
     """Return a file with rows and the column of its text: the named one, or "text", or the only one with text."""
-    names = _columns(file)
+    names, is_pieces = _columns(file)
     if file.format in DELIMITERS and column is None and len(names) == 1 and re.search(r"[;,|\t]", names[0]):
         raise CorpusInputError(
             f'{file.path}: its only column is "{shortened(names[0])}"; if these are several, write the file with the '
             f"delimiter of {file.format}, else give that name as `column`"
         )
-    return replace(file, column=_choose(file.path, names, column))
+    return replace(file, column=_choose(file.path, names, column), is_pieces=is_pieces)
 
 
 def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
@@ -114,8 +116,8 @@ def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
     return chosen
 
 
-def _columns(file: TextFile) -> list[str]:
-    """Return the names of the columns that have text, in the first row of JSON lines."""
+def _columns(file: TextFile) -> tuple[list[str], bool]:
+    """Return the names of the columns that have text, in the first row of JSON lines; True if rows are pieces."""
     with _reading(file):
         if file.format == "Parquet":
             return parquet_text.columns(file.path)
@@ -124,8 +126,8 @@ def _columns(file: TextFile) -> list[str]:
         with _open_text(file) as stream:
             if file.format == "JSONL":
                 _, first = next(_json_records(file, stream), (0, {}))
-                return [name for name, value in first.items() if isinstance(value, str | None)]
-            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), [])
+                return [name for name, value in first.items() if isinstance(value, str | None)], False
+            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), []), False
 
 
 @contextmanager
@@ -266,12 +268,12 @@ def extract(
 ) -> Written:
     """Write the text of a file to `target`, with no more bytes than an archive may unpack to.
 
-    A line end follows each row that has none; an empty row becomes the line `blank`. With
+    A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
     `only_utf8`, other bytes are rejected.
     """
     decoder, starts, most = codecs.getincrementaldecoder("utf-8")(), array("q"), max_bytes(file.path)
     size = missing = 0
-    has_rows = bool(file.column)
+    has_rows = bool(file.column) and not file.is_pieces
     with target.open("ab" if append else "wb") as output:
         for number, row in enumerate(_rows(file), 1):
             if row is None:

@@ -1,9 +1,13 @@
-"""A text column of Parquet files, as datasets of the Hugging Face Hub have it.
+"""A text column of Parquet files, as datasets of the Hugging Face Hub have it: read into text files, and written.
 
-Each row is a line or a document.
+Each row is a line or a document, so a line end follows it unless it has one. The rows that txl writes are pieces of one
+text and are joined as they are, which a key of the file's metadata says.
 """
 
-from collections.abc import Iterator
+import codecs
+import itertools
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,10 @@ from pyarrow import parquet
 
 from txlcli.corpora.unpack import max_bytes, too_large
 
+COLUMN = "text"
+"""Column that is written."""
+ROWS, PIECES = b"txl.rows", b"pieces"
+"""Key and value of the metadata of files whose rows are pieces of one text."""
 DELTAS = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
 """Encodings that cannot be read as a dictionary."""
 LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1 << 20}
@@ -19,21 +27,23 @@ LIMITS = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 1
 BUFFER = 1 << 20  # bytes of a file that are read at once
 BYTES_PER_BATCH, MAX_ROWS = 16 << 20, 1 << 14
 """Most text of rows of mean length, and most rows, that are read at once."""
+LONGEST_ROW = 1 << 20  # bytes of a part of a line, at least, that is written as a row
 TEXT_TYPES = (arrow.string(), arrow.large_string(), arrow.string_view(), arrow.binary(), arrow.large_binary())
 
 
-def columns(path: Path) -> list[str]:
-    """Return the names of the columns of a file that have text."""
+def columns(path: Path) -> tuple[list[str], bool]:
+    """Return the names of the columns of a file that have text; True if its rows are pieces of one text."""
     with _open(path) as file:
         return columns_of(file.schema_arrow)
 
 
-def columns_of(schema: Any) -> list[str]:
-    """Return the names of the columns of an Arrow schema that have text."""
+def columns_of(schema: Any) -> tuple[list[str], bool]:
+    """Return the names of the columns of an Arrow schema that have text; True if the rows are pieces of one text."""
     kinds = ((field.name, field.type) for field in schema)
-    return [
+    names = [
         name for name, kind in kinds if (kind.value_type if arrow.types.is_dictionary(kind) else kind) in TEXT_TYPES
     ]
+    return names, (schema.metadata or {}).get(ROWS) == PIECES
 
 
 def _open(path: Path, **options: Any) -> Any:
@@ -69,3 +79,38 @@ def values(column: Any) -> list[bytes | None]:
         column = column.cast(arrow.large_string())
     texts: list[bytes | None] = column.cast(arrow.large_binary()).to_pylist()
     return texts
+
+
+def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
+    """Write consecutive blocks of a text as rows: its lines with their ends, long ones cut between characters.
+
+    Blocks may end inside a line or a character. Text that is not UTF-8 becomes a column of binary values.
+    """
+    kind = arrow.string() if is_utf8 else arrow.binary()
+    schema = arrow.schema([(COLUMN, kind)], metadata={ROWS: PIECES})
+    rest = b""
+    with parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+        for block in itertools.chain(blocks, [None]):
+            text = rest + (block or b"")
+            end = len(text) if block is None else _end_of_rows(text)
+            rows, rest = re.findall(rb"[^\n]*\n|[^\n]+", text[:end]), text[end:]
+            if rows:
+                column = arrow.array(rows, arrow.binary()).cast(kind)
+                writer.write_batch(arrow.record_batch([column], schema=schema))
+
+
+def _end_of_rows(text: bytes) -> int:
+    """Return the end of the last line, or, if there is none, of a long part that ends between characters; or 0."""
+    if (end := text.rfind(b"\n") + 1) or len(text) <= LONGEST_ROW:
+        return end
+    return next((n for n in range(len(text) - 1, len(text) - 5, -1) if text[n] & 0xC0 != 0x80), len(text))
+
+
+def is_utf8(blocks: Iterable[bytes]) -> bool:
+    """True if consecutive blocks are UTF-8 text together."""
+    try:
+        for _ in codecs.iterdecode(blocks, "utf-8"):
+            pass
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import SPLITS
 from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of as packed_format
-from txlcli.errors import CorpusInputError
+from txlcli.errors import CorpusInputError, ExportError
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
@@ -50,6 +50,10 @@ MIN_USED = 1 / 64
 MAX_DISTANCE, MIN_RATIO = 0.2, 1.25
 """Of the two bytes of uint16: largest distance of their distributions, if these are not even, that is taken for uint8;
 ratio of the sums of squared shares of the first and the second byte that is taken for big-endian ids."""
+LONGEST_DOCUMENT = 1 << 30
+"""Most ids of a document that is written for Megatron, whose lengths are int32."""
+MAX_IDS = (1 << 31) - 1
+"""Most ids of a file of llm.c, whose header has an int32."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
     else:
         ending = source.suffix.lower()
         by_split = {"": [source.with_suffix(BIN) if ending == IDX else source]} if ending in (BIN, IDX) else {}
-    exported = None if vocab_size is None else dtype_of(vocab_size)
+    exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
     tokens = {split: tuple(_open(path, dtype or exported) for path in paths) for split, paths in by_split.items()}
     formats = sorted({part.format for parts in tokens.values() for part in parts})
     if len(formats) > 1:
@@ -258,14 +262,43 @@ def _of_megatron(path: Path, index: Path) -> TokenPart:
     raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
-def dtype_of(vocab_size: int) -> str:
-    """Return the type of the ids in a file that is written."""
+def dtype_of(format: str, vocab_size: int) -> str:
+    """Return the type of the ids in a file that is written: the one that the system chooses for a vocabulary."""
+    if format == "megatron":
+        return "uint16" if vocab_size < 65_500 else "int32"
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def write(path: Path, ids: NDArray[Any], vocab_size: int) -> None:
-    """Write ids without a header."""
-    dtype = np.dtype(dtype_of(vocab_size)).newbyteorder("<")
+def write(format: str, path: Path, ids: NDArray[Any], vocab_size: int, starts: NDArray[Any] | None = None) -> None:
+    """Write ids as a .bin of nanogpt, llm.c or megatron, and for Megatron the .idx.
+
+    If `starts` has the first tokens of sentences, each is a document of Megatron.
+    """
+    dtype = np.dtype(dtype_of(format, vocab_size)).newbyteorder("<")
+    header = _llm_c_header(path, dtype, len(ids)) if format == "llm.c" else b""
     with path.open("wb") as file:
+        file.write(header)
         for start in range(0, len(ids), BLOCK):
             file.write(ids[start : start + BLOCK].astype(dtype).tobytes())
+    if format == "megatron":
+        firsts = np.arange(0, len(ids), LONGEST_DOCUMENT) if starts is None else starts.astype(np.int64)
+        _write_index(path.with_suffix(IDX), dtype, firsts, len(ids))
+
+
+def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
+    if count > MAX_IDS:
+        raise ExportError(
+            f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
+            "nanogpt or megatron"
+        )
+    beginning = next(beginning for beginning, name in LLM_C_TYPES.items() if name == dtype.name)
+    return LLM_C_BEGINNING.pack(*beginning, count).ljust(4 * LLM_C_HEADER, b"\0")
+
+
+def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:
+    code, count = next(code for code, name in MEGATRON_TYPES.items() if name == dtype.name), len(firsts)
+    with path.open("wb") as file:
+        file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
+        np.diff(firsts, append=total).astype("<i4").tofile(file)
+        (firsts * dtype.itemsize).astype("<i8").tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)

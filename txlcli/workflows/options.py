@@ -584,8 +584,9 @@ class ImportOptions(Options):
 class ExportOptions(Options):
     """Options of `txl export`."""
 
-    format: Literal["huggingface", "pt2", "nanogpt"] = option(
-        "huggingface, or pt2 (a program of PyTorch) for a run; nanogpt (.bin) for a store.",
+    format: Literal["huggingface", "pt2", "nanogpt", "llm.c", "megatron", "parquet"] = option(
+        "huggingface, or pt2 (a program of PyTorch) for a run; nanogpt, llm.c (.bin), megatron (.bin and .idx) or "
+        "parquet (text) for a store.",
         default="huggingface",
     )
     force: bool = force_option()

@@ -95,7 +95,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
     vocab_file, vocab = options.vocab, vocabularies.read(options.vocab) if options.vocab else None
-    if own and vocab is None and tokens:
+    if own and vocab is None and (tokens or (files and all(file.is_pieces for file in files))):
         vocab_file, vocab = (own if own.is_dir() else own.parent) / token_files.VOCABULARY, exported
     default = vocab.tokenizer if vocab else "ids" if tokens else corpus.unit
     tokenizer: TokenizerName = options.tokenizer or default
