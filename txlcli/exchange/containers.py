@@ -86,8 +86,10 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
 def _describe(path: Path, encoding: str | None) -> TextFile:
     """Return a file with its format and packing, without a column."""
     found = format_of(path, "rows", "packed")
-    if found in ("Parquet", "Arrow"):
+    if found == "Arrow":
         return TextFile(path, found)
+    if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
+        return TextFile(path, "Parquet")
     packing = found if found in (*OPENERS, "zstd") and found != "tar" else None
     ending = Path(path.stem if packing else path.name).suffix.lower()
     return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
