@@ -23,14 +23,6 @@ def txl(*arguments):
     return CliRunner().invoke(app, list(arguments), prog_name="txl")
 
 
-@pytest.mark.parametrize("words", [("prepare", "n" * 300), ("train", "n" * 300), ("runs", "--runs-dir", "n" * 300)])
-def test_a_path_longer_than_the_system_allows_is_one_line(words):
-    result = txl(*words)
-    assert result.exit_code in (1, 2)
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-
-
 def test_a_tilde_that_the_shell_left_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -132,18 +132,6 @@ def test_an_error_has_the_beginning_and_the_length_of_a_word_that_fills_a_page(c
     assert capsys.readouterr().err == f"error: {'x' * 60}... (1,000 characters) is not a word; {'y' * 999}\n"
 
 
-def test_two_notes_are_shown_and_the_others_with_verbose(capsys):
-    notes = ["first.", "second.", "third."]
-    console.show_table("", ("a",), [("1",)], notes)
-    short = capsys.readouterr()
-    console.show_table("", ("a",), [("1",)], notes, verbose=True)
-    whole = capsys.readouterr()
-    assert [line.strip() for line in short.out.splitlines()[-2:]] == ["first.", "second."]
-    assert short.err == "more notes with --verbose\n"
-    assert [line.strip() for line in whole.out.splitlines()[-3:]] == notes
-    assert whole.err == ""
-
-
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
 @pytest.mark.parametrize(("columns", "number"), [(60, 4), (80, 6), (200, 9)])
 def test_a_table_fits_the_terminal_and_says_which_columns_it_lacks(monkeypatch, kind, columns, number):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.commands.novel import done, json_of, refusal, text_of, txl, write_texts
-from tests.commands.test_eval import cells, headings
 from tests.commands.test_plots import MAGIC
 from tests.commands.test_recurrent import recipe_of
 from txlcli.core.measures.attention_maps import strongest
@@ -56,27 +55,6 @@ def test_three_figures_are_written_to_the_run_directory(here):
     )
     for name in FILES:
         assert f"figure written to runs/byte/figures/{name}\n" in result.stderr
-
-
-def test_the_table_shows_what_the_json_says(here):
-    table, output = done("attention", "byte", "--out", "a", "--verbose"), json_of("attention", "byte", "--out", "b")
-    assert headings(table) == ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
-    for row, layer in zip(cells(table), (1, 2), strict=True):
-        heads = [head for head in output["heads"] if head["layer"] == layer]
-        assert [head["head"] for head in heads] == [1, 2, 3]
-        widest = max(heads, key=lambda head: head["width_tokens"])
-        assert row == [
-            str(layer),
-            f"{sum(head['mean_distance_tokens'] for head in heads) / 3:.1f}",
-            f"{sum(head['entropy_nats'] for head in heads) / 3:.2f}",
-            f"{sum(head['memory_share'] for head in heads) / 3:.1%}",
-            f"{layer}.{widest['head']}",
-            f"{widest['width_tokens']:.1f}",
-        ]
-    assert f"Attention of runs/byte on novel valid, {N_VALID - 5} tokens\n" in table.stdout
-    assert "L = 5, M = 5, up to 5 keys per query, same_length = m, max_distance = 10, fp32." in table.stdout
-    shown = ", ".join(f"{head['layer']}.{head['head']}" for head in output["figure6"]["heads"])
-    assert f"Figure 6: heads {shown} from token {output['figure6']['at']} on." in table.stdout
 
 
 def test_json_contains_the_numbers_of_the_figures(here):

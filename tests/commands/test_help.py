@@ -77,11 +77,6 @@ def test_an_option_has_the_same_help_in_every_command():
     assert " ".join(sorted(option for option, texts in helps.items() if len(texts) > 1)) == OWN_HELP
 
 
-def test_figures_are_drawn_silently_with_quiet(here):
-    quiet = done("eval", "word", "--positions", "20", "--plot", "curve.svg", "-q")
-    assert quiet.stderr == ""
-
-
 def test_names_with_terminal_escapes_are_shown_harmless(here):
     (here / "runs/word").rename(here / "runs/a\x1b[2Jb")
     for words in (("runs",), ("runs", "show", "a\x1b[2Jb")):

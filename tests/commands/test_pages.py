@@ -50,17 +50,5 @@ def test_the_page_contains_all_text_links_verdicts_and_the_figure(tmp_path):
         assert text in page
 
 
-def test_markdown_contains_all_text_and_escapes_it():
-    lines = to_markdown("The report", [SECTION], "the end").splitlines()
-    assert lines[0] == "# The report"
-    assert lines[lines.index("| model | ppl |") + 1] == "| --- | ---: |"
-    assert "| a \\| b | 1.5 |" in lines
-    assert "![The curve](curve.png)" in lines
-    assert "- **NOT as in the paper**: two is ahead (here 3 and 2)" in lines
-    fences = [number for number, line in enumerate(lines) if line == "````"]
-    assert lines[fences[0] + 1 : fences[1]] == ["code:", "```", "x < y", "```"]  # a longer fence than the text's own
-    assert lines[lines.index("```sh") + 1 : lines.index("```sh") + 3] == SECTION.commands
-
-
 def test_a_section_survives_json():
     assert Section.from_json(json.loads(json.dumps(dataclasses.asdict(SECTION)))) == SECTION

@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from tests.commands.novel import cells, done, json_of, refusal, txl
+from tests.commands.novel import done, json_of, refusal, txl
 from txlcli.config import recipe
 
 NAMES = recipe.packaged_names()
@@ -22,24 +22,12 @@ def original(name):
     return resources.files("txlcli.recipes").joinpath(f"{name}.toml").read_bytes()
 
 
-def row_of(name):
-    """Return the cells of a recipe's row in the list."""
-    return next(row for row in cells(done("recipes")) if row[0] == name)
-
-
 def test_the_list_has_every_recipe_once_and_fits_a_terminal():
     result = done("recipes")
     assert result.stderr == ""
     rows = [line for line in result.stdout.splitlines() if line.startswith("│")]
     assert [row.strip("│").split()[0] for row in rows] == NAMES
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
-
-
-def test_a_row_has_store_parameters_metric_and_the_paper_s_results():
-    assert row_of("wt103") == ["wt103", "wt103", "151,107,538", "ppl", "23.1", "24.0", "1"]
-    assert row_of("enwik8-24l") == ["enwik8-24l", "enwik8", "277,231,820", "bpc", "-", "0.99", "2"]
-    assert row_of("text8") == ["text8", "text8", "40,964,635", "bpc", "-", "-", "-"]
-    assert row_of("stdlib") == ["stdlib", "stdlib", "-", "bpc", "-", "-", "-"]
 
 
 def test_the_list_is_printed_as_json():

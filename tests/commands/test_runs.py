@@ -164,20 +164,6 @@ def test_the_list_shows_the_number_of_test_scores_unless_valid_was_evaluated(her
     assert shown("byte")["test"].endswith(" bpc with M = 0")
 
 
-def test_a_perplexity_that_overflows_is_shown_as_infinite(here):
-    path = here / "runs/word/metrics.jsonl"
-    steep = [{**line, "loss_nats": 800.0, "ppl": None} for line in reports("runs/word")]
-    path.write_text("".join(map(log_file.to_line, steep)))
-    done("eval", "word", "--mem-len", 0)
-    (row,) = recorded("word")
-    (here / "runs/word/evals.jsonl").write_text(log_file.to_line({**row, "loss_nats": 800.0}))
-    row = {row[0]: row for row in cells(done("runs"))}["word"]
-    assert row[2:4] == ["inf ppl", "inf ppl"]
-    entry = listed()["word"]
-    assert (entry["best_valid"], entry["last_train"], entry["test"]) == (None, None, None)
-    assert entry["best_valid_step"] == next(line["step"] for line in steep if line["kind"] == "valid")
-
-
 def test_a_result_that_cannot_be_recorded_is_reported(here):
     (here / "runs/byte/evals.jsonl").mkdir()
     result = done("eval", "byte", "--json")

@@ -210,27 +210,6 @@ def test_a_truncated_last_line_is_removed(runs_dir, half):
     assert metrics_of(run) == [{"kind": "train", "step": 1}, {"kind": "train", "step": 3}]
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3, 4], ids=["vocabulary", "card", "set aside", "name"])
-def test_a_replacement_that_fails_leaves_the_run_as_it_was(runs_dir, monkeypatch, failing):
-    old = create(runs_dir, "mine")
-    (old.directory / "last.safetensors").write_text("weights")
-    replace, calls = os.replace, []
-
-    def refusing(*paths):
-        calls.append(paths)
-        if len(calls) == failing:
-            raise PermissionError(13, "Permission denied")
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", refusing)
-    message = refusal(create, runs_dir, "mine", force=True, metric="ppl")
-    assert message.startswith("runs/")
-    assert message.endswith(": cannot be written (Permission denied); check the folder and the free space")
-    assert run_directory.open_run(old.directory) == old
-    assert (old.directory / "last.safetensors").read_text() == "weights"
-    assert [directory.name for directory in runs_dir.iterdir()] == ["mine"]
-
-
 def test_runs_of_the_same_name_are_labelled_by_their_directories():
     directories = [Path("here/byte"), Path("there/byte"), Path("here/word")]
     assert run_directory.short_names(directories) == ["here/byte", "there/byte", "word"]
