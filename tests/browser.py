@@ -1,6 +1,5 @@
 """A headless Chromium that a test drives over the DevTools protocol, by two pipes."""
 
-import base64
 import itertools
 import json
 import os
@@ -55,13 +54,9 @@ class Page:
         if event.get("method") == "Network.requestWillBeSent" and not url.startswith(("file:", "data:", "blob:")):
             self.problems.append(url)
 
-    def open(self, path, *, width=1280, height=900, dark=False):
-        """Open a file in a window of this size, and wait until it says that it is ready."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
+    def open(self, path):
+        """Open a file in a window of a desktop's size, and wait until it says that it is ready."""
+        self.send("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
         self.send("Page.navigate", url=Path(path).resolve().as_uri())
         self.run("until(() => document.body?.dataset.ready)")
 
@@ -100,10 +95,6 @@ class Page:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
-
-    def screenshot(self, path):
-        """Save what the window shows as a PNG file."""
-        Path(path).write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager

@@ -148,16 +148,15 @@ def on_a_full_disk(limit, *arguments):
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONGEST_WAIT_S)
 
 
-def interrupt_at_save(number, monkeypatch):
-    """Send Ctrl-C while `last.safetensors` is written for the given time."""
+def interrupt_at_save(monkeypatch):
+    """Send Ctrl-C while `last.safetensors` is written for the first time."""
     replace, saved = os.replace, []
 
     def replace_and_interrupt(source, target):
         replace(source, target)
-        if target.name == run_directory.LAST:
+        if target.name == run_directory.LAST and not saved:
             saved.append(target)
-            if len(saved) == number:
-                os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(os, "replace", replace_and_interrupt)
 

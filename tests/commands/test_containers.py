@@ -92,13 +92,6 @@ def test_a_text_in_another_encoding_is_converted(plain, encoding):
     assert digests("again") == digests("plain")
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "word"])
-def test_another_encoding_of_a_packed_text_is_named(plain, tokenizer):
-    (plain / "legacy.gz").write_bytes(gzip.compress(TEXT.decode().encode("utf-16")))
-    message = "legacy.gz: utf-16 is not UTF-8; give --encoding utf-16"
-    assert message in refusal("prepare", "legacy.gz", "--tokenizer", tokenizer, code=1)
-
-
 def test_a_saved_dataset_has_the_splits_of_its_folders(plain):
     for split in ("train", "validation"):
         (plain / "saved" / split).mkdir(parents=True)

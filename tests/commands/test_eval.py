@@ -356,13 +356,6 @@ def test_a_plot_covers_the_requested_lengths(here, monkeypatch, options):
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_without_losses_is_not_replaced(here):
-    before = sorted(here.rglob("*"))
-    message = refusal("eval", "byte", "--force", "--losses", "data/novel.h5")
-    assert message == "--losses data/novel.h5: exists and holds no losses; give another name"
-    assert sorted(here.rglob("*")) == before
-
-
 @pytest.mark.parametrize("options", [["--mem-len", "0,5", "--json"], ["--attn-len", "4"], ["--mem-len", "auto"]])
 def test_a_loss_that_is_not_finite_is_an_error(here, options):
     change_weights("byte", lambda name, tensor: tensor * math.nan)

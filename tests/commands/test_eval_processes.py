@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import h5py
 import pytest
 
-from tests.commands.novel import change_weights, done, json_of, start, wait_for
-from tests.commands.processes import ended, on_linux, processes_in, start_ranks
+from tests.commands.novel import done, json_of, start, wait_for
+from tests.commands.processes import ended, on_linux, processes_in
 from txlcli.runs import history, run_directory
-from txlcli.system import signals
 
 ENDLESS = ["eval", "byte", "--text", "endless.txt", "--mem-len", "0,5", "--batch-size", 2, "--device", "cpu"]
 TIMES = {"ms_per_token", "one_lane_ms_per_token", "vanilla_ms_per_token", "slowdown"}
@@ -83,40 +81,6 @@ def test_fewer_lanes_than_processes_are_rejected_once(here, protocols):
         "error: 2 processes divide the lanes of the batch, and 458 tokens with a batch size of 1 are one lane; give "
         "--batch-size 2 or more, or use fewer processes"
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "code", "error"),
-    [
-        pytest.param(["--data-dir", "nowhere"], 1, "error: rank 1 on ", marks=pytest.mark.slow),
-        (["--runs-dir", "other"], 2, "error: the checkpoint is step 7 with weights "),
-    ],
-)
-def test_processes_that_differ_end_with_one_line(here, free_port, change, code, error):
-    shutil.copytree("runs", "other")
-    change_weights("byte", lambda name, tensor: tensor + 1)
-    arguments = ["eval", "byte", "--mem-len", "0,5", "--device", "cpu"]
-    processes = start_ranks(arguments, [*arguments, *change], port=free_port)
-    lines = [line for process in processes for line in ended(process, code)[1] if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith(error)
-
-
-@on_linux
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_with_one_line(here, number):
-    write_endless()
-    process = start(*ENDLESS, "--processes", 2)
-    wait_for(lambda: len(processes_in(here)) == 2)
-    process.stderr.readline()  # evaluating
-    process.send_signal(number)
-    stdout, stderr = ended(process, 128 + number)
-    assert stdout == ""
-    assert [line for line in stderr if line in signals.WORDS.values()] == [signals.WORDS[number]]
-    assert not [line for line in stderr if line.startswith("error: ")]
-    wait_for(lambda: not processes_in(here))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.commands.novel import cells, done, json_of, refusal, train
-from tests.commands.test_eval import headings
 from tests.commands.test_recurrent import recipe_of
 
 ORDER = ["disjoint", "strided", "recurrence", "sliding"]
@@ -66,16 +65,6 @@ def test_words_include_line_ends_so_that_tokenizers_can_be_compared(here):
             total_nats = row["loss_nats"] * row["tokens"]
             assert row["ppl_per_word"] == pytest.approx(math.exp(total_nats / words), rel=1e-6)
             assert ("bits_per_byte" in row) == (run == "byte")
-
-
-def test_the_table_shows_what_the_json_says(here):
-    table, output = done("eval", "byte", "--protocols", "all", "--verbose"), compared("byte")
-    assert headings(table) == ["protocol", "attention", "bpc", "ppl/word", "bits/byte", "change", "ms/token"]
-    assert [row[0].removesuffix(" *") for row in cells(table)] == [
-        *("disjoint, N = 5", "strided, N = 5, S = 2", "recurrence, M = 5", "sliding, N = 5")
-    ]
-    assert [row[2] for row in cells(table)] == [f"{row['bpc']:.3f}" for row in output["rows"]]
-    assert [row[5] for row in cells(table)] == ["-", *(f"{row['change']:+.1%}" for row in output["rows"][1:])]
 
 
 def test_rows_are_recorded_with_their_protocol(here):

@@ -100,7 +100,8 @@ def test_a_recipe_can_have_a_temperature_and_the_table_reports_it(sharp):
     assert f", temperature {row['temperature']:g} (chosen on valid)" in " ".join(result.stdout.split())
     assert "chosen on " in result.stderr
     done("eval", "sharp-2", "--html", "page.html")
-    done("probe", "sharp-2")
+    done("probe", "sharp-2", "--plot", "probe.png")
+    assert (sharp / "probe.png").stat().st_size > 0
     assert "temperature 1.5" in " ".join(done("eval", "sharp-2", "--temperature", 1.5).stdout.split())
 
 

@@ -9,28 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import RECIPE, Saved, card, done, json_of, refusal, reports
+from tests.commands.novel import RECIPE, Saved, done, json_of, refusal, reports
 from tests.commands.test_recurrent import recipe_of
-from tests.extensions import registered_gru, registered_pairs, registered_slopes
+from tests.extensions import registered_pairs
 
 MANUAL = Path(__file__).parents[2] / "docs" / "extending.md"
 SLOPES = RECIPE.replace("n_heads = 3", 'n_heads = 3\nposition = "slopes"')
-
-
-@pytest.fixture
-def slopes_recipe(untouched):
-    done("prepare", "novel", "--name", "novel")
-    Path("slopes.toml").write_text(SLOPES)
-    with registered_slopes():
-        yield "slopes.toml"
-
-
-@pytest.fixture
-def gru_recipe(untouched):
-    done("prepare", "novel", "--name", "novel")
-    Path("gru.toml").write_text(recipe_of("gru", "skip = true"))
-    with registered_gru():
-        yield "gru.toml"
 
 
 def check_resuming(recipe):
@@ -42,33 +26,6 @@ def check_resuming(recipe):
     assert [line["loss_nats"] for line in reports("runs/parts") if line["kind"] == "valid"] == [
         line["loss_nats"] for line in reports("runs/whole") if line["kind"] == "valid"
     ]
-
-
-def test_a_registered_encoding_is_trained_resumed_evaluated_and_decoded(slopes_recipe):
-    plan = json_of("train", slopes_recipe, "--dry-run")
-    assert plan["parameters_by_part"]["positions"] == 3  # one per head
-    check_resuming(slopes_recipe)
-    assert card("runs/whole")["settings"]["model"]["position"] == "slopes"
-    rows = json_of("eval", "whole", "--mem-len", "0,5,11")["rows"]
-    assert [row["mem_len"] for row in rows] == [0, 5, 11]
-    assert all(math.isfinite(row["bpc"]) for row in rows)
-    assert len({row["bpc"] for row in rows}) == 3
-    assert json_of("attention", "whole", "--positions", 20)["figure7"]
-    assert done("generate", "whole", "--prompt", "the fox", "--tokens", 7).stdout
-
-
-def test_a_registered_architecture_is_counted_trained_resumed_evaluated_and_decoded(gru_recipe):
-    plan = json_of("train", gru_recipe, "--dry-run")
-    assert plan["parameters_by_part"]["other layers"] == 2 * (6 * 8 * 8 + 6 * 8)
-    # Forward and backward: two operations in each of three passes.
-    assert plan["training_flops_per_token"] == 2 * 3 * (2 * 6 * 8 * 8 + 8 * plan["vocab_size"])
-    check_resuming(gru_recipe)
-    assert card("runs/whole")["settings"]["model"]["arch"] == "gru"
-    (row,) = json_of("eval", "whole")["rows"]
-    assert math.isfinite(row["bpc"])
-    assert "has a recurrent state" in refusal("eval", "whole", "--mem-len", 5)
-    assert done("generate", "whole", "--prompt", "the fox", "--tokens", 7).stdout
-    assert json_of("speed", "whole")["throughput"]
 
 
 @pytest.fixture

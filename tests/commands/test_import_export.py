@@ -427,13 +427,3 @@ def refused_with_force(*command):
     error = refusal(*command, "--name", "word", "--force", code=1)
     assert files_of(Path("runs")) == before
     return error
-
-
-def test_an_export_that_fails_keeps_the_earlier_one(here):
-    done("export", "adaptive", "hf")
-    (here / "hf/config.json").unlink()
-    (here / "hf/config.json").mkdir()  # a directory cannot be replaced by a file
-    before = files_of(here / "hf")
-    assert refusal("export", "word", "hf", "--force", code=1).startswith("hf: cannot be written (")
-    assert files_of(here / "hf") == before
-    assert not list(here.glob(".txl-export-*"))

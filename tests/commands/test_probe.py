@@ -1,6 +1,5 @@
 """txl probe: its numbers, computed token by token and with a pencil."""
 
-import math
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import txlcli
-from tests.commands.novel import cells, done, json_of, refusal
+from tests.commands.novel import done, json_of, refusal
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.workflows.evaluation.annotated import Pieces
@@ -102,21 +101,6 @@ def test_words_are_joined_and_their_distances_counted_in_tokens():
 def test_the_default_distances_end_beyond_the_keys_of_a_query():
     assert default_distances(10) == (4, 8, 16)
     assert default_distances(128) == (4, 8, 16, 32, 64, 128, 256)
-
-
-def test_the_table_shows_what_the_json_says(here):
-    options = ["--distances", "2,4", "--texts", 3]
-    table, output = cells(done("probe", "word", *options, "--plot", "probe.png")), json_of("probe", "word", *options)
-    assert [row[0] for row in table] == ["2", "4", "farther", "new"]
-    for shown, row in zip(table, output["rows"], strict=True):
-        assert shown[5] == str(row["words"])
-        assert shown[6] == ("-" if row["word_nats"] is None else f"{row['word_nats'] / math.log(2):.2f}")
-    row = output["rows"][1]
-    assert table[1][1:5] == [
-        *(f"{row['copied']:.1%}", f"{row['copy_saved_nats'] / math.log(2):.2f}"),
-        *(f"{row['recalled']:.1%}", f"{row['recall_saved_nats'] / math.log(2):.2f}"),
-    ]
-    assert Path("probe.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_distance_has_at_least_two_tokens(here):

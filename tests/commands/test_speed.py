@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.commands.novel import RECIPE, card, done, json_of, refusal
-from tests.commands.test_eval import count_definitions
 from tests.extensions import registered_watched
 
 SLOWDOWN_KEYS = (
@@ -101,15 +100,6 @@ def test_shares_of_the_peak_count_the_visible_keys(here, changes, evaluation, si
     for row, products in ((one_lane, evaluation), (single_tokens, single)):
         flops = row["share_of_peak"] * 1e9 * output["peak_gflops_per_s"] / row["tokens_per_s"]
         assert flops == pytest.approx(2 * products, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_the_definition_of_attention_is_timed(here, monkeypatch):
-    calls = count_definitions(monkeypatch)
-    assert json_of("speed", "byte", *QUICK)["attention"] == "auto"
-    assert calls == {"gradient": 0, "no gradient": 0}
-    assert json_of("speed", "tiny.toml", *QUICK, "--set", "train.attention=reference")["attention"] == "reference"
-    assert min(calls.values()) > 0  # in training and in evaluation
 
 
 @pytest.mark.parametrize(

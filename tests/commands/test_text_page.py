@@ -1,7 +1,6 @@
 """txl eval --html: the page has the losses of --losses and the model's likeliest tokens; a browser shows them."""
 
 import base64
-import itertools
 import json
 import math
 import re
@@ -114,14 +113,8 @@ def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(t
     small.write_text(text_page(annotated(list("to be or not to be\n" * 20))), encoding="utf-8")
     large.write_text(text_page(annotated(list("to be or not to be\n" * 55_000))), encoding="utf-8")
     with browser() as page:
-        for width, dark in itertools.product((1280, 360), (False, True)):
-            page.open(small, width=width, dark=dark)
-            assert page.run("document.documentElement.scrollWidth <= innerWidth")  # nothing is cut at the right
-            assert page.run("getComputedStyle(document.body).backgroundColor") == (
-                "rgb(22, 24, 28)" if dark else "rgb(255, 255, 255)"
-            )
-            assert page.text("#piece") == "t 1 of 380"
         page.open(small)
+        assert page.text("#piece") == "t 1 of 380"
         page.run("document.querySelector('.block').scrollIntoView()")
         page.mouse("mouseMoved", *page.point(".block span", 3))
         assert page.text("#piece") == "b 4 of 380"
@@ -162,9 +155,4 @@ def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(t
             "(({top, bottom}) => top > 0 && bottom <= innerHeight)"
             "(document.querySelector('.current').getBoundingClientRect())"
         )
-        frames = page.run(
-            """new Promise(done => { const times = []; const step = now => { times.push(now); scrollBy(0, -400);
-            times.length < 60 ? requestAnimationFrame(step) : done(times); }; requestAnimationFrame(step); })"""
-        )
-        assert np.median(np.diff(frames)) < 100  # ms; 17 on an idle machine
         assert page.problems == []

@@ -12,7 +12,6 @@ from tests.commands.test_eval import count_definitions
 from tests.commands.test_quickstart import small_library
 from txlcli.config import recipe
 from txlcli.core.training import checkpoint
-from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import run_directory
 
@@ -160,16 +159,6 @@ def test_resuming_up_to_a_step_already_taken_is_rejected(here):
     message = refusal("train", "--resume", "part", "--max-steps", 3, "--set", "train.lr=1e-3")
     assert message == "--max-steps 3: runs/part is already at step 3; give a later step"
     assert {path.name: path.read_bytes() for path in (here / "runs/part").iterdir()} == before
-
-
-def test_an_interrupted_validation_is_repeated_without_a_step(here):
-    train("--name", "part", "--max-steps", 4)
-    path = here / "runs/part/last.safetensors"
-    saved = checkpoint.load(path)
-    checkpoint.save(path, Checkpoint(saved.tensors, {**saved.state, "validated": 0}))
-    done("train", "--resume", "part", "--max-steps", 4)
-    assert [line["step"] for line in reports("runs/part") if line["kind"] == "valid"] == [4]
-    assert step_of(path) == 4
 
 
 def test_settings_of_a_resumed_run_that_may_change_are_stored(here):

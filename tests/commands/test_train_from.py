@@ -8,6 +8,7 @@ import torch
 
 from tests.commands.novel import WORDS, card, done, json_of, refusal, store
 from tests.core.builders import model_settings
+from tests.core.training.test_loop import assert_equal
 from txlcli.config import recipe
 from txlcli.core.model.registry import make_model
 from txlcli.core.training import checkpoint
@@ -23,15 +24,10 @@ def weights_of(run, name="last.safetensors"):
     return checkpoint.load(run_directory.find(run, run_directory.Path("runs")).directory / name).group("model")
 
 
-def assert_same(given, expected):
-    assert given.keys() == expected.keys()
-    assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
-
-
 def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fresh_optimizer(here):
     said = done("train", "--from", "byte", "--name", "tuned", *STILL).stderr
     assert "beginning from runs/byte/best.safetensors (step " in said
-    assert_same(weights_of("tuned"), weights_of("byte", "best.safetensors"))
+    assert_equal(weights_of("tuned"), weights_of("byte", "best.safetensors"))
     state = checkpoint.load(here / "runs/tuned/last.safetensors")
     assert float(state.group("optimizer")["embedding.tables.0.step"]) == 1
     origin = card("runs/tuned")["origin"]
@@ -60,7 +56,7 @@ def test_a_file_of_weights_of_a_run_is_a_beginning_and_can_be_evaluated_but_not_
         "step-6.safetensors",
     ]
     done("train", "--from", "runs/kept/step-3.safetensors", "--name", "tuned", *STILL)
-    assert_same(weights_of("tuned"), weights_of("kept", "step-3.safetensors"))
+    assert_equal(weights_of("tuned"), weights_of("kept", "step-3.safetensors"))
     assert card("runs/tuned")["origin"]["step"] == 3
     results = [json_of("eval", f"runs/kept/{name}.safetensors") for name in ("step-3", "last")]
     assert [result["step"] for result in results] == [3, 7]
@@ -97,7 +93,7 @@ def test_words_of_a_larger_vocabulary_keep_their_rows_and_the_new_ones_are_count
     for name in ("embedding.tables.0", "softmax.biases.0"):
         ours, theirs = given.pop(name), before.pop(name)
         assert torch.equal(ours[[new.ids_of[word] for word in known]], theirs[[old.ids_of[word] for word in known]])
-    assert_same(given, before)
+    assert_equal(given, before)
     assert "would train" in done("train", "more", "--from", "word", "--dry-run").stdout
 
 
@@ -151,4 +147,4 @@ def test_an_import_does_not_tell_how_to_train_and_begins_with_the_settings_that_
     done("import", "hf", "--name", "imported", "--store", "novel")
     assert refusal("train", "--from", "imported").startswith("runs/imported does not tell how to train; name a recipe ")
     done("train", "--from", "imported", "--name", "tuned", *STILL, "--set", "train.max_steps=9")
-    assert_same(weights_of("tuned"), weights_of("byte", "best.safetensors"))
+    assert_equal(weights_of("tuned"), weights_of("byte", "best.safetensors"))

@@ -399,18 +399,12 @@ def header_of(name):
 
 
 TABLES_OF_PAPER = {
-    **{
-        "ptb": 5,
-        "ptb-memory": 5,
-        "enwik8": 2,
-        "enwik8-18l": 2,
-        "enwik8-24l": 2,
-        "text8": 3,
-        "text8-24l": 3,
-        "wt103": 1,
-    },
-    **{"wt103-large": 1, "wt103-large-tf": 1, "wt103-ablation": 6, "lm1b": 4, "lm1b-released": 4, "lm1b-large": 4},
-    **{"lm1b-large-tf": 4, "lm1b-ablation": 7, "lstm-wt103": 8, "qrnn-wt103": 1},
+    **dict.fromkeys(("wt103", "wt103-large", "wt103-large-tf", "qrnn-wt103"), 1),
+    **dict.fromkeys(("enwik8", "enwik8-18l", "enwik8-24l"), 2),
+    **dict.fromkeys(("text8", "text8-24l"), 3),
+    **dict.fromkeys(("lm1b", "lm1b-released", "lm1b-large", "lm1b-large-tf"), 4),
+    **dict.fromkeys(("ptb", "ptb-memory"), 5),
+    **{"wt103-ablation": 6, "lm1b-ablation": 7, "lstm-wt103": 8},
 }
 NOT_TRAINED = (*COMPRESSIVE, *MODERN, "rmt-wt103")
 FURTHER_NUMBERS = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.core.attention_cases import draw
 from tests.core.builders import V, draw_stream, draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.adaptation import (
@@ -39,10 +40,6 @@ def repetitive(model, periods):
 def rms_of(model, size=1.0):
     """RMS of the gradients, all of this size."""
     return [torch.full_like(parameter, size) for parameter in model.parameters()]
-
-
-def draw(*shape, seed=3):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("parts", [[17], [5, 5, 5, 2], [1] * 17, [11, 6]])

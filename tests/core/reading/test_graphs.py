@@ -91,18 +91,6 @@ def test_what_cannot_be_captured_is_called_each_time_and_a_warning_says_why():
         assert captured_or_called(capture)(run, CUDA) is run
 
 
-def test_memory_that_runs_out_in_a_capture_is_reported_as_such(monkeypatch):
-    """The end of the capture raises an error of its own."""
-    recording = mock.MagicMock(__exit__=mock.Mock(side_effect=RuntimeError("a previous error during capture")))
-    for name in ("CUDAGraph", "Stream", "stream", "current_stream", "graph"):
-        monkeypatch.setattr(
-            torch.cuda, name, mock.MagicMock(return_value=recording if name == "graph" else mock.MagicMock())
-        )
-    run = mock.Mock(side_effect=[torch.ones(1)] * WARM_UP + [torch.OutOfMemoryError("CUDA out of memory.")])
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        capture(run, CUDA)
-
-
 def test_a_recording_casts_weights_itself(monkeypatch):
     """What autocast had cast before would be gone when the recording is repeated."""
     graph, stream = mock.MagicMock(), mock.MagicMock()

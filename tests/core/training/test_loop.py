@@ -576,16 +576,6 @@ class TimedTraining(Training):
         self.now += 1000
 
 
-def test_between_rare_validations_it_saves_at_intervals(tmp_path):
-    training = new_training(tmp_path, save_minutes=ALWAYS)
-    saved = []
-    for report in reports_of(training):
-        training.saver.wait()
-        if isinstance(report, StepReport) and report.step > 1:
-            saved.append(checkpoint.load(training.saver.last_path).state["step"])
-    assert saved == [1, 2, 3]  # a report comes before the save of its step
-
-
 def test_a_save_begins_a_new_interval(tmp_path):
     training = new_training(tmp_path, cls=TimedTraining, valid=False, max_steps=80, save_minutes=10.0)
     for _ in reports_of(training, until_step=8):

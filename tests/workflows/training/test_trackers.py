@@ -79,11 +79,6 @@ def test_a_tracker_receives_name_settings_and_metrics_and_is_continued_by_a_resu
     assert recording.last.after == 7
 
 
-def test_a_run_keeps_the_id_by_which_a_tracker_knows_it(here):
-    byte, word = (run_directory.find(name, HERE["runs_dir"]) for name in ("byte", "word"))
-    assert trackers.tracked_id(byte) == trackers.tracked_id(byte) != trackers.tracked_id(word)
-
-
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])
 def test_a_failing_tracker_is_reported_once_and_training_continues(here, backend, method):
     def fail(*_):
