@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.samples import sampled
 from txlcli import __version__
 from txlcli.cli import app
+from txlcli.data.token_store import TokenStore
 
 
 def python(*arguments):
@@ -136,6 +137,23 @@ def test_a_signal_during_start_up_ends_with_one_line(tmp_path, module, name):
     code, word = ENDS[name]
     # A signal that came during an import acts after it; a short command may have written its result by then.
     assert (ended.returncode, ended.stderr) == (code, f"{word}\n")
+
+
+def prepared_with(directory, closing):
+    """Prepare a text in a shell that closes or redirects some of the streams."""
+    (directory / "book.txt").write_text("one two three four five\n" * 999)
+    words = ["sh", "-c", f'"$@" prepare book.txt --json {closing}', "sh", sys.executable, "-m", "txlcli"]
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False, timeout=50)
+
+
+@pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_stdout_is_an_error_and_takes_no_file(tmp_path, closing):
+    ended = prepared_with(tmp_path, closing)
+    said = "error: stdout: cannot be written (Bad file descriptor); redirect it elsewhere\n"
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("" if "2>" in closing else said)
+    assert "Traceback" not in ended.stderr
+    TokenStore.open(tmp_path / "data/book.h5").verify()
 
 
 def test_the_wheel_holds_every_package():

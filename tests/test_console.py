@@ -9,7 +9,6 @@ import time
 import pytest
 
 from txlcli import console
-from txlcli.paper import metrics
 
 ODD = ["notes[draft].txt", "a[/b].txt", "[red]x[/red]", "lane :key:", "\\[x]"]
 HOSTILE = "a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb\nerror: none\u2028c"
@@ -75,21 +74,6 @@ def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, 
     assert capsys.readouterr().err == shown
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (4.7031, "4.703"),
-        (9_999_999.5, "9999999.500"),
-        (1e7, "1.0e+07"),
-        (26_913_537_330.2, "2.7e+10"),
-        (1e300, "1.0e+300"),
-        (None, "inf"),
-    ],
-)
-def test_a_huge_measure_is_shown_by_its_order(value, shown):
-    assert metrics.format_measure(value) == shown
-
-
 def test_json_escapes_them_and_keeps_the_value(capsys):
     console.show_json({"name": HOSTILE, "word": "naïve 語", "half": "\ud83d"})
     out = capsys.readouterr().out
@@ -145,20 +129,3 @@ def test_a_table_fits_the_terminal_and_says_which_columns_it_lacks(monkeypatch, 
     assert [cell in shown for cell in cells] == [at < number for at in range(9)]
     names = ", ".join(f"column {at + 1}" for at in range(number, 9))
     assert lacking == (f"{names}; widen the terminal to see them\n" if names else "")
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize(("steps", "state"), [(1, "10%, 0:06:00 left"), (2, "20%, 0:05:20 left")])
-def test_the_bar_and_the_time_left_move_with_every_step_on_one_line(monkeypatch, columns, steps, state):
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setenv("COLUMNS", f"{columns}")
-    monkeypatch.setenv("TERM", "xterm")
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with console.TerminalReporter().progress("runs/a-long-name-of-a-run/of-a-folder", total=10, unit="steps") as step:
-        for _ in range(steps):
-            now += 40.0
-            step.advance(1, "train 2.345 bpc, 17,400 tokens/s, valid 2.222, lr 0.002")
-    lines = re.split(r"[\r\n]+", without_styles(terminal.getvalue()))
-    assert any(f" {state}" in line for line in lines)
-    assert max(map(len, lines)) < columns

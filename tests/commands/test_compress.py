@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.novel import done, json_of, on_a_full_disk, refusal, train
+from tests.commands.novel import done, json_of, refusal, train
 from tests.commands.test_recurrent import recipe_of
 from tests.samples import sampled
 from txlcli.core.training import checkpoint
@@ -149,15 +149,6 @@ class TestRefusals:
         assert os.readlink("link") == "nowhere"
         assert Path("pipe").is_fifo()
         assert not Path("out").exists()
-
-    def test_a_limit_of_file_sizes(self, packed):
-        for command, file in (("compress", "file"), ("decompress", "packed")):
-            ended = on_a_full_disk(7, command, "byte", file, "out")
-            assert (ended.returncode, ended.stdout) == (1, "")
-            assert ended.stderr == (
-                "error: out: cannot be written (File too large); check the folder and the free space\n"
-            )
-        assert not list(Path().glob("*out*"))
 
     def test_a_memory_that_the_model_was_not_trained_with(self, here):
         train("model.position=sinusoid", "train.mem_len=0", "eval.mem_len=0", name="windows")

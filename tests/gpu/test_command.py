@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -35,13 +34,6 @@ def test_a_test_that_fails_or_cannot_be_imported_fails_the_row(tmp_path, name):
     assert len(next(results)["failed"]) == 1
     with pytest.raises(AssertionError, match="1 of 1 tests failed"):
         next(results)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(tmp_path):
-    ended = CliRunner().invoke(APP, ["--minutes", "9", "--json", str(tmp_path / "results.json")])
-    line = "failed   machine: UsageError: --device cuda: PyTorch finds no CUDA device here; use --device cpu\n"
-    assert (ended.exit_code, ended.output) == (1, line)
 
 
 def test_tests_of_cuda_see_the_gpu():

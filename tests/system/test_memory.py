@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from txlcli.system.memory import format_size, is_out_of_memory, requested_size
+from txlcli.system.memory import is_out_of_memory, requested_size
 
 
 @pytest.mark.parametrize("work", [lambda: torch.empty(1 << 50), lambda: [0] * (1 << 60)], ids=["tensor", "list"])
@@ -35,10 +35,3 @@ def test_errors_of_libraries_that_do_not_say_what_they_lack(message):
 )
 def test_the_size_of_a_request_is_stated_in_a_readable_unit(message, text):
     assert requested_size(MemoryError(message)) == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0.0 MiB"), (5 << 19, "2.5 MiB"), (1 << 30, "1.00 GiB"), (3 << 40, "3,072.00 GiB")]
-)
-def test_a_size_is_formatted_in_a_suitable_unit(size, text):
-    assert format_size(size) == text

@@ -158,19 +158,6 @@ def test_more_windows_are_used_only_if_they_are_faster_and_share_distances():
     assert timing.best_windows(model, windows(L), FASTEST, **FP32, repeat=2) == (1, FASTEST)
 
 
-def search_where_windows_beyond(limit, work):
-    """Search the best number of windows with a model that does some work when it reads more than `limit` of them."""
-    model = small_float_model()
-    model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: work() if len(inputs[0]) > limit else None)
-    return timing.best_windows(model, windows(L), SLOWEST, **FP32, repeat=1)
-
-
-def test_the_search_for_windows_ends_where_memory_ends():
-    assert search_where_windows_beyond(2, lambda: torch.empty(1 << 50))[0] == 2
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        search_where_windows_beyond(2, lambda: torch.ones(2, 3) @ torch.ones(2))
-
-
 def test_training_is_timed_by_real_steps_with_a_full_memory_that_write_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, calls = small_float_model(), []
