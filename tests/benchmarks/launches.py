@@ -147,14 +147,14 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Count kernels and bytes of training, evaluation and single tokens."""
-    from tests.core.fake_cuda import build
+    from tests.core.fake_cuda import build, problem
 
+    if reason := problem():
+        sys.exit(f"error: {reason}")
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "libfakecuda.so"
         if build(library).returncode:
-            sys.exit(
-                "error: the helper library does not compile; the fake device needs g++ and the CPU build of PyTorch"
-            )
+            sys.exit("error: the fake device does not compile with this release of PyTorch; install PyTorch 2.13")
         results = [measure(name, library) for name in recipes or RECIPES]
     if json:
         print(json_format.dumps(results))

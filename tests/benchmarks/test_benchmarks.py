@@ -8,6 +8,15 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from tests.benchmarks import launches
+
+
+def test_without_a_fake_device_one_line_says_why_no_launch_is_counted(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit) as stopped:
+        launches.main()
+    assert stopped.value.code == "error: the fake device needs Linux and g++"
+
 
 def invoke(module, *options):
     app = typer.Typer()

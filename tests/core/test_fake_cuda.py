@@ -8,7 +8,6 @@ Each group of checks runs in a process of its own: PyTorch must find the fake de
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,22 +17,19 @@ import torch
 
 from tests.benchmarks import launches
 from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_each, that_read_differently
-from tests.core.fake_cuda import build
+from tests.core.fake_cuda import build, problem
 from txlcli.config import recipe as recipes
 
 ROOT = Path(__file__).parents[2]
 KNOWN = "2.13."
 
-if sys.platform != "linux" or shutil.which("g++") is None:
-    pytest.skip("the fake device needs Linux and g++", allow_module_level=True)
-if torch.version.cuda or torch.version.hip:
-    pytest.skip("a PyTorch that knows GPUs cannot be given a fake one", allow_module_level=True)
+if reason := problem():
+    pytest.skip(reason, allow_module_level=True)
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The helper, built in two seconds."""
-    pytest.importorskip("triton")  # the fake card compiles kernels
     built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
     ended = build(built)
     if ended.returncode and not torch.__version__.startswith(KNOWN):
