@@ -20,8 +20,8 @@ pytest.importorskip("triton", reason="Triton's interpreter runs the kernels")
 from txlcli.core.kernels.normalizer_triton import TritonRows
 
 
-def in_float32(tensors):
-    return [tensor.detach().float().requires_grad_() for tensor in tensors]
+def cast(tensors, dtype=torch.float32):
+    return [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
 
 
 def with_gradients(tensors, results):
@@ -36,32 +36,38 @@ def largest_difference(given, expected):
     return max((one.double() - other).abs().max().item() for one, other in zip(given, expected, strict=True))
 
 
+LARGEST = {torch.float32: (1e-5, 1e-4), torch.float16: (5e-3, 1e-2)}
+"""Differences of results, and of gradients, which are sums over up to 130 tokens; the interpreter has no bf16."""
+
+
 @pytest.mark.parametrize(
-    ("tokens_and_ids", "recompute", "size"),
-    sampled(2, [(1, 1), (3, 23), (70, 5000), (130, 1024)], [False, True], [None, (70, 700), (33, 5000)]),
+    ("tokens_and_ids", "recompute", "size", "dtype"),
+    sampled(3, [(1, 1), (3, 23), (70, 5000), (130, 1024)], [False, True], [None, (70, 700), (33, 5000)], LARGEST),
 )
-def test_normalizers_logits_and_gradients_equal_all_logits_in_float64(tokens_and_ids, recompute, size):
+def test_normalizers_logits_and_gradients_equal_all_logits_in_float64(tokens_and_ids, recompute, size, dtype):
     tensors, chosen = random_inputs(*tokens_and_ids)
+    given = cast(tensors, dtype)
+    tensors = cast(given, torch.float64)
     expected = with_gradients(tensors, from_all_logits(*tensors, chosen))
-    cast, options = in_float32(tensors), {} if size is None else {"size": block_size(*size)}
-    results = normalize(*cast, chosen, spare=SpareGradient(), recompute=recompute, rows=TritonRows(), **options)
+    options = {} if size is None else {"size": block_size(*size)}
+    results = normalize(*given, chosen, spare=SpareGradient(), recompute=recompute, rows=TritonRows(), **options)
     assert results[0].dtype == torch.float32
-    given = with_gradients(cast, results)
-    assert largest_difference(given[:2], expected[:2]) < 1e-5
-    assert largest_difference(given[2:], expected[2:]) < 1e-4  # sums over up to 130 tokens
+    found = with_gradients(given, results)
+    assert largest_difference(found[:2], expected[:2]) < LARGEST[dtype][0]
+    assert largest_difference(found[2:], expected[2:]) < LARGEST[dtype][1]
 
 
 def test_logits_beyond_the_range_of_exp_and_nans_are_handled():
     tensors, chosen = random_inputs(5, 300)
-    cast = in_float32(60 * tensor for tensor in tensors)
-    total, logit = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows(), size=block_size(2, 100))
+    given = cast(60 * tensor for tensor in tensors)
+    total, logit = normalize(*given, chosen, spare=SpareGradient(), rows=TritonRows(), size=block_size(2, 100))
     (total - logit).sum().backward()
-    expected = from_all_logits(*(tensor.double() for tensor in cast), chosen)[0]
+    expected = from_all_logits(*(tensor.double() for tensor in given), chosen)[0]
     assert ((total - expected) / expected).abs().max() < 1e-5
-    assert all(tensor.grad.isfinite().all() for tensor in cast)
+    assert all(tensor.grad.isfinite().all() for tensor in given)
     with torch.no_grad():
-        cast[1][299, 0] = torch.nan
-        total, _ = normalize(*cast, chosen, spare=SpareGradient(), rows=TritonRows(), size=block_size(4, 100))
+        given[1][299, 0] = torch.nan
+        total, _ = normalize(*given, chosen, spare=SpareGradient(), rows=TritonRows(), size=block_size(4, 100))
     assert total.isnan().all()
 
 
@@ -73,13 +79,13 @@ def test_many_logits_are_computed_again_instead_of_kept():
         saved.clear()
         size = BlockSize(kept_bytes=kept_bytes)
         with saving:
-            normalize(*in_float32(tensors), chosen, spare=SpareGradient(), rows=TritonRows(), size=size)
+            normalize(*cast(tensors), chosen, spare=SpareGradient(), rows=TritonRows(), size=size)
         assert saved.count((6, 50)) == count
 
 
 def test_a_second_backward_pass_through_the_same_logits_is_rejected():
     tensors, chosen = random_inputs(6, 50)
-    total = normalize(*in_float32(tensors), chosen, spare=SpareGradient(), rows=TritonRows())[0].sum()
+    total = normalize(*cast(tensors), chosen, spare=SpareGradient(), rows=TritonRows())[0].sum()
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
