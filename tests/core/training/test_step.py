@@ -295,3 +295,16 @@ def test_compiled_and_padded_as_on_cuda_captured_steps_train_the_same(model_chan
     np.testing.assert_allclose(compiled, numbers, rtol=1e-5)
     for one, other in zip(tensors, compiled_tensors, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+
+
+def test_padded_widths_change_no_number_count_or_checkpoint():
+    """As in compiled layers on CUDA, whose hidden states, heads and inner widths are multiples of 8."""
+    updates, checkpoints = [], []
+    for multiple in (1, 8):
+        with use_row_multiple(multiple), torch.compiler.set_stance("force_eager"):
+            training = begin({}, steps=4, compile="on")
+            updates.append([float(number) for _ in range(4) for number in training.update()[:2]])
+        assert training.model.width == {1: 14, 8: 16}[multiple]
+        checkpoints.append(training.gather())
+    torch.testing.assert_close(*updates, rtol=1e-5, atol=0)
+    torch.testing.assert_close(*checkpoints, rtol=1e-4, atol=1e-5)
