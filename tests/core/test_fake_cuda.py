@@ -125,7 +125,7 @@ def test_scores_are_awaited_once_and_what_a_cpu_began_goes_on_here(outcomes_of):
         "generator of a recomputed step": [],  # the kernels of attention repeat their masks from a seed
         **{f"{case} by graphs": [{}, ["cuda"]] for case in ("relative", "sinusoid", "learned")},
         # Each in the usual mode and in inference mode: a number, places, a list, a copy, a truth value.
-        "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4},
+        "noticed": {"_local_scalar_dense": 4, "nonzero": 2, "copy to the host": 4, "empty on the host": 1},
     }
 
 

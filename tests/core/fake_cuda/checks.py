@@ -37,9 +37,10 @@ def updates(case, precision):
     """Return the operations of training steps that waited for the device: eager ones, then a captured one."""
     settings = load(case, f"train.precision={precision}")
     with pretending() as watch:
-        training = start(settings, build(case, settings, CUDA), capture_graph=call_again)
+        training = start(settings, build(case, settings, CUDA), capture_graph=watch.capture)
         for _ in range(3):
             training.update()
+    assert watch.replays or case in ("compressive", "lstm", "qrnn")  # its memory is not full yet; not captured
     return watch.waits
 
 
@@ -198,6 +199,7 @@ def detected_waits():
             wait()
             with torch.inference_mode():
                 wait()
+        watch.capture(lambda: torch.empty(3), CUDA)()
     return watch.waits
 
 

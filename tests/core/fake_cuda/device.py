@@ -114,11 +114,12 @@ def is_composite(func):
 
 
 class Watch(OneDevice):
-    """Counts operations that wait for the device; every value read from it is 0."""
+    """Counts operations that wait for the device, or allocate on the host in a graph; every value read from it is 0."""
 
     def __init__(self):
         super().__init__()
         self.waits = Counter()
+        self.replays, self._in_graph = 0, False
         self.names = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -138,6 +139,8 @@ class Watch(OneDevice):
             pinned.is_pinned_here = True
             return pinned
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._in_graph and any(leaf.device.type == "cpu" for leaf in tree_leaves(result) if torch.is_tensor(leaf)):
+            self.waits[f"{name} on the host"] += 1
         if func._schema.name in COPIES:
             source = args[1] if name == "copy_" else args[0]
             if result.device.type == "cpu":
@@ -145,6 +148,18 @@ class Watch(OneDevice):
             elif source.device.type == "cpu" and not getattr(source, "is_pinned_here", False):
                 self._note("copy of pageable memory", result)
         return result
+
+    def capture(self, run, device, *, warm_up=0):
+        """Stand in for `cuda_graph.capture` as `tape.call_again` does."""
+
+        def replay():
+            self.replays, self._in_graph = self.replays + 1, True
+            try:
+                return run()
+            finally:
+                self._in_graph = False
+
+        return replay
 
     def _note(self, wait, tensor):
         if tensor.device.type == "cuda":

@@ -68,5 +68,5 @@ class WordDropout(nn.Module):
             return embedded
         mask = keep_mask(torch.Size((self.vocab_size,)), self.rate, embedded.device)
         scale = mask_scale(mask[tokens], self.rate, embedded.dtype)  # (B, L)
-        scale[:, 0] = 1.0
+        scale[:, 0].fill_(1.0)
         return (embedded * scale[..., None]).to(embedded.dtype)
