@@ -84,9 +84,11 @@ class CompressiveLayer(Layer):
         super().__init__(settings)
         self.compression = Compression(settings)
 
-    def forward(self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None) -> LayerOutput:
+    def forward(
+        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, read: Tensor | None = None
+    ) -> LayerOutput:
         """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
-        output = super().forward(hidden, past, terms, count=count)
+        output = super().forward(hidden, past, terms, count=count, read=read)
         leaving = past.leaving(output.kept, self.compression.rate) if isinstance(past, AgingMemory) else None
         if leaving is None or not leaving.shape[1]:
             return output

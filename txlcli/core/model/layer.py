@@ -49,6 +49,8 @@ class LayerOutput(NamedTuple):
     """Compressed positions (B, x, d) that have left the memory, without gradient."""
     loss: Tensor | None = None
     """A loss of the layer's own (0-d), which training adds to its objective."""
+    read: Tensor | None = None
+    """`memory_input` of `hidden`, for the next layer; made here, it takes no pass of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,9 @@ class Layer(nn.Module):
         keys, values = self.attention.project_keys_values(self.attention_input(states))
         return keys if rotation is None else rotation.apply(keys), values
 
-    def forward(self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None) -> LayerOutput:
+    def forward(
+        self, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None = None, read: Tensor | None = None
+    ) -> LayerOutput:
         """Read one segment (B, L, d) after a past.
 
         Everything that needs the weights of the layer happens here: with train.parallel = "fsdp" they are there only
@@ -150,11 +154,12 @@ class Layer(nn.Module):
             past: a memory, which is projected, or the keys and values that a reader keeps.
             terms: what the encoding adds to the score.
             count: number of final positions to compute, 0 included; all by default.
+            read: `memory_input` of `hidden`, if it has been made.
         """
         first, terms = 0 if count is None else hidden.shape[1] - count, self.attention.project_distances(terms)
         joins = self.attend_context is not None and terms.rotation is None and not first
         if joins and isinstance(past, HiddenMemory):
-            layer_input = self.memory_input(hidden)
+            layer_input = self.memory_input(hidden) if read is None else read
             attended = self._attend_to_context(layer_input, past, terms)
         else:
             layer_input, query, keys, values = self.project(self, hidden, terms.rotation, first)
@@ -162,7 +167,8 @@ class Layer(nn.Module):
         hidden = hidden[:, first:] if first else hidden
         if hidden.shape[1]:
             hidden = self.finish(self, hidden, attended)
-        return LayerOutput(hidden, layer_input[..., : self.d_model].detach().contiguous())
+        kept = layer_input[..., : self.d_model].detach().contiguous()
+        return LayerOutput(hidden, kept, read=self.memory_input(hidden) if joins else None)
 
     def _attend_to_context(self, layer_input: Tensor, past: HiddenMemory, terms: ScoreTerms) -> Tensor:
         """Attend from a segment (B, L, d) to past and segment, projected together.

@@ -41,9 +41,11 @@ def last_output(layers: Iterator[LayerOutput]) -> Tensor:
     return output.hidden
 
 
-def call_layer(layer: Layer, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None) -> LayerOutput:
+def call_layer(
+    layer: Layer, hidden: Tensor, past: Past, terms: ScoreTerms, count: int | None, read: Tensor | None
+) -> LayerOutput:
     """Call a layer: one function of all layers, which have one shape, is compiled once."""
-    output: LayerOutput = layer(hidden, past, terms, count=count)
+    output: LayerOutput = layer(hidden, past, terms, count=count, read=read)
     return output
 
 
@@ -250,13 +252,15 @@ class TransformerXL(LanguageModel):
             positions: (L,) in the segment.
             count: number of final positions to compute in the last layer, 0 included; all by default.
         """
-        last = len(self.layers) - 1
+        last, read = len(self.layers) - 1, None
         for number, (layer, past, layer_terms) in enumerate(zip(self.layers, pasts, terms, strict=True)):
             hidden = self.encoding.add_to_layer_input(hidden, number, positions)
-            inputs = (layer, hidden, past, layer_terms, count if number == last else None)
+            if read is None and layer.attend_context is not None:
+                read = layer.memory_input(hidden)
+            inputs = (layer, hidden, past, layer_terms, count if number == last else None, read)
             output = self.call_layer(self._call_layer, *inputs)
             yield output
-            hidden = output.hidden
+            hidden, read = output.hidden, None if self.encoding.changes_layers else output.read
 
     def forward(
         self,
