@@ -22,6 +22,7 @@ class FlatMatrices:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
         self._modules = [module for module in model.modules() if isinstance(module, Linear)]
         self._parameters = [module.weight for module in self._modules]
         sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in self._parameters]
@@ -43,11 +44,27 @@ class FlatMatrices:
         """Cast the matrices once more, after their update."""
         self._copies.copy_(self._masters)
 
+    def unclipped_gradients(self) -> list[Tensor]:
+        """Return the gradients of all parameters of the model that have one: of matrices, those of their copies."""
+        views = self._views(self._gradients_of_copies)
+        own = {id(parameter): view for parameter, view in zip(self._parameters, views, strict=True)}
+        return [own.get(id(each), each.grad) for each in self._model.parameters() if each.grad is not None]
+
+    @torch.no_grad()
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Give the matrices the gradients of the copies times a factor (0-d), and scale the other gradients."""
+        # A factor with an axis makes the product float32.
+        torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
+        given = self.unclipped_gradients()
+        foreach.mul_([gradient for gradient in given if gradient.dtype != self._copies.dtype], factor)
+
     @contextlib.contextmanager
-    def in_use(self, *, adds: bool) -> Iterator[None]:
+    def in_use(self, *, adds: bool, waits: bool) -> Iterator[None]:
         """Let the model read the copies inside this block, and then give the matrices the gradients of the copies.
 
-        `adds` says that they are added to the gradients of another such block.
+        Args:
+            adds: they are added to the gradients of another such block.
+            waits: the values follow with `scale_gradients`.
         """
         for module, leaf in zip(self._modules, self._leaves, strict=True):
             swap_parameter(module, "weight", leaf)
@@ -61,7 +78,8 @@ class FlatMatrices:
         if len(given) < len(self._leaves):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
         foreach.copy_(list(given), list(given.values()))
-        self._gradients.add_(self._gradients_of_copies) if adds else self._gradients.copy_(self._gradients_of_copies)
+        if not waits:
+            (self._gradients.add_ if adds else self._gradients.copy_)(self._gradients_of_copies)
         for leaf, parameter, gradient in zip(self._leaves, self._parameters, self._views(self._gradients), strict=True):
             if leaf.grad is not None:
                 leaf.grad, parameter.grad = None, gradient

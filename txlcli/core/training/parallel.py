@@ -29,6 +29,11 @@ CLIP_EPS = 1e-6
 """Added to a norm that divides, as torch.nn.utils does."""
 
 
+def clip_factor(norm: Tensor, most: float) -> Tensor:
+    """Return the factor (0-d) of gradients whose total norm is given (0-d) and may be at most `most`."""
+    return (most / (norm + CLIP_EPS)).clamp(max=1.0)
+
+
 class DataParallel:
     """Weights and optimizer state that each process holds, and the exchange of gradients between them."""
 
@@ -87,11 +92,16 @@ class DataParallel:
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
-        return torch.linalg.vector_norm(torch.stack(foreach.norm(gradients)))
+        norms = dict[int, Tensor]()
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            group = [gradient for gradient in gradients if gradient.dtype == dtype]
+            of_group = foreach.norm(group, 2, torch.promote_types(dtype, torch.float32))
+            norms.update(zip(map(id, group), of_group, strict=True))
+        return torch.linalg.vector_norm(torch.stack([norms[id(gradient)] for gradient in gradients]))
 
     def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
         """Scale all gradients, whose total norm is given (0-d), so that it is at most `most`."""
-        foreach.mul_(gradients, (most / (norm + CLIP_EPS)).clamp(max=1.0))
+        foreach.mul_(gradients, clip_factor(norm, most))
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""

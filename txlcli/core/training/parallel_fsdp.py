@@ -21,7 +21,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.parallel import CLIP_EPS, CalledModule, DataParallel, Minimized
+from txlcli.core.training.parallel import CalledModule, DataParallel, Minimized, clip_factor
 
 
 class FullyShardedParallel(DataParallel):
@@ -83,9 +83,9 @@ class FullyShardedParallel(DataParallel):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
-        scale = (most / (norm + CLIP_EPS)).clamp(max=1.0)
+        factor = clip_factor(norm, most)
         for gradient in gradients:
-            gradient.mul_(scale)
+            gradient.mul_(factor)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, whole: tensors that a model makes like its weights are divided."""

@@ -27,7 +27,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import OPTIMIZERS
-from txlcli.core.training.parallel import DataParallel
+from txlcli.core.training.parallel import DataParallel, clip_factor
 from txlcli.errors import UsageError
 
 MIN_LOSS_SCALE = 1.0
@@ -117,9 +117,12 @@ class EagerStep:
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
         if self._settings.clip is not None:
-            self._parallel.clip(self._own_gradients(), self._norm, self._settings.clip)
+            self._clip(self._settings.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+    def _clip(self, most: float) -> None:
+        self._parallel.clip(self._own_gradients(), self._norm, most)
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of micro-batch `number`; see `forward_backward` for the result."""
@@ -167,6 +170,9 @@ class CapturedStep(EagerStep):
         self._seg_len = torch.zeros((), dtype=torch.int64, device=self._model.device)
         dtype = product_dtype(self._settings.precision, self._model.dtype)
         self._matrices = FlatMatrices(self._model, dtype) if dtype != self._model.dtype else None
+        # The pass that clips the gradients of matrices casts them, too, unless they are added up or unscaled before.
+        is_simple = self._settings.accumulate == 1 and not self.scaler.is_enabled()
+        self._unclipped = self._matrices if self._settings.clip is not None and is_simple else None
         # Registered optimizers do not promise that their steps can be captured; the scaler of fp16 may wait.
         self._captures_update = OPTIMIZERS[self._settings.optimizer].capturable and not self.scaler.is_enabled()
         for group in self.optimizer.param_groups if self._captures_update else ():
@@ -243,6 +249,15 @@ class CapturedStep(EagerStep):
         is_known = self._is_replayed and not self.scaler.is_enabled()
         return self._norm.clone() if is_known else super().norm()
 
+    def _own_gradients(self) -> list[Tensor]:
+        return super()._own_gradients() if self._unclipped is None else self._unclipped.unclipped_gradients()
+
+    def _clip(self, most: float) -> None:
+        if self._unclipped is None:
+            super()._clip(most)
+        else:
+            self._unclipped.scale_gradients(clip_factor(self._norm, most))
+
     def _update(self) -> None:
         """See `EagerStep`; the first update after a replay runs eagerly, so that libraries initialize themselves."""
         run = super()._update
@@ -283,7 +298,7 @@ class CapturedStep(EagerStep):
             return super()._run(number, inputs, targets, memory, progress=progress)
         if number == 0:
             self._matrices.refresh()
-        with self._matrices.in_use(adds=number > 0):
+        with self._matrices.in_use(adds=number > 0, waits=self._unclipped is not None):
             return super()._run(number, inputs, targets, memory, progress=progress)
 
     def _run_on_fixed_tensors(self) -> tuple[Tensor, Tensor]:
