@@ -59,10 +59,7 @@ def pace(workspace):
 
 
 def measure(name, label, changes, seed, workspace, *, stride=10):
-    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid.
-
-    The windows of `ptb` have 140 tokens, of which the last `stride` count; `ptb-memory` has a memory of 70.
-    """
+    """Train a variant; return its perplexities on valid and test, at the temperature that is best on valid."""
     options = TrainOptions(name=f"{name}-{abs(hash((label, seed)))}", overrides=tuple(changes), seed=seed)
     run = start.run(name, options, workspace).run
     lengths = {"attn_len": (140,), "stride": stride} if name == "ptb" else {"mem_len": (70,)}
