@@ -9,6 +9,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 import copy
 import warnings
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.device import autocast, product_dtype
+from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.model.base import LanguageModel, Memory
 
 
@@ -87,7 +89,9 @@ class Reader(ABC):
             return model
         frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
         dtype = product_dtype(precision, model.dtype)
-        frozen.pack(dtype)
+        # Compiled code cannot read weights in oneDNN's layout.
+        with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.reading.compiles else nullcontext():
+            frozen.pack(dtype)
         if dtype != model.dtype:
             frozen.softmax = frozen.softmax.for_decoding(dtype)
         frozen.read_in = precision
