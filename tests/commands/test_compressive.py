@@ -48,9 +48,10 @@ def test_what_a_compressed_memory_cannot_do_is_rejected_in_one_line(run):
     assert refusal("eval", "run", "--same-length") == (
         'runs/run sees all of its memory (arch = "compressive"); leave out --same-length'
     )
-    assert refusal("eval", "run", "--compile", "on") == (
-        'runs/run is read without compiled parts (arch = "compressive"); leave out --compile'
-    )
+    for command in ("eval", "generate"):
+        assert refusal(command, "run", "--compile", "on") == (
+            'runs/run is read without compiled parts (arch = "compressive"); leave out --compile'
+        )
     assert refusal("attention", "run") == (
         'runs/run has no attention to single tokens (arch = "compressive"); give a run with arch = "transformer"'
     )

@@ -205,11 +205,19 @@ def test_training_is_timed_with_the_gradient_accumulation_of_the_recipe(here):
     assert batch_sizes == [1] * 3 * 3  # steps of three: one to fill the memory, one to warm up, and the timed one
 
 
-def test_a_missing_compiler_is_reported_before_timing(here, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (["speed", "compiled.toml", *QUICK, "--set", "train.compile=on"], 'time a recipe with train.compile = "off"'),
+        (["speed", "byte", *QUICK, "--compile", "on"], 'time a recipe with train.compile = "off"'),
+        (["generate", "byte", "--prompt", "the", "--compile", "on"], "--compile off"),
+    ],
+)
+def test_a_missing_compiler_is_reported_before_timing(here, command, instead, monkeypatch):
     torch._dynamo.reset()  # what was compiled before needs no compiler
     monkeypatch.setattr(torch, "randn", lambda *_, **__: pytest.fail("timed"))  # makes the factors of a product
     (here / "compiled.toml").write_text(RECIPE + "\n[published]\nvocab_size = 37\n")
     with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}):
-        message = refusal("speed", "compiled.toml", *QUICK, "--set", "train.compile=on")
+        message = refusal(*command)
     assert message.startswith("compile: PyTorch finds no working compiler for cpu (")
-    assert message.endswith('; install g++, or time a recipe with train.compile = "off"')
+    assert message.endswith(f"; install g++, or {instead}")

@@ -184,6 +184,7 @@ class SpeedOptions(PlotOptions):
         "the model allows]."
     )
     repeat: PositiveInt = option("Repetitions; the table shows the median.", default=3)
+    compile: Compile | None = compile_option()
     overrides: tuple[str, ...] = overrides_option()
 
 
@@ -403,6 +404,7 @@ class GenerateOptions(Options):
         because="`greedy` does not sample",
     )
     reference: bool = flag_option("Also print the context and its actual continuation in the test split.")
+    compile: Compile | None = compile_option()
     seed: Seed = seed_option()
 
 

@@ -102,6 +102,9 @@ def run(subject: str | None, options: SpeedOptions, workspace: Workspace) -> Spe
     reporter = workspace.reporter
     title, settings, model = _open_subject(subject, options, workspace)
     lengths = _attention_lengths(settings, options, title)
+    if options.compile is not None:
+        settings = _compiled(settings, options, title)
+        model.reading_compile = options.compile
     model.set_attention_backend(settings.train.attention)
     used = workspace.precision or settings.train.precision
     check_precision(used, model.device)
@@ -141,6 +144,13 @@ def _open_subject(
     model = new_model(settings.model, vocab_size, seed=settings.train.seed, device=pick_device(workspace.device))
     explain_attention(settings, model.device, workspace.reporter)
     return f"recipe {subject} with random weights (V = {vocab_size:,})", settings, model
+
+
+def _compiled(settings: Settings, options: SpeedOptions, title: str) -> Settings:
+    """Return the settings with the requested `train.compile`."""
+    if not settings.model.has_attention:
+        options.exclude("compile", because=f'{title} has no layers with attention (arch = "{settings.model.arch}")')
+    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, compile=options.compile or "auto"))
 
 
 def _attention_lengths(settings: Settings, options: SpeedOptions, title: str) -> tuple[int, ...]:

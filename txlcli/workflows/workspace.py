@@ -12,6 +12,7 @@ from txlcli.errors import UsageError
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system import processors
+from txlcli.workflows.options import EvalOptions, GenerateOptions
 from txlcli.workflows.reporter import CallbackReporter, Reporter
 
 
@@ -52,6 +53,14 @@ class Workspace:
         opened = loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
         explain_attention(opened.run.settings, opened.model.device, self.reporter)
         return opened
+
+
+def compile_reading(opened: OpenRun, options: EvalOptions | GenerateOptions) -> None:
+    """Let readers compile as requested; reject `compile` for a model that is read without compiled parts."""
+    directory, model = opened.run.directory, opened.run.settings.model
+    if model.recurrent_state or not model.keys_are_tokens:
+        options.exclude("compile", because=f'{directory} is read without compiled parts (arch = "{model.arch}")')
+    opened.model.reading_compile = options.compile or "auto"
 
 
 def explain_attention(settings: Settings, device: torch.device, reporter: Reporter) -> None:

@@ -124,7 +124,8 @@ def time_evaluation(
     model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
 ) -> Timing:
     """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    compiles = model.reading_compile == "on"
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision, compiles=compiles)
     return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
 
 
@@ -150,7 +151,8 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    compiles = model.reading_compile == "on"
+    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision, compiles=compiles)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:

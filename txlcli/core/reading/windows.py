@@ -75,7 +75,9 @@ class WindowReader(Reader):
 
     def __init__(self, model: LanguageModel, reading: Reading) -> None:
         super().__init__(model, reading)
-        self._reader = make_window_reader(self.model, reading.settings, batch_size=1, precision=reading.precision)
+        self._reader = make_window_reader(
+            self.model, reading.settings, batch_size=1, precision=reading.precision, compiles=reading.compiles
+        )
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:

@@ -37,7 +37,7 @@ from txlcli.workflows.evaluation.search import LengthSearch, search_length, with
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
-from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import Workspace, compile_reading
 
 NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
 """Keys of the result that evals.jsonl does not repeat in every row."""
@@ -213,7 +213,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     check_options(opened, options)
     if options.attention is not None:
         opened.model.set_attention_backend(options.attention)
-    opened.model.reading_compile = options.compile or "auto"
+    compile_reading(opened, options)
     reporter.say(f"evaluating {run.directory} ({run.best_or_last.name}, step {opened.checkpoint.state['step']:,})")
     settings = options.apply_to(run.settings.evaluation_settings())
     if options.text is None:
@@ -242,8 +242,6 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
     if model.recurrent_state:
         windows = [] if options.protocols else ["attn_len"]  # protocols read a recurrent state in windows, too
         options.exclude("mem_len", "plot", *windows, because=f"{directory} has a recurrent state {arch}")
-    if model.recurrent_state or not model.keys_are_tokens:
-        options.exclude("compile", because=f"{directory} is read without compiled parts {arch}")
     if options.same_length and not model.keys_are_tokens:
         raise UsageError(f"{directory} sees all of its memory {arch}; leave out `same_length`")
     if not model.limits_distance:
