@@ -124,9 +124,7 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     ranks = (
         np.exp(random.random(train.batch_size * train.seg_len * steps + 1) * np.log(vocab_size)).astype(np.int32) - 1
     )
-    segments = TrainingSegments(
-        ranks, batch_size=train.batch_size, seg_len=train.seg_len, sentence_starts=None, seed=1, roll=False
-    )
+    segments = TrainingSegments.of(ranks, train)
     network = new_model(model, vocab_size, seed=1, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         training = Training(network, train, segments, saver=Saver(Path(directory)))

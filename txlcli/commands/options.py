@@ -82,7 +82,7 @@ class Where(Place):
 
 
 LETTERS = {int: "N", float: "X"}
-"""What stands for a number in the help."""
+"""Placeholder of a number in the help."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": names_of("settings"),
     "recipe": names_of("recipes"),

@@ -41,7 +41,7 @@ class Range:
     """Largest number."""
 
     def __str__(self) -> str:
-        """Return the range in words, without a largest number that nobody reaches."""
+        """Return the range in words, without MAX_COUNT."""
         bounds = {"at least": self.least, "greater than": self.above, "less than": self.below, "at most": self.most}
         shown = {word: bound for word, bound in bounds.items() if abs(bound) not in (math.inf, MAX_COUNT)}
         return " and ".join(f"{word} {bound}" for word, bound in shown.items())

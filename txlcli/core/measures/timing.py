@@ -171,19 +171,10 @@ def time_training(
     seconds: Callable[[], float] = time.perf_counter,
 ) -> Timing:
     """Time optimizer steps with a full memory, `min_steps` per repetition. The weights of the model change."""
-    filling, tokens = (
-        -(-(settings.mem_len + settings.reread_len) // settings.seg_len),
-        settings.batch_size * settings.seg_len,
-    )
+    filling = -(-(settings.mem_len + settings.reread_len) // settings.seg_len)
+    tokens = settings.batch_size * settings.seg_len
     ids = _random_tokens(model, (tokens * (filling + repeat * min_steps + 2) + 1,)).cpu().numpy()
-    segments = TrainingSegments(
-        ids,
-        batch_size=settings.batch_size,
-        seg_len=settings.seg_len,
-        reread_len=settings.reread_len,
-        jitter=settings.seg_len_jitter,
-    )
-    training = Training(model, settings, segments)
+    training = Training(model, settings, TrainingSegments.of(ids, settings))
     steps = {"steps": min_steps, "warm_up": filling + 1}
     return measure(training.update, training.device, tokens=tokens, repeat=repeat, **steps, seconds=seconds)
 

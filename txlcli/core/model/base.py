@@ -34,7 +34,7 @@ class LanguageModel(nn.Module, ABC):
     attention_backend: AttentionBackend | None = None
     """The attention backend; None for a model without attention."""
     reading_compile: Compile = "auto"
-    """Whether readers compile what is between two attentions; auto: on a GPU, for long texts."""
+    """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def mean_over_positions(values: Tensor, weights: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What a training step minimizes on a segment, and what it remembers."""
+    """The loss that a training step minimizes on a segment, and the memory that it keeps."""
 
     mem_len: int
     """M."""

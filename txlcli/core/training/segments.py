@@ -7,11 +7,12 @@ training can resume anywhere. Axes: B lanes, L segment, E tokens before it that 
 import functools
 import mmap
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.config.settings import JITTER_MARGIN, JITTER_STD
+from txlcli.config.settings import JITTER_MARGIN, JITTER_STD, TrainSettings
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import StoreError, TrainingError
 
@@ -47,6 +48,20 @@ class TrainingSegments:
     """Begin every epoch at random tokens of the lanes; not with `sentence_starts`."""
     seed: int = 0
     """Of these orders, tokens and lengths."""
+
+    @classmethod
+    def of(cls, ids: Tokens, train: TrainSettings, sentence_starts: Tokens | None = None) -> Self:
+        """Return the segments of these settings; see the fields."""
+        return cls(
+            ids,
+            batch_size=train.batch_size,
+            seg_len=train.seg_len,
+            reread_len=train.reread_len,
+            jitter=train.seg_len_jitter,
+            sentence_starts=sentence_starts,
+            roll=train.roll_lanes,
+            seed=train.seed,
+        )
 
     def __post_init__(self) -> None:
         """Check that there is a token for every lane."""

@@ -239,16 +239,7 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
     if shuffled and starts is None:
         reason = f"{store.path} does not record where {shuffled[0]} start"
         raise RecipeError(f"corpus.shuffle_{shuffled[0]}: {reason}; set it to false")
-    segments = TrainingSegments(
-        store.ids("train"),
-        batch_size=train.batch_size,
-        seg_len=train.seg_len,
-        reread_len=train.reread_len,
-        jitter=train.seg_len_jitter,
-        sentence_starts=starts,
-        roll=train.roll_lanes,
-        seed=train.seed,
-    )
+    segments = TrainingSegments.of(store.ids("train"), train, starts)
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
             if getattr(train, key) == value:
