@@ -54,9 +54,11 @@ class Page:
         if event.get("method") == "Network.requestWillBeSent" and not url.startswith(("file:", "data:", "blob:")):
             self.problems.append(url)
 
-    def open(self, path):
-        """Open a file in a window of a desktop's size, and wait until it says that it is ready."""
-        self.send("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+    def open(self, path, *, width=1280, scheme="light"):
+        """Open a file in a window of this width, dark or light, and wait until it says that it is ready."""
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
         self.send("Page.navigate", url=Path(path).resolve().as_uri())
         self.run("until(() => document.body?.dataset.ready)")
 

@@ -1,6 +1,7 @@
 """txl eval --html: the page has the losses of --losses and the model's likeliest tokens; a browser shows them."""
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -113,7 +114,11 @@ def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(t
     small.write_text(text_page(annotated(list("to be or not to be\n" * 20))), encoding="utf-8")
     large.write_text(text_page(annotated(list("to be or not to be\n" * 55_000))), encoding="utf-8")
     with browser() as page:
-        page.open(small)
+        for width, scheme in itertools.product((360, 1280), ("dark", "light")):
+            page.open(small, width=width, scheme=scheme)
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")  # nothing is cut at the right
+            colour = page.run("getComputedStyle(document.body).backgroundColor")
+            assert colour == ("rgb(22, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
         assert page.text("#piece") == "t 1 of 380"
         page.run("document.querySelector('.block').scrollIntoView()")
         page.mouse("mouseMoved", *page.point(".block span", 3))
@@ -155,4 +160,9 @@ def test_a_browser_shows_numbers_by_mouse_and_by_keys_and_a_million_characters(t
             "(({top, bottom}) => top > 0 && bottom <= innerHeight)"
             "(document.querySelector('.current').getBoundingClientRect())"
         )
+        frames = page.run(
+            """new Promise(done => { const times = []; const step = now => { times.push(now); scrollBy(0, -400);
+            times.length < 60 ? requestAnimationFrame(step) : done(times); }; requestAnimationFrame(step); })"""
+        )
+        assert np.median(np.diff(frames)) < 100  # ms; 17 on an idle machine
         assert page.problems == []

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from txlcli import console
 from txlcli.system.atomic_files import replacing
-from txlcli.system.plain_json import as_json
 
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 SECONDS_TO_END = 5.0
@@ -224,4 +223,4 @@ def describe_machine(device):
         facts |= {name: getattr(properties, name) for name in names}
     releases = {part.metadata["Name"]: part.version for part in metadata.distributions()}
     facts |= {package: releases.get(package) for package in ("triton", "transformers")}
-    return {"machine": facts | as_json(info.describe(Path(), Path()))}
+    return {"machine": facts | vars(info.describe(Path(), Path()))}
