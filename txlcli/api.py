@@ -36,7 +36,7 @@ from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.generate import Generation, encode_prompt
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, Split, TrainOptions, UserText
 from txlcli.workflows.preparation import preparing
-from txlcli.workflows.reporter import CallbackReporter, OnProgress
+from txlcli.workflows.reporter import OnProgress, Reporter
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import OnReport, TrainingResult
 from txlcli.workflows.training.request import resolve
@@ -273,7 +273,7 @@ def prepare(
         UsageError: the options exclude each other, or a store of that name exists.
         CorpusInputError: the text cannot be downloaded, read or split.
     """
-    given, reporter = options or PrepareOptions(), CallbackReporter(on_progress)
+    given, reporter = options or PrepareOptions(), Reporter(on_progress)
     return preparing.run(os.fspath(source), given, Path(data_dir), reporter=reporter).store
 
 
@@ -306,7 +306,7 @@ def train(
         TrainingError: training cannot continue, such as after a loss that is not finite.
         Interrupted: Ctrl-C; the message says what was saved.
     """
-    given, reporter = options or TrainOptions(), CallbackReporter(on_progress)
+    given, reporter = options or TrainOptions(), Reporter(on_progress)
     workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
     source = None if recipe is None else os.fspath(recipe)
     if given.resume is None:
@@ -343,7 +343,7 @@ def load(
         runs_dir=Path(runs_dir),
         device=device,
         precision=precision,
-        reporter=CallbackReporter(on_progress),
+        reporter=Reporter(on_progress),
     )
     return LoadedRun(workspace.open_run(None if run is None else os.fspath(run)), workspace)
 

@@ -13,8 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,6 +21,7 @@ from txlcli.errors import TxlError
 from txlcli.system import launcher
 from txlcli.system.command_lines import flag
 from txlcli.system.plain_json import as_json
+from txlcli.workflows.reporter import Reporter, Step
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -211,7 +211,7 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
     return table, count
 
 
-class Step:
+class TerminalStep(Step):
     """Progress of one long step: a live bar, or lines at intervals."""
 
     def __init__(
@@ -223,57 +223,39 @@ class Step:
         limit_s: float | None,
         bar: "Progress | None",
     ) -> None:
-        self.description, self.total, self.unit, self.start = on_one_line(description), total, unit, start
-        self._limit_s, self._bar = limit_s, bar
+        super().__init__(on_one_line(description), total, start, on_progress=lambda *_: None)
+        self._unit, self._start, self._limit_s, self._bar = unit, start, limit_s, bar
         if bar:
-            length = max(bar.console.width // 3, 8)
-            name = self.description if len(self.description) <= length else f"...{self.description[3 - length :]}"
-            self._task = bar.add_task(name, total=total, completed=int(start), state="")
-            self._room = bar.console.width - len(name) - BAR_WIDTH - 3
-        self._done = start
+            self._task = bar.add_task(self.description, total=total, completed=int(start), state="")
         self._started = self._last = time.monotonic()
-
-    def advance(self, amount: float, detail: str = "") -> None:
-        """Report that `amount` more units are done."""
-        self.reach(self._done + amount, detail)
 
     def reach(self, done: float, detail: str = "") -> None:
         """Report that `done` units are done in all."""
-        self._done, now = done, time.monotonic()
-        elapsed = max(now - self._started, 1e-9)
-        detail = on_one_line(detail) or f"{_amount((done - self.start) / elapsed, self.unit)}/s"
+        self.done, now = done, time.monotonic()
+        elapsed, since_start = max(now - self._started, 1e-9), done - self._start
+        rate = on_one_line(detail) or f"{_amount(since_start / elapsed, self._unit)}/s"
+        state = ", ".join([self._share(), rate, *self._times(elapsed, since_start)])
         if self._bar:
-            share = f"{done / self.total:.0%}" if self.total else _amount(done, self.unit)
-            state = _fitting([share, *self._times(elapsed)[1:], *detail.split(", ")], self._room)
             self._bar.update(self._task, completed=done, state=state)
         elif now - self._last >= PLAIN_INTERVAL_S:
             self._last = now
-            say(f"{self.description}: {', '.join([self._share(), detail, *self._times(elapsed)])}")
+            say(f"{self.description}: {state}")
 
     def _share(self) -> str:
         """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
         if not self.total:
-            return _amount(self._done, self.unit)
-        share = f"{self._done / self.total:.0%}"
-        return f"step {self._done:,.0f} of {self.total:,.0f}, {share}" if self.unit == "steps" else share
+            return _amount(self.done, self._unit)
+        share = f"{self.done / self.total:.0%}"
+        return f"step {self.done:,.0f} of {self.total:,.0f}, {share}" if self._unit == "steps" else share
 
-    def _times(self, elapsed: float) -> list[str]:
+    def _times(self, elapsed: float, done: float) -> list[str]:
         """Return the time since the start and, if the total is known, the time left at this rate, or to the limit."""
-        done = self._done - self.start
         if not self.total or done <= 0:
             return []
-        left = elapsed * (self.total - self._done) / done
+        left = elapsed * (self.total - self.done) / done
         if self._limit_s is not None:
             left = max(0.0, min(left, self._limit_s - elapsed))
         return [f"{timedelta(seconds=round(elapsed))} elapsed", f"{timedelta(seconds=round(left))} left"]
-
-
-def _fitting(parts: Sequence[str], width: int) -> str:
-    """Join the parts, without those that do not fit into `width` characters."""
-    text = parts[0]
-    for part in parts[1:]:
-        text += f", {part}" if len(text) + len(part) + 2 <= width else ""
-    return text
 
 
 def _amount(number: float, unit: str) -> str:
@@ -284,12 +266,15 @@ def _amount(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TerminalReporter:
-    """Writes the messages and the progress of a workflow to stderr (`workflows.reporter.Reporter`)."""
+class TerminalReporter(Reporter):
+    """Writes the messages and the progress of a workflow to stderr.
 
-    bars: bool = True
-    """Show live progress bars on a terminal; elsewhere and without them progress is a plain line at intervals."""
+    Progress is a live bar on a terminal; elsewhere, and without `bars`, it is a plain line at intervals.
+    """
+
+    def __init__(self, *, bars: bool = True) -> None:
+        super().__init__()
+        self._bars = bars
 
     def say(self, message: str) -> None:
         """Write one line to stderr."""
@@ -308,12 +293,18 @@ class TerminalReporter:
         start: float = 0.0,
         limit_s: float | None = None,
     ) -> Iterator[Step]:
-        """Show the progress of one long step while the block runs."""
-        if _quiet or not (self.bars and sys.stderr.isatty()):
-            yield Step(description, total, unit, start, limit_s, None)
-            return
-        from rich.progress import BarColumn, Progress, TextColumn
+        """Show the progress of one long step while the block runs; a narrow terminal folds it."""
+        is_live = self._bars and not _quiet and launcher.is_main() and sys.stderr.isatty()
+        with _live_bar() if is_live else nullcontext() as bar:
+            yield TerminalStep(description, total, unit, start, limit_s, bar)
 
-        name, state = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[state]}"))
-        with Progress(name, BarColumn(BAR_WIDTH), state, console=_plain(sys.stderr), transient=True) as bar:
-            yield Step(description, total, unit, start, limit_s, bar)
+
+def _live_bar() -> "Progress":
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    name, state = (
+        TextColumn(field, markup=False, table_column=Column(overflow="fold"))
+        for field in ("{task.description}", "{task.fields[state]}")
+    )
+    return Progress(name, BarColumn(BAR_WIDTH), state, console=_plain(sys.stderr), transient=True)

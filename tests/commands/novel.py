@@ -19,7 +19,7 @@ from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.runs import run_directory
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 
 WORDS = ["the", "fox", "cat", "owl", "jumps", "flies", "over", "lazy", "dogs", "naïve", "été", "語", "🦊"]
 LINES = {"train": 61, "valid": 7, "test": 11}
@@ -61,7 +61,7 @@ HERE = {"device": "cpu", "data_dir": Path("data"), "runs_dir": Path("runs")}
 """Arguments of a training workflow in the current folder."""
 
 
-class RecordingReporter(CallbackReporter):
+class RecordingReporter(Reporter):
     """Keeps the messages of a workflow; a subclass can act on its progress."""
 
     def __init__(self):

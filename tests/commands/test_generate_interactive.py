@@ -14,7 +14,7 @@ from tests.commands.novel import refusal
 from txlcli.cli import app
 from txlcli.workflows.generate import Conversation, prepare
 from txlcli.workflows.options import GenerateOptions
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.workspace import Workspace
 
 HERE = Workspace(data_dir=Path("data"), runs_dir=Path("runs"), device="cpu")
@@ -47,7 +47,7 @@ def test_help_lists_the_commands_and_is_not_a_prompt(here):
 
 
 def test_a_conversation_equals_one_text_with_the_same_tokens(here):
-    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), CallbackReporter())
+    talk = Conversation(HERE.open_run("byte"), GenerateOptions(tokens=3, greedy=True), Reporter())
     first, second = ("".join(talk.reply(prompt)) for prompt in ("the fox ", "over "))
     whole = GenerateOptions(prompt=f"the fox {first}over ", tokens=3, greedy=True)
     expected = prepare("byte", whole, HERE)

@@ -24,7 +24,7 @@ from txlcli.errors import CorpusInputError
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
 from txlcli.workflows.preparation.preparing import WorkSizes, run, run_plan
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 
 LINES = [
     f"the {animal} {verb} over N lazy dogs\n" for animal in ("fox", "Cat", "owl") for verb in ("jumps", "flies")
@@ -360,7 +360,7 @@ def prepare_offered(name: str, downloads, digests=(), **options) -> None:
     plan = make_plan(name, PrepareOptions(**options), Path("data"))
     run_plan(
         replace(plan, corpus=replace(plan.corpus, downloads=tuple(downloads), digests=dict(digests))),
-        CallbackReporter(),
+        Reporter(),
     )
 
 

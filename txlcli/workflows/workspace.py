@@ -13,7 +13,7 @@ from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
 from txlcli.system import processors
 from txlcli.workflows.options import EvalOptions, GenerateOptions
-from txlcli.workflows.reporter import CallbackReporter, Reporter
+from txlcli.workflows.reporter import Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Workspace:
     """Precision of matrix products with a run; None is that of its training."""
     threads: int | None = None
     """Threads of PyTorch in this process from now on; None keeps their number."""
-    reporter: Reporter = field(default_factory=CallbackReporter)
+    reporter: Reporter = field(default_factory=Reporter)
     """Receives messages and progress."""
 
     def __post_init__(self) -> None:

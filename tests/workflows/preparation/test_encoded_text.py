@@ -6,7 +6,7 @@ import pytest
 
 from txlcli.workflows.preparation.chunks import EncodedChunk
 from txlcli.workflows.preparation.encoded_text import EncodedText
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 
 CHUNKS = {
     "train": [
@@ -33,7 +33,7 @@ def test_symbols_are_numbered_in_first_seen_order_and_counted_per_split(tmp_path
     assert text.counts("train").tolist() == [3, 7, 8, 1, 1, 0]
     assert text.counts("test").tolist() == [0, 13, 0, 0, 0, 11]
     assert text.by_frequency(("train",)) == ["a", "é", "b", "c", "d"]
-    with CallbackReporter().progress("writing") as step:
+    with Reporter().progress("writing") as step:
         for split in CHUNKS:
             assert [block.tolist() for block in text.blocks(split, np.arange(6), step)] == expected[split]
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from txlcli.config import recipe
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.runs.run_directory import Run
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 from txlcli.workflows.training.plan import decide_compile
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,7 +24,7 @@ def decided(*changes, device=CUDA, saved=None):
         parameters=1, metric="bpc",
     )  # fmt: skip
     lines = []
-    reporter = CallbackReporter(lambda text, done, total: lines.append(text))
+    reporter = Reporter(lambda text, done, total: lines.append(text))
     checkpoint = None if saved is None else Checkpoint({}, saved)
     after = decide_compile(run, checkpoint, device, SINGLE_PROCESS, last_step=None, reporter=reporter)
     return after.compile, lines

@@ -31,7 +31,7 @@ from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make
 from txlcli.workflows.preparation.sources import digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
-from txlcli.workflows.reporter import CallbackReporter, Reporter
+from txlcli.workflows.reporter import Reporter
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
@@ -109,7 +109,7 @@ def run(
     sizes: WorkSizes | None = None,
 ) -> PreparedStore:
     """Prepare a corpus, given its name, or the user's own text, given its path, and store it in `data_dir`."""
-    reporter = reporter or CallbackReporter()
+    reporter = reporter or Reporter()
     plan = make_plan(corpus_or_path, options, data_dir)
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
     title = (
