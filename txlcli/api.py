@@ -40,10 +40,9 @@ from txlcli.workflows.reporter import OnProgress, Reporter
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import OnReport, TrainingResult
 from txlcli.workflows.training.request import resolve
-from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import Device, Workspace
 
 PathLike = str | os.PathLike[str]
-Device = Literal["auto", "cpu", "cuda", "mps"]
 Lengths = int | Iterable[int] | Literal["auto"] | None
 """One length, several, "auto" for the one that a search on the validation split selects, or None for the recipe's."""
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import functools
-import inspect
 import os
 import re
 import signal
@@ -34,9 +32,9 @@ from txlcli.commands import (
     train,
 )
 from txlcli.commands import eval as eval_
+from txlcli.commands.options import with_options
 from txlcli.config import recipe
 from txlcli.errors import DisagreementError, ReportedError, TxlError, UsageError, shortened
-from txlcli.runs import run_directory
 from txlcli.suggestions import did_you_mean, meant_option
 from txlcli.system import launcher, signals
 from txlcli.system.memory import LESS, is_out_of_memory, requested_size
@@ -44,28 +42,6 @@ from txlcli.system.memory import LESS, is_out_of_memory, requested_size
 CTRL_C = 128 + signal.SIGINT
 SECONDS_FOR_RANK_0 = 10.0
 """Time for rank 0 to report an error before another process reports it."""
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
-
-
-def _with_quiet(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option --quiet, and recover interrupted runs before it begins."""
-
-    @functools.wraps(command)
-    def run(*, quiet: bool = False, **values: Any) -> None:
-        console.set_quiet(quiet)
-        if "runs_dir" in values and launcher.is_main():
-            run_directory.recover(values["runs_dir"], console.say)
-        command(**values)
-
-    signature = inspect.signature(command)
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, "quiet": Quiet}
-    return run
-
-
 FILE_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ENOSPC)
 """Errors of the system that concern a file, whichever function meets it first."""
 
@@ -241,7 +217,7 @@ for commands in COMMANDS.values():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             for inner in command.registered_commands:
-                inner.callback = _with_quiet(cast(Callable[..., None], inner.callback))
+                inner.callback = with_options(cast(Callable[..., None], inner.callback))
             app.add_typer(command, name=name)
         else:
-            app.command(name)(_with_quiet(command))
+            app.command(name)(with_options(command))

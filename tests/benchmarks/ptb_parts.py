@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.config import recipe
+from txlcli.system.command_lines import DATA_DIR
 from txlcli.workflows.evaluation import evaluate
 from txlcli.workflows.options import EvalOptions, TrainOptions
 from txlcli.workflows.training import start
@@ -79,7 +79,7 @@ def main(
     steps: Annotated[int | None, typer.Option(min=12, help="Steps of a run instead of a time.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Tokens of a window of ptb that count.")] = 10,
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Device to train on.")] = "auto",
-    data_dir: DataDir = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
 ) -> None:
     """Train all variants, and write the results after each."""
     results = []

@@ -21,8 +21,8 @@ from tests.benchmarks.peer import COMPARISONS
 from tests.gpu import ptb, rows
 from tests.gpu.stage import Stage, describe_machine
 from txlcli import console
-from txlcli.commands.options import DATA_DIR, DataDir
 from txlcli.errors import TxlError
+from txlcli.system.command_lines import DATA_DIR
 
 DIRECTORY = Path(__file__).parent
 TESTS_S, ROW_S = 180.0, 120.0
@@ -84,7 +84,7 @@ def main(
     toy: Annotated[bool, typer.Option("--toy", help="Small sizes, which show that everything runs.")] = False,
     only: Annotated[str | None, typer.Option(help="Part of the names of the rows to compute.")] = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="Time for all rows; others are not run.")] = 9.0,
-    data_dir: DataDir = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option(help="Folder of the token stores.")] = DATA_DIR,
     keep: Annotated[Path | None, typer.Option(help="Folder of the run of ptb; a later call continues it.")] = None,
     total_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Time of the run of ptb in all calls with --keep.")

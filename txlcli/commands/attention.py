@@ -1,17 +1,15 @@
 """`txl attention`: attention of a run's heads (Appendix D, Figures 5 to 7)."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Force, Json, Run, Verbose, Where, with_options
+from txlcli.commands.options import Json, Run, Verbose
 from txlcli.config.traits import ENCODINGS
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows.options import AttentionOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.attention import AttentionResult
@@ -19,15 +17,11 @@ if TYPE_CHECKING:
 COLUMNS = ["layer", "mean distance", "entropy (nats)", "in memory", "widest head", "width"]
 
 
-@with_options
 def attention(
     options: AttentionOptions,
     run_name: Run = None,
-    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the figures [default: RUN/figures].")] = None,
-    format_: Annotated[Literal["png", "svg", "pdf"], Option("--format", help="File format of the figures.")] = "png",
-    force: Force = False,
     *,
-    where: Where,
+    workspace: RunWorkspace,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -39,18 +33,18 @@ def attention(
 
     Example: txl attention --heads 2.3,4.1 --out figures
     """
-    run = run_directory.find(run_name, where.runs_dir)
+    run = run_directory.find(run_name, workspace.runs_dir)
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
 
-    directory = run.directory / "figures" if out is None else out
-    paths = {number: directory / f"figure{number}.{format_}" for number in workflow.select_figures(run, options)}
+    directory = options.out or run.directory / "figures"
+    paths = {number: directory / f"figure{number}.{options.format}" for number in workflow.select_figures(run, options)}
     existing = [path for path in paths.values() if path.exists()]
-    if existing and not force:
+    if existing and not options.force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
     with errors_of_writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    result = workflow.run(str(run.directory), options, where.workspace(json=json))
+    result = workflow.run(str(run.directory), options, workspace)
     for number, path in paths.items():
         plot_figure(result, number, path)
     if json:

@@ -1,6 +1,5 @@
 """`txl compress` and `txl decompress`: lossless compression with a run's predictions."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,9 +7,10 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Directories, Force, Json, Threads, with_options
+from txlcli.commands.options import Json
 from txlcli.runs import run_directory
-from txlcli.workflows.options import CompressOptions
+from txlcli.workflows.options import CompressOptions, DecompressOptions
+from txlcli.workflows.workspace import CpuWorkspace, Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.compress import CompressResult, DecompressResult
@@ -20,16 +20,13 @@ RunToUse = Annotated[
 ]
 
 
-@with_options
 def compress(
     run_name: RunToUse,
     source: Annotated[Path, Argument(metavar="FILE", help="File to compress.")],
     target: Annotated[Path, Argument(metavar="OUT", help="Compressed file to write.")],
     options: CompressOptions,
-    force: Force = False,
     *,
-    directories: Directories,
-    threads: Threads = None,
+    workspace: CpuWorkspace,
     json: Json = False,
 ) -> None:
     """Compress a file with a run's predictions.
@@ -40,22 +37,20 @@ def compress(
     Example: txl compress runs/stdlib notes.py notes.txlz
     """
     # A wrong name is reported before PyTorch is imported.
-    run_directory.find(run_name, directories.runs_dir)
+    run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
-    workspace = replace(directories.workspace(json=json), threads=threads)
-    result = workflow.compress(run_name, source, target, options, workspace, force=force)
+    result = workflow.compress(run_name, source, target, options, workspace)
     console.show_result(result, show_compressed, json=json)
 
 
-@with_options
 def decompress(
     run_name: RunToUse,
     source: Annotated[Path, Argument(metavar="IN", help='File that "txl compress" wrote.')],
     target: Annotated[Path, Argument(metavar="OUT", help="File to write.")],
-    force: Force = False,
+    options: DecompressOptions,
     *,
-    directories: Directories,
+    workspace: Workspace,
     json: Json = False,
 ) -> None:
     """Restore a file that "txl compress" wrote.
@@ -64,11 +59,10 @@ def decompress(
 
     Example: txl decompress runs/stdlib notes.txlz notes.py
     """
-    run_directory.find(run_name, directories.runs_dir)
+    run_directory.find(run_name, workspace.runs_dir)
     from txlcli.workflows import compress as workflow
 
-    workspace = directories.workspace(json=json)
-    result = workflow.decompress(run_name, source, target, workspace, force=force)
+    result = workflow.decompress(run_name, source, target, options, workspace)
     console.show_result(result, show_restored, json=json)
 
 

@@ -10,16 +10,16 @@ import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Verbose, Where, with_options
+from txlcli.commands.options import Json, Run, Verbose
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.workflows.options import EvalOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.evaluate import EvalResult
 
 
-@with_options
 def evaluate(
     context: typer.Context,
     options: EvalOptions,
@@ -28,7 +28,7 @@ def evaluate(
         int, Option(min=1, help="Divide the lanes, or the windows, among this many processes, one per GPU.")
     ] = 1,
     *,
-    where: Where,
+    workspace: RunWorkspace,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -44,13 +44,12 @@ def evaluate(
     processes = max(processes, launcher.world_size())
     options.check_processes(processes)
     # A wrong name is reported before PyTorch is imported.
-    run = run_directory.find(run_name, where.runs_dir)
+    run = run_directory.find(run_name, workspace.runs_dir)
     if processes > 1 and not launcher.is_started():
         sys.exit(_start_processes(processes, context.find_root().obj, run.settings.train.rank_timeout))
     with _signals_of_processes():
         from txlcli.workflows.evaluation import evaluate as workflow
 
-        workspace = where.workspace(json=json or not launcher.is_main())  # one process shows bars
         result = workflow.run(run_name, options, workspace)
         if launcher.is_main():
             _show(result, options, verbose=verbose, json=json)

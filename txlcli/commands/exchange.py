@@ -8,10 +8,11 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Directories, Json, with_options
+from txlcli.commands.options import Json
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ExportOptions, ImportOptions
+from txlcli.workflows.workspace import Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.exchange.export_run import ExportedRun
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
     from txlcli.workflows.exchange.import_run import ImportedRun
 
 
-@with_options
 def import_run(
     source: Annotated[
         Path, Argument(metavar="FOLDER|FILE", help="A Hugging Face folder, a state dict, or a dump of variables.")
     ],
     options: ImportOptions,
-    where: Directories,
+    workspace: Workspace,
     json: Json = False,
 ) -> None:
     """Import released or Hugging Face weights as a run.
@@ -37,7 +37,7 @@ def import_run(
     """
     from txlcli.workflows.exchange import import_run as workflow
 
-    console.show_result(workflow.run(source, options, where.workspace(json=json)), _show_import, json=json)
+    console.show_result(workflow.run(source, options, workspace), _show_import, json=json)
 
 
 def _show_import(result: "ImportedRun") -> None:
@@ -52,7 +52,6 @@ def _show_import(result: "ImportedRun") -> None:
     console.show_facts(f"{result.run}: {result.parameters:,} parameters", facts, result.notes)
 
 
-@with_options
 def export(
     name: Annotated[
         str,
@@ -60,7 +59,7 @@ def export(
     ],
     directory: Annotated[Path, Argument(metavar="FOLDER", help="Folder for the files; created if missing.")],
     options: ExportOptions,
-    where: Directories,
+    workspace: Workspace,
     json: Json = False,
 ) -> None:
     """Export a run for other programs, or the tokens or text of a store.
@@ -71,21 +70,21 @@ def export(
 
     Example: txl export runs/wt103 hf-wt103/
     """
-    path = Path(name) if name.endswith(".h5") else where.data_dir / f"{name}.h5"
+    path = Path(name) if name.endswith(".h5") else workspace.data_dir / f"{name}.h5"
     if options.format in ("huggingface", "pt2"):
-        if path.is_file() and not (where.runs_dir / name).is_dir():
+        if path.is_file() and not (workspace.runs_dir / name).is_dir():
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
-        run_directory.find(name, where.runs_dir)  # a wrong name is reported before PyTorch is imported
+        run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
 
-        console.show_result(export_run.run(name, directory, options, where.runs_dir), _show_run, json=json)
+        console.show_result(export_run.run(name, directory, options, workspace.runs_dir), _show_run, json=json)
         return
     from txlcli.data.token_store import TokenStore
     from txlcli.workflows.exchange import export_store
 
-    if not path.exists() and run_directory.is_run(name, where.runs_dir):
+    if not path.exists() and run_directory.is_run(name, workspace.runs_dir):
         raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
-    result = export_store.run(TokenStore.open(path), directory, options, console.TerminalReporter())
+    result = export_store.run(TokenStore.open(path), directory, options, workspace.reporter)
     console.show_result(result, _show_store, json=json)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Where, with_options
+from txlcli.commands.options import Json, Run
 from txlcli.errors import TxlError, UsageError, VocabularyError
 from txlcli.runs import run_directory
 from txlcli.system.input_files import MAX_SETTINGS, read_stdin
 from txlcli.workflows.options import GenerateOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.generate import Conversation, Generation
@@ -20,7 +21,6 @@ PROMPT = "> "
 COMMANDS = "/help lists these commands, /reset forgets the text so far, Ctrl-D ends"
 
 
-@with_options
 def generate(
     options: GenerateOptions,
     run_name: Run = None,
@@ -31,7 +31,7 @@ def generate(
         bool, Option("--raw", help="Write control characters of the text to a terminal unchanged, not as escapes.")
     ] = False,
     *,
-    where: Where,
+    workspace: RunWorkspace,
     json: Json = False,
 ) -> None:
     """Generate text with a trained model.
@@ -46,10 +46,9 @@ def generate(
         raise UsageError("--json prints one object; leave out --interactive and --raw")
     if options.prompt is not None:
         options = dataclasses.replace(options, prompt=_read_prompt(options.prompt))
-    run_directory.find(run_name, where.runs_dir)  # a wrong name, before PyTorch is imported
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import generate as workflow
 
-    workspace = where.workspace(json=json)
     if interactive:
         opened = workspace.open_run(run_name)
         workspace.reporter.say(f"generating with {opened.run.directory}; {COMMANDS}")

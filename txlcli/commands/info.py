@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, RunsDir
+from txlcli.commands.options import Json
+from txlcli.workflows.workspace import Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.info import Installation
 
 
-def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+def info(workspace: Workspace, json: Json = False) -> None:
     """Show versions, device, threads, token stores and runs.
 
     Add its output to a report of a problem.
@@ -18,7 +19,7 @@ def info(data_dir: DataDir = DATA_DIR, runs_dir: RunsDir = RUNS_DIR, json: Json 
     """
     from txlcli.workflows.info import describe
 
-    console.show_result(describe(data_dir, runs_dir), _show, json=json)
+    console.show_result(describe(workspace.data_dir, workspace.runs_dir), _show, json=json)
 
 
 def _show(installed: "Installation") -> None:

@@ -3,26 +3,19 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
 
 from typer import Argument, Option
 
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.config.ranges import FieldType
-from txlcli.config.settings import Precision as PrecisionName
-from txlcli.system import command_lines
+from txlcli.runs import run_directory
+from txlcli.system import launcher
 from txlcli.system.command_lines import flag
 from txlcli.workflows.options import Options, OptionTraits, parse
-
-if TYPE_CHECKING:
-    from txlcli.workflows.workspace import Workspace
-
-DATA_DIR, RUNS_DIR = command_lines.DATA_DIR, command_lines.RUNS_DIR
+from txlcli.workflows.workspace import RunsDir, Workspace
 
 Run = Annotated[
     str | None,
@@ -33,53 +26,9 @@ Run = Annotated[
 Runs = Annotated[
     list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=names_of("runs"))
 ]
-_folder = partial(Option, parser=command_lines.user_path, metavar="PATH")
-DataDir = Annotated[Path, _folder("--data-dir", envvar=command_lines.DATA_VARIABLE, help="Folder of the token stores.")]
-RunsDir = Annotated[
-    Path, _folder("--runs-dir", envvar=command_lines.RUNS_VARIABLE, help="Folder of the training runs.")
-]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all notes under a table.")]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda", "mps"], Option("--device", help="Device; auto uses CUDA if available.")
-]
-Precision = Annotated[
-    PrecisionName | None, Option("--precision", help="Precision of matrix products [default: as trained].")
-]
-Threads = Annotated[
-    int | None, Option("--threads", min=1, help="Threads on the CPU [default: OMP_NUM_THREADS, or one per core].")
-]
-Force = Annotated[bool, Option("--force", help="Overwrite existing results.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Directories:
-    """Flags for the directories of stores and runs; `with_options` builds them from the fields."""
-
-    data_dir: DataDir = DATA_DIR
-    runs_dir: RunsDir = RUNS_DIR
-
-    def workspace(self, *, json: bool) -> "Workspace":
-        """Return the workspace, which shows no bars next to JSON. Imports PyTorch."""
-        from txlcli.workflows.workspace import Workspace
-
-        return Workspace(**vars(self), reporter=console.TerminalReporter(bars=not json))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(Directories):
-    """Flags for the device and the directories of stores and runs."""
-
-    device: Device = "auto"
-    threads: Threads = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where(Place):
-    """Flags for the device, the precision and the directories of stores and runs."""
-
-    precision: Precision = None
-
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
 LETTERS = {int: "N", float: "X"}
 """Placeholder of a number in the help."""
@@ -94,27 +43,30 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a class of options or flags by one flag for each of its fields.
+    """Replace each parameter of a command that is a class of options by one flag for each of them, and add --quiet.
 
-    The command receives the object. Fields of options without traits belong to the Python interface alone.
+    The command receives the object, a workspace with the terminal as its reporter; interrupted runs are recovered
+    before it begins.
     """
     hints = get_type_hints(command, include_extras=True)
-    classes = {
-        name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options | Directories)
-    }
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
+    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options)}
+    parameters = [inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)]
+    for name, parameter in reversed([*inspect.signature(command).parameters.items()]):
         if cls := classes.get(name):
-            of_fields = get_type_hints(cls, include_extras=True)
-            parameters += [_parameter(field, of_fields[field.name]) for field in _fields_with_flags(cls)]
+            parameters = [*map(_parameter, cls.declared()), *parameters]
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.insert(0, parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def run(**values: Any) -> None:
+    def run(*, quiet: bool = False, **values: Any) -> None:
+        console.set_quiet(quiet)
         for name, cls in classes.items():
-            given = {field.name: _parse(field, values.pop(field.name)) for field in _fields_with_flags(cls)}
+            given = {field.name: _parse(field, values.pop(field.name)) for field in cls.declared()}
+            if issubclass(cls, Workspace):
+                given["reporter"] = console.TerminalReporter(bars=not values.get("json"))
             values[name] = cls(**{field: value for field, value in given.items() if value is not None})
+            if issubclass(cls, RunsDir) and launcher.is_main():
+                run_directory.recover(values[name].runs_dir, console.say)
         command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -122,34 +74,26 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _fields_with_flags(cls: type[Options | Directories]) -> Sequence[dataclasses.Field[Any]]:
-    if issubclass(cls, Options):
-        return cls.declared()
-    return sorted(dataclasses.fields(cls), key=lambda field: field.name in Directories.__annotations__)
-
-
-def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
-    """Return the Typer parameter of a field; the hint of a shared flag has the Typer option already.
-
-    Ranges are left to the class of the options.
-    """
-    default: Any = field.default
-    traits: OptionTraits | None = field.metadata.get("option")
-    if traits is not None:
-        type_ = FieldType.of(field.type)
-        if _is_parsed(field):
-            hint, default = str | None, None
-        elif type_.is_list:
-            hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
-        elif not type_.words:
-            hint = type_.item | None if type_.can_be_off else type_.item
-        option = Option(
-            *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
-            metavar=traits.metavar or _metavar(type_),
-            autocompletion=COMPLETIONS.get(field.name),
-            help=traits.help,
-        )
-        hint = Annotated[hint, option]
+def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    """Return the Typer parameter of an option; ranges are left to the class of the options."""
+    traits: OptionTraits = field.metadata["option"]
+    type_ = FieldType.of(field.type)
+    hint: Any = field.type
+    default = field.default
+    if _is_parsed(field):
+        hint, default = str | None, None
+    elif type_.is_list:
+        hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
+    elif not type_.words:
+        hint = type_.item | None if type_.can_be_off else type_.item
+    option = Option(
+        *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
+        metavar=traits.metavar or _metavar(type_),
+        envvar=traits.variable,
+        autocompletion=COMPLETIONS.get(field.name),
+        help=traits.help,
+    )
+    hint = Annotated[hint, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -161,7 +105,7 @@ def _is_parsed(field: dataclasses.Field[Any]) -> bool:
 
 def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value of a field from what the command line has."""
-    return parse(field, value) if isinstance(value, str) and "option" in field.metadata and _is_parsed(field) else value
+    return parse(field, value) if isinstance(value, str) and _is_parsed(field) else value
 
 
 def _metavar(type_: FieldType) -> str | None:

@@ -7,9 +7,10 @@ from typer import Argument, Option
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import DATA_DIR, DataDir, Json, with_options
+from txlcli.commands.options import Json
 from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
+from txlcli.workflows.workspace import StoresDir
 
 if TYPE_CHECKING:
     from txlcli.workflows.preparation.preparing import PreparedStore
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
 
 
-@with_options
 def prepare(
     options: PrepareOptions,
     what: Annotated[
@@ -25,7 +25,8 @@ def prepare(
         Argument(metavar="NAME|PATH", help="A corpus, or a text file or folder.", autocompletion=names_of("corpora")),
     ] = None,
     listed: Annotated[bool, Option("--list", help="List the existing stores.")] = False,
-    data_dir: DataDir = DATA_DIR,
+    *,
+    where: StoresDir,
     json: Json = False,
 ) -> None:
     """Turn a corpus, or your own text, into a token store.
@@ -39,13 +40,13 @@ def prepare(
     if listed:
         if what is not None or options != PrepareOptions():
             raise UsageError("--list shows the existing stores; combine it with --data-dir and --json only")
-        _show_list(data_dir, json)
+        _show_list(where.data_dir, json)
         return
     if what is None:
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
     from txlcli.workflows.preparation import preparing
 
-    result = preparing.run(what, options, data_dir, reporter=console.TerminalReporter())
+    result = preparing.run(what, options, where.data_dir, reporter=console.TerminalReporter())
     console.show_result(result, show, json=json)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Verbose, Where, with_options
+from txlcli.commands.options import Json, Run, Verbose
 from txlcli.paper.metrics import bits
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ProbeOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.probe import ProbeResult, ProbeRow
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
 COLUMNS = ("distance", "copied", "copy bits", "recalled", "recall bits", "words", "word bits", "M = 0")
 
 
-@with_options
 def probe(
-    options: ProbeOptions, run_name: Run = None, *, where: Where, verbose: Verbose = False, json: Json = False
+    options: ProbeOptions,
+    run_name: Run = None,
+    *,
+    workspace: RunWorkspace,
+    verbose: Verbose = False,
+    json: Json = False,
 ) -> None:
     """Probe how far back a model finds what it has read.
 
@@ -27,10 +32,10 @@ def probe(
 
     Example: txl probe --plot probe.png
     """
-    run_directory.find(run_name, where.runs_dir)  # a wrong name, before PyTorch is imported
+    run_directory.find(run_name, workspace.runs_dir)  # a wrong name, before PyTorch is imported
     from txlcli.workflows import probe as workflow
 
-    result = workflow.run(run_name, options, where.workspace(json=json))
+    result = workflow.run(run_name, options, workspace)
     console.show_result(result, partial(show, verbose=verbose), json=json)
     if options.plot is not None:
         plot(options.plot, result)

@@ -9,7 +9,7 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.generate import show as show_generated
-from txlcli.commands.options import Place, Verbose, with_options
+from txlcli.commands.options import Verbose
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
@@ -17,10 +17,10 @@ from txlcli.runs import history, run_directory
 from txlcli.system import signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, TrainOptions
+from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.evaluation.evaluate import EvalResult
-    from txlcli.workflows.workspace import Workspace
 
 CORPUS, RUN = "stdlib", "quickstart"
 SETTINGS = ("model.norm=pre_released",)
@@ -38,14 +38,13 @@ EVALUATION_SPEED = 2
 FEWEST_POSITIONS = 5_000
 
 
-@with_options
 def quickstart(
     max_minutes: Annotated[
         float | None,
         Option(min=0.0, help="Take about this time in all: train less, and evaluate fewer tokens."),
     ] = None,
     *,
-    where: Place,
+    workspace: DeviceWorkspace,
     verbose: Verbose = False,
 ) -> None:
     """Run all main steps on Python's own source files.
@@ -55,20 +54,20 @@ def quickstart(
 
     Example: txl quickstart
     """
-    signals.explain_end(f'what was saved is kept; "{_again(where)}" continues')
+    signals.explain_end(f'what was saved is kept; "{_again(workspace)}" continues')
     from txlcli.commands import eval_table
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
 
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    workspace, data_dir = where.workspace(json=False), where.data_dir
+    data_dir = workspace.data_dir
     if max_minutes is None:
         console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
     if not workspace.store_path(CORPUS).exists():
         _announce("prepare", CORPUS, data_dir=data_dir)
         show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=workspace.reporter))
-    run = _train(deadline, workspace, f'continue with "{_again(where)}"')
+    run = _train(deadline, workspace, f'continue with "{_again(workspace)}"')
     positions = None if deadline is None else _positions(run, deadline - time.monotonic(), workspace)
     limit = [] if positions is None else ["--positions", str(positions)]
     _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), *limit, data_dir=data_dir)
@@ -78,10 +77,10 @@ def quickstart(
     _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
     eval_table.plot(Path(run) / FIGURE, evaluation)
-    _summarize(evaluation, where)
+    _summarize(evaluation, workspace)
 
 
-def _summarize(evaluation: "EvalResult", where: Place) -> None:
+def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
     """Say what memory gained, and what can be done next."""
     from txlcli.commands import eval_table
 
@@ -103,7 +102,7 @@ def _summarize(evaluation: "EvalResult", where: Place) -> None:
         console.show_line(line)
 
 
-def _again(where: Place) -> str:
+def _again(where: Workspace) -> str:
     return command_line("quickstart", data_dir=where.data_dir, runs_dir=where.runs_dir)
 
 
@@ -115,7 +114,7 @@ def _announce(step: str, *words: str, **directories: Path) -> None:
         console.say(line)
 
 
-def _positions(run: str, remaining_s: float, workspace: "Workspace") -> int | None:
+def _positions(run: str, remaining_s: float, workspace: Workspace) -> int | None:
     """Return how many tokens of the test split can be evaluated in a share of the remaining time; None for all."""
     speed = EVALUATION_SPEED * (history.read(run_directory.open_run(Path(run))).tokens_per_s or 0.0)
     tokens = EVALUATION_SHARE * remaining_s * speed / len(MEM_LENS)
@@ -126,7 +125,7 @@ def _positions(run: str, remaining_s: float, workspace: "Workspace") -> int | No
     return positions
 
 
-def _train(deadline: float | None, workspace: "Workspace", resume_hint: str) -> str:
+def _train(deadline: float | None, workspace: Workspace, resume_hint: str) -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
     An interrupted run of the same settings and text is resumed.

@@ -9,13 +9,14 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Json, with_options
+from txlcli.commands.options import Json
 from txlcli.config import recipe
 from txlcli.config.keys import Key
 from txlcli.config.keys import keys as keys_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.workflows.options import ScaleOptions
+from txlcli.workflows.workspace import StoresDir, Workspace
 
 COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
 NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
@@ -90,14 +91,14 @@ def keys(
 
 
 @app.command("scale")
-@with_options
 def scale(
     options: ScaleOptions,
     recipe_source: Annotated[
         str,
         Argument(metavar="NAME", help="A packaged recipe or a recipe file.", autocompletion=names_of("recipes")),
     ],
-    data_dir: DataDir = DATA_DIR,
+    *,
+    where: StoresDir,
     json: Json = False,
 ) -> None:
     """Forecast memory and time of a recipe on 1 to 512 GPUs.
@@ -108,9 +109,8 @@ def scale(
     """
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
-    from txlcli.workflows.workspace import Workspace
 
-    workspace = Workspace(data_dir=data_dir, runs_dir=RUNS_DIR, reporter=console.TerminalReporter())
+    workspace = Workspace(data_dir=where.data_dir, reporter=console.TerminalReporter())
     of_devices = forecast.scale(recipe_source, options, workspace)
     console.show_result(of_devices, training_tables.show_devices, json=json)
 

@@ -8,22 +8,22 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json, Verbose, Where, with_options
+from txlcli.commands.options import Json, Verbose
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ReclOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.recl import ReclModel, ReclResult
 
 
-@with_options
 def recl(
     run_names: Annotated[
         list[str], Argument(metavar="RUN...", help="Runs to compare; one is enough.", autocompletion=names_of("runs"))
     ],
     options: ReclOptions,
     *,
-    where: Where,
+    workspace: RunWorkspace,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -36,10 +36,9 @@ def recl(
     Example: txl recl stdlib vanilla-stdlib --start 16 --step 16 --positions 500
     """
     for name in run_names:  # a wrong name is reported before PyTorch is imported
-        run_directory.find(name, where.runs_dir)
+        run_directory.find(name, workspace.runs_dir)
     from txlcli.workflows import recl as workflow
 
-    workspace = where.workspace(json=json)
     result = workflow.run(run_names, options, workspace)
     console.show_result(result, partial(show, verbose=verbose), json=json)
     if options.plot is not None:

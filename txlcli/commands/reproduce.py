@@ -6,16 +6,16 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import DATA_DIR, RUNS_DIR, DataDir, Device, Json, RunsDir, with_options
+from txlcli.commands.options import Json
 from txlcli.errors import UsageError
 from txlcli.workflows.options import REPRODUCIBLE, ReproduceOptions, select_items
+from txlcli.workflows.workspace import DeviceWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.reproduction.reproduce import CostsResult, ReproduceResult
     from txlcli.workflows.reproduction.runner import Report
 
 
-@with_options
 def reproduce(
     options: ReproduceOptions,
     item_names: Annotated[
@@ -26,9 +26,8 @@ def reproduce(
             autocompletion=names_of("items"),
         ),
     ] = None,
-    device: Device = "auto",
-    data_dir: DataDir = DATA_DIR,
-    runs_dir: RunsDir = RUNS_DIR,
+    *,
+    workspace: DeviceWorkspace,
     json: Json = False,
 ) -> None:
     """Reproduce the paper's tables and figures.
@@ -43,10 +42,7 @@ def reproduce(
     if not names:
         raise UsageError('give a table or figure, such as "txl reproduce table6"; --list shows all of them')
     from txlcli.workflows.reproduction import reproduce as workflow
-    from txlcli.workflows.workspace import Workspace
 
-    reporter = console.TerminalReporter()
-    workspace = Workspace(data_dir=data_dir, runs_dir=runs_dir, device=device, reporter=reporter)
     if options.list:
         console.show_result(workflow.list_costs(names, options, workspace), show_costs, json=json)
     else:

@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from txlcli import __version__, console
-from txlcli.commands.options import Json, Run, Where, with_options
+from txlcli.commands.options import Json, Run
 from txlcli.commands.runs import app, describe, plot_curves, settings_of
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
@@ -18,16 +17,13 @@ from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows import overview, ranking
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
 from txlcli.workflows.reproduction.section import Grid, Section
-
-if TYPE_CHECKING:
-    from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
 
 
 @app.command("report")
-@with_options
-def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: Json = False) -> None:
+def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorkspace, json: Json = False) -> None:
     """Write a report of a run as one page.
 
     Shows settings, training curves, recorded evaluations, samples, attention, and the run among published results.
@@ -37,9 +33,9 @@ def report(options: ReportOptions, run_name: Run = None, *, where: Where, json: 
     """
     from txlcli.commands import pages
 
-    run = run_directory.find(run_name, where.runs_dir)
+    run = run_directory.find(run_name, workspace.runs_dir)
     directory = _make_directory(options.out or run.directory / "report", force=options.force)
-    past, workspace, missing = history.read(run), where.workspace(json=json), dict[str, str]()
+    past, missing = history.read(run), dict[str, str]()
 
     def attempt(part: str, title: str, make: Callable[[], Section]) -> Section:
         """Return a section, or the reason why the run lacks it."""
@@ -108,7 +104,7 @@ def _setting(row: Report) -> str:
     return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
 
 
-def _samples(run_name: str, options: ReportOptions, workspace: "Workspace") -> Section:
+def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Section:
     """Generate texts after random passages of the test split, with their actual continuations."""
     from txlcli.workflows import generate
     from txlcli.workflows.reproduction.items import sample_texts
@@ -120,7 +116,7 @@ def _samples(run_name: str, options: ReportOptions, workspace: "Workspace") -> S
     return Section(notes=["Contexts are random passages of the test split."], texts=sample_texts(samples))
 
 
-def _attention(run_name: str, directory: Path, workspace: "Workspace") -> Section:
+def _attention(run_name: str, directory: Path, workspace: Workspace) -> Section:
     from txlcli.commands import attention, attention_plots
     from txlcli.workflows import attention as workflow
 

@@ -9,16 +9,17 @@ import typer
 from typer import Argument
 
 from txlcli import console
-from txlcli.commands.options import RUNS_DIR, Json, Run, Runs, RunsDir, with_options
+from txlcli.commands.options import Json, Run, Runs, with_options
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
-from txlcli.system.command_lines import default_runs_dir
+from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.workflows import overview
 from txlcli.workflows.options import PlotOptions
 from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
+from txlcli.workflows.workspace import RunsDir
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
@@ -39,7 +40,8 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, suggest_com
 
 
 @app.callback()
-def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+@with_options
+def runs_(context: typer.Context, where: RunsDir, json: Json = False) -> None:
     """List or compare runs.
 
     Without a subcommand, lists the runs, the most recent first.
@@ -47,26 +49,26 @@ def runs_(context: typer.Context, runs_dir: RunsDir = RUNS_DIR, json: Json = Fal
     Example: txl runs
     """
     if context.invoked_subcommand is None:
-        list_(runs_dir, json)
-    elif json or runs_dir not in (RUNS_DIR, default_runs_dir()):
+        list_(where, json)
+    elif json or where.runs_dir not in (RUNS_DIR, default_runs_dir()):
         option = "--json" if json else "--runs-dir"
         raise UsageError(f"{option} must come last: txl runs {context.invoked_subcommand} ... {option}")
 
 
 @app.command("list")
-def list_(runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+def list_(where: RunsDir, json: Json = False) -> None:
     """List the training runs, as "txl runs" does.
 
     Example: txl runs list --json
     """
-    directories = run_directory.newest_first(runs_dir)
+    directories = run_directory.newest_first(where.runs_dir)
     if not directories:
-        raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
+        raise RunError(f'no run under {where.runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
     entries = [overview.describe(directory, console.TerminalReporter()) for directory in directories]
     if json:
-        console.show_json({"runs_dir": str(runs_dir), "runs": entries})
+        console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
-    console.show_table(f"runs in {runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
+    console.show_table(f"runs in {where.runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
 
 
 def _list_row(entry: RunSummary) -> list[str]:
@@ -82,14 +84,14 @@ def _result(entry: RunSummary, result: float | None) -> str:
 
 
 @app.command("show")
-def show(run_name: Run = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
     """Show a run: its progress, results and settings.
 
     Settings with their default value are left out.
 
     Example: txl runs show stdlib
     """
-    run = run_directory.find(run_name, runs_dir)
+    run = run_directory.find(run_name, where.runs_dir)
     entry = overview.summarize(history.read(run))
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
@@ -133,8 +135,7 @@ def describe(entry: RunSummary) -> list[list[str]]:
 
 
 @app.command("compare")
-@with_options
-def compare(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR, json: Json = False) -> None:
+def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: Json = False) -> None:
     """Compare two or more runs side by side.
 
     Shows differing settings, best and last losses, tokens per second and parameters.
@@ -142,7 +143,7 @@ def compare(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RU
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    histories = [history.read(run) for run in run_directory.find_each(run_names or [], runs_dir)]
+    histories = [history.read(run) for run in run_directory.find_each(run_names or [], where.runs_dir)]
     result = overview.compare(histories)
     if options.plot is not None:
         plot_curves(options.plot, histories)
@@ -150,8 +151,7 @@ def compare(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RU
 
 
 @app.command("plot")
-@with_options
-def plot(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_DIR) -> None:
+def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     """Plot the training and validation curves of runs.
 
     Without RUN, plots the most recent one. Writes curves.png into the folder of the first run, unless --plot names
@@ -159,7 +159,9 @@ def plot(options: PlotOptions, run_names: Runs = None, runs_dir: RunsDir = RUNS_
 
     Example: txl runs plot stdlib
     """
-    runs = run_directory.find_each(run_names, runs_dir) if run_names else [run_directory.find(None, runs_dir)]
+    runs = (
+        run_directory.find_each(run_names, where.runs_dir) if run_names else [run_directory.find(None, where.runs_dir)]
+    )
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 

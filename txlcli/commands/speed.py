@@ -7,17 +7,17 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json, Where, with_options
+from txlcli.commands.options import Json
 from txlcli.config import recipe
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.workflows.options import SpeedOptions
+from txlcli.workflows.workspace import RunWorkspace
 
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SpeedResult
 
 
-@with_options
 def speed(
     options: SpeedOptions,
     subject: Annotated[
@@ -29,7 +29,7 @@ def speed(
         ),
     ] = None,
     *,
-    where: Where,
+    workspace: RunWorkspace,
     json: Json = False,
 ) -> None:
     """Time a model with and without memory.
@@ -39,11 +39,10 @@ def speed(
 
     Example: txl speed stdlib --attn-len 128,256,512
     """
-    if subject is not None and not run_directory.is_run(subject, where.runs_dir):
+    if subject is not None and not run_directory.is_run(subject, workspace.runs_dir):
         recipe.load(subject, options.overrides)  # reports a wrong name before PyTorch is imported
     from txlcli.workflows import speed as workflow
 
-    workspace = where.workspace(json=json)
     result = workflow.run(subject, options, workspace)
     if options.plot is not None:
         plot_times(options.plot, result)

@@ -3,26 +3,23 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json, Place, with_options
+from txlcli.commands.options import Json
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import LaunchOptions, TrainOptions
 from txlcli.workflows.training.request import read_settings, resolve, with_seeds
-
-if TYPE_CHECKING:
-    from txlcli.workflows.workspace import Workspace
+from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 
-@with_options
 def train(
     context: typer.Context,
     options: TrainOptions,
@@ -36,7 +33,7 @@ def train(
         ),
     ] = None,
     *,
-    where: Place,
+    workspace: DeviceWorkspace,
     json: Json = False,
 ) -> None:
     """Train a model from a recipe, or resume a run.
@@ -48,13 +45,13 @@ def train(
     """
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
-    dry_run, runs_dir = launch.dry_run, where.runs_dir
+    dry_run, runs_dir = launch.dry_run, workspace.runs_dir
     if not dry_run:
-        signals.explain_end(_kept_by_a_signal(options, where))
+        signals.explain_end(_kept_by_a_signal(options, workspace))
     if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
         recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if options.resume is None:
-        recipe_source, options = resolve(recipe_source, options, where.data_dir, runs_dir, console.say)
+        recipe_source, options = resolve(recipe_source, options, workspace.data_dir, runs_dir, console.say)
     elif recipe_source is not None or dry_run:
         raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
     name, settings = read_settings(recipe_source, options, runs_dir)
@@ -70,7 +67,6 @@ def train(
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 
-    workspace = where.workspace(json=json)
     if not dry_run:
         _train_each(recipe_source, with_seeds(recipe_source, options, launch.seeds, runs_dir), workspace, json)
     elif launcher.is_main():
@@ -79,7 +75,7 @@ def train(
         console.show_result(cost, training_tables.show_forecast, json=json)
 
 
-def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Workspace", json: bool) -> None:
+def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: Workspace, json: bool) -> None:
     """Train one run after the other, and show each result."""
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
@@ -95,11 +91,13 @@ def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: "Wo
         console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
 
 
-def _kept_by_a_signal(options: TrainOptions, where: Place) -> str:
+def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
     """Return what a signal before the first step leaves, and how to continue."""
     if options.resume is None:
         return "nothing was saved yet; repeat the command to start again"
-    command = command_line("train", "--resume", options.resume, data_dir=where.data_dir, runs_dir=where.runs_dir)
+    command = command_line(
+        "train", "--resume", options.resume, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir
+    )
     return f'{options.resume} stays as it was saved; resume with "{command}"'
 
 

@@ -28,7 +28,7 @@ from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
 from txlcli.system.atomic_files import check_output, errors_of_writing, replacing
-from txlcli.workflows.options import CompressOptions, read_user_text
+from txlcli.workflows.options import CompressOptions, DecompressOptions, read_user_text
 from txlcli.workflows.workspace import Workspace
 
 BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
@@ -66,11 +66,11 @@ class CompressResult(DecompressResult):
 
 
 def compress(
-    run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace, *, force: bool = False
+    run_name: str, source: Path, target: Path, options: CompressOptions, workspace: Workspace
 ) -> CompressResult:
-    """Compress a file with the predictions of a run; `force` replaces an existing target."""
+    """Compress a file with the predictions of a run."""
     workspace = dataclasses.replace(workspace, **EXACT)
-    _check_target(target, source, force=force)
+    _check_target(target, source, options)
     data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
     text = _encode(opened.vocab, data, source)
@@ -142,11 +142,11 @@ def _code(
 
 
 def decompress(
-    run_name: str, source: Path, target: Path, workspace: Workspace, *, force: bool = False
+    run_name: str, source: Path, target: Path, options: DecompressOptions, workspace: Workspace
 ) -> DecompressResult:
     """Restore a file that `compress` wrote; the target is written after all of its bytes are verified."""
     workspace = dataclasses.replace(workspace, **EXACT)
-    _check_target(target, source, force=force)
+    _check_target(target, source, options)
     try:
         packed = compressed_file.read(source)
     except OSError as error:
@@ -171,11 +171,11 @@ def decompress(
     )
 
 
-def _check_target(target: Path, source: Path, *, force: bool) -> None:
+def _check_target(target: Path, source: Path, options: DecompressOptions) -> None:
     check_output(target, str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError(f"{target} is the file to read; name another file to write")
-    if os.path.lexists(target) and not force:  # a broken link, too
+    if os.path.lexists(target) and not options.force:  # a broken link, too
         raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
 
 

@@ -47,6 +47,8 @@ class OptionTraits:
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     """Names on the command line, if they are not the name of the field."""
+    variable: str | None = None
+    """Environment variable with another default."""
     read: Callable[[str], Any] | None = None
     """Converts the text of the command line, or raises a ValueError; by default, the type of the field does."""
     example: str = ""
@@ -447,6 +449,9 @@ class AttentionOptions(MeasureOptions):
     split: Split = option("Split to measure on.", default="valid")
     mem_len: NaturalInt | None = memory_option()
     seg_len: PositiveInt | None = option("Segment length L [default: the recipe's].")
+    out: Path | None = option("Folder of the figures [default: RUN/figures].", metavar="FOLDER")
+    format: Literal["png", "svg", "pdf"] = option("File format of the figures.", default="png")
+    force: bool = force_option()
 
     def _check(self) -> None:
         if self.figure and 6 not in self.figure:
@@ -508,7 +513,14 @@ class ReclOptions(PlotOptions, MeasureOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressOptions(Options):
+class DecompressOptions(Options):
+    """Options of `txl decompress`."""
+
+    force: bool = force_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions(DecompressOptions):
     """Options of `txl compress`."""
 
     mem_len: NaturalInt | None = memory_option()

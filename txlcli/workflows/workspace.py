@@ -1,41 +1,68 @@
-"""The directories, the device and the reporter that workflows share."""
+"""The directories, the device and the reporter that workflows share; PyTorch is imported when a run is opened."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
+from txlcli.config.ranges import PositiveInt
 from txlcli.config.settings import Precision, Settings
-from txlcli.core.kernels.compilation import portable_reason
-from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
-from txlcli.runs import loading
-from txlcli.runs.loading import OpenRun
 from txlcli.system import processors
-from txlcli.workflows.options import EvalOptions, GenerateOptions
+from txlcli.system.command_lines import DATA_DIR, DATA_VARIABLE, RUNS_DIR, RUNS_VARIABLE, user_path
+from txlcli.workflows.options import EvalOptions, GenerateOptions, Options, option
 from txlcli.workflows.reporter import Reporter
+
+if TYPE_CHECKING:
+    import torch
+
+    from txlcli.data.token_store import TokenStore
+    from txlcli.runs.loading import OpenRun
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workspace:
-    """Directories, device and reporter of a workflow."""
-
-    data_dir: Path
+class StoresDir(Options):
     """Directory of the token stores."""
-    runs_dir: Path
+
+    data_dir: Path = option(
+        f"Folder of the token stores [default: {DATA_DIR}].",
+        default=DATA_DIR,
+        metavar="PATH",
+        read=user_path,
+        variable=DATA_VARIABLE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsDir(Options):
     """Directory of the runs."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
+
+    runs_dir: Path = option(
+        f"Folder of the training runs [default: {RUNS_DIR}].",
+        default=RUNS_DIR,
+        metavar="PATH",
+        read=user_path,
+        variable=RUNS_VARIABLE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace(RunsDir, StoresDir):
+    """Directories, device and reporter of a workflow; subclasses let the command line choose more of these."""
+
+    device: Device = "auto"
     precision: Precision | None = None
-    """Precision of matrix products with a run; None is that of its training."""
     threads: int | None = None
     """Threads of PyTorch in this process from now on; None keeps their number."""
     reporter: Reporter = field(default_factory=Reporter)
     """Receives messages and progress."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.threads is None:
             return
+        import torch
+
         if self.threads > processors.available():
             raise UsageError(f"`threads` {self.threads}: give at most {processors.available()}, one per processor")
         torch.set_num_threads(self.threads)
@@ -44,18 +71,43 @@ class Workspace:
         """Return the file of a store, which need not exist."""
         return self.data_dir / f"{name}.h5"
 
-    def open_store(self, name: str, *, is_verified: bool = False) -> TokenStore:
+    def open_store(self, name: str, *, is_verified: bool = False) -> "TokenStore":
         """Open the store of that name; `is_verified` as in `TokenStore.open`."""
+        from txlcli.data.token_store import TokenStore
+
         return TokenStore.open(self.store_path(name), is_verified=is_verified)
 
-    def open_run(self, run_name: str | None) -> OpenRun:
+    def open_run(self, run_name: str | None) -> "OpenRun":
         """Open a run with its weights, by default the most recent one; see `loading.open_run`."""
+        from txlcli.runs import loading
+
         opened = loading.open_run(run_name, self.runs_dir, device=self.device, precision=self.precision)
         explain_attention(opened.run.settings, opened.model.device, self.reporter)
         return opened
 
 
-def compile_reading(opened: OpenRun, options: EvalOptions | GenerateOptions) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CpuWorkspace(Workspace):
+    """Workspace of a command that computes on the CPU."""
+
+    threads: PositiveInt | None = option("Threads on the CPU [default: OMP_NUM_THREADS, or one per core].")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceWorkspace(CpuWorkspace):
+    """Workspace of a command that computes on a device."""
+
+    device: Device = option("Device; auto uses CUDA if available.", default="auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWorkspace(DeviceWorkspace):
+    """Workspace of a command that computes with a trained run."""
+
+    precision: Precision | None = option("Precision of matrix products [default: as trained].")
+
+
+def compile_reading(opened: "OpenRun", options: EvalOptions | GenerateOptions) -> None:
     """Let readers compile as requested; reject `compile` for a model that is read without compiled parts."""
     directory, model = opened.run.directory, opened.run.settings.model
     if model.recurrent_state or not model.keys_are_tokens:
@@ -63,8 +115,10 @@ def compile_reading(opened: OpenRun, options: EvalOptions | GenerateOptions) -> 
     opened.model.reading_compile = options.compile or "auto"
 
 
-def explain_attention(settings: Settings, device: torch.device, reporter: Reporter) -> None:
+def explain_attention(settings: Settings, device: "torch.device", reporter: Reporter) -> None:
     """Tell the user if attention does without the fast kernels of a GPU, why, and what it costs."""
+    from txlcli.core.kernels.compilation import portable_reason
+
     width = settings.model.head_width
     reason = None if width is None or settings.train.attention != "auto" else portable_reason(device, width)
     if reason is not None:
