@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 MAX_WIDTH, MAX_HEIGHT = 10_000, 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
 BAR_WIDTH = 12
-MAX_NOTES = 2
-"""Lines under a table without --verbose."""
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also halves of characters, which have no UTF-8
@@ -159,18 +157,10 @@ def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = (
     show_table(title, ("", ""), [[name, str(fact)] for name, fact in facts.items() if fact is not None], notes)
 
 
-def show_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Sequence[str] = (),
-    *,
-    verbose: bool = False,
-) -> None:
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
     """Write a table to stdout, the first column left-aligned, the others right-aligned.
 
-    The most important note comes first: without `verbose`, MAX_NOTES are shown. On a terminal that is too narrow, the
-    table has no frame, and then lacks its last columns, which a note lists.
+    On a terminal that is too narrow, it has no frame, and then lacks its last columns, which a note lists.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     cells = [list(map(on_one_line, row)) for row in (columns, *rows)]
@@ -183,11 +173,8 @@ def show_table(
     _write("".join(line.rstrip() + "\n" for line in rendered.get().splitlines()))
     if count < len(columns):
         show_line(f"not shown: {', '.join(columns[count:])}; widen the terminal to see them")
-    shown = notes if verbose else notes[:MAX_NOTES]
-    for note in shown:
+    for note in notes:
         show_line(note)
-    if len(shown) < len(notes):
-        say("more notes with --verbose")
 
 
 def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", int]:

@@ -196,7 +196,7 @@ def show(results, device, *, repeat, quick):
     ]
     headings = ("work", "precision", "txl", "peer", "ratio", "target", "of peak", "target")
     title = "small models: the numbers mean nothing" if quick else "txl and Hugging Face's TransfoXL 4.36.2"
-    console.show_table(f"{title}, {describe(device)}", headings, lines, notes, verbose=True)
+    console.show_table(f"{title}, {describe(device)}", headings, lines, notes)
 
 
 def _precisions(result):

@@ -93,12 +93,10 @@ def test_json_contains_the_numbers_of_the_figures(here):
 
 
 def test_heads_are_counted_from_1(here):
-    output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3", "--figure", 6)
+    output = json_of("attention", "byte", "--heads", "2.3,1.1,2.3")
     assert [(head["layer"], head["head"]) for head in output["figure6"]["heads"]] == [(2, 3), (1, 1)]
-    (widest,) = json_of("attention", "byte", "--auto", 1, "--figure", 6, "--out", "one")["figure6"]["heads"]
-    expected = max(output["heads"], key=lambda head: head["width_tokens"])
-    assert (widest["layer"], widest["head"]) == (expected["layer"], expected["head"])
-    every = json_of("attention", "byte", "--auto", 6, "--figure", 6, "--out", "all")["figure6"]["heads"]
+    all_heads = "1.1,1.2,1.3,2.1,2.2,2.3"
+    every = json_of("attention", "byte", "--heads", all_heads, "--out", "all")["figure6"]["heads"]
     attention = {(head["layer"], head["head"]): head["attention"] for head in every}
     assert len(attention) == 6
     for head in output["figure6"]["heads"]:
@@ -117,13 +115,12 @@ def test_columns_before_the_text_have_no_label(untouched):
     assert nowhere == {(None, None, None)}
 
 
-def test_only_the_requested_figures_are_made(here):
-    output = json_of("attention", "byte", "--figure", "7,5", "--out", "deep/er", "--format", "svg")
-    assert names_in(here / "deep/er") == ["figure5.svg", "figure7.svg"]
-    assert output["files"] == ["deep/er/figure5.svg", "deep/er/figure7.svg"]
-    assert output["figure6"] is None
+def test_the_figures_are_written_to_another_folder_in_another_format(here):
+    output = json_of("attention", "byte", "--out", "deep/er", "--format", "svg")
+    names = [name.replace(".png", ".svg") for name in FILES]
+    assert names_in(here / "deep/er") == names
+    assert output["files"] == [f"deep/er/{name}" for name in names]
     assert (here / "deep/er/figure5.svg").read_bytes().startswith(MAGIC[".svg"])
-    assert json_of("attention", "byte", "--figure", 5)["figure7"] is None
 
 
 def test_lengths_and_split_can_be_set(here):
@@ -135,7 +132,7 @@ def test_lengths_and_split_can_be_set(here):
 
 def test_the_seed_selects_the_passage_of_text(here):
     passages = [
-        json_of("attention", "byte", "--figure", 6, "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
+        json_of("attention", "byte", "--seed", seed, "--positions", 18, "--out", f"{number}")["figure6"]
         for number, seed in enumerate((1, 1, 5, 7))
     ]
     assert passages[0] == passages[1]
@@ -144,17 +141,14 @@ def test_the_seed_selects_the_passage_of_text(here):
 
 
 def test_figure_7_has_the_terms_of_the_encoding(other):
-    assert list(json_of("attention", "shaw", "--figure", 7)["figure7"]) == ["a", "b"]
-    result = done("attention", "sinusoid", "--verbose")
+    assert list(json_of("attention", "shaw")["figure7"]) == ["a", "b"]
+    result = done("attention", "sinusoid")
     assert names_in(other / "runs/sinusoid/figures") == FILES[:2]
     assert "same_length = m, fp32." in result.stdout
     assert refusal("attention", "lstm") == (
         'runs/lstm has no attention to single tokens (arch = "lstm"); give a run with arch = "transformer"'
     )
-    assert refusal("attention", "sinusoid", "--figure", "7", "--force") == (
-        'runs/sinusoid has position = "sinusoid", whose score is term (a) alone, so Figure 7 has nothing to '
-        "compare; give --figure 5,6"
-    )
+    assert json_of("attention", "sinusoid", "--force")["figure7"] is None
 
 
 def test_a_model_without_memory_is_measured_by_segments(other):
@@ -177,22 +171,22 @@ def test_an_output_directory_that_cannot_be_created_is_rejected(here):
 
 
 def test_figures_are_overwritten_only_with_force(here):
-    done("attention", "byte", "--figure", 6, "--heads", "1.1")
+    done("attention", "byte", "--heads", "1.1")
     assert "byte" in refusal("attention", "bite")  # a folder with figures is still a run
     path = here / "runs/byte/figures/figure6.png"
     before = path.read_bytes()
     ended = txl("attention", "byte", "--heads", "2.1")
     assert (ended.exit_code, ended.stderr) == (
         1,
-        "error: runs/byte/figures/figure6.png exists; give another --out, or overwrite it with --force\n",
+        "error: runs/byte/figures/figure5.png exists; give another --out, or overwrite it with --force\n",
     )
-    assert (path.read_bytes(), names_in(path.parent)) == (before, ["figure6.png"])
+    assert (path.read_bytes(), names_in(path.parent)) == (before, FILES)
     done("attention", "byte", "--heads", "2.1", "--force")
     assert path.read_bytes() != before
     assert names_in(path.parent) == FILES
 
 
-HEADS = "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads or --auto"
+HEADS = "runs/byte has 2 layers of 3 heads, 1.1 to 2.3; select some of these with --heads"
 LAYER_AND_HEAD = "write layer.head, both from 1, like 2.3,5.1"
 MEASURED = "give one of the tokens measured, 5 to 24, or change --positions"
 FEW_TOKENS = (
@@ -204,12 +198,10 @@ FEW_TOKENS = (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *((heads, HEADS) for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"], ["--auto", 7])),
+        *((heads, HEADS) for heads in (["--heads", "3.1"], ["--heads", "0.1"], ["--heads", "1.1,3.2"])),
         (["--positions", N_VALID - 4], FEW_TOKENS.format("5")),
         (["--mem-len", 100_000], FEW_TOKENS.format("100,000")),
         *((["--positions", 20, "--at", at], f"--at {at}: {MEASURED}") for at in (4, 25)),
-        (["--figure", "5,7", "--at", 9], "only Figure 6 shows selected heads; leave out --at"),
-        (["--figure", "five"], "--figure five: write figures like 5,6"),
         *((["--heads", heads], f"--heads {heads}: {LAYER_AND_HEAD}") for heads in ("1", "a.b", "1.1,")),
     ],
 )
@@ -218,5 +210,5 @@ def test_options_that_do_not_suit_the_run_are_rejected(here, options, message):
 
 
 def test_the_last_token_and_all_positions_can_be_measured(here):
-    assert json_of("attention", "byte", "--positions", 20, "--at", 24, "--figure", 6)["figure6"]["targets"]
-    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--figure", 5)["positions"] == N_VALID - 5
+    assert json_of("attention", "byte", "--positions", 20, "--at", 24)["figure6"]["targets"]
+    assert json_of("attention", "byte", "--positions", N_VALID - 5, "--force")["positions"] == N_VALID - 5

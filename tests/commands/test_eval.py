@@ -61,7 +61,7 @@ def headings(result):
 
 
 def test_the_table_shows_what_the_json_says(here):
-    table = done("eval", "byte", "--mem-len", "0,5,13", "--verbose")
+    table = done("eval", "byte", "--mem-len", "0,5,13")
     output = json_of("eval", "byte", "--mem-len", "0,5,13")
     assert headings(table) == ["M", "attention", "bpc", "ppl", "ms/token", "one lane", "vanilla", "slowdown"]
     assert [row[:4] for row in cells(table)] == [
@@ -475,5 +475,5 @@ def test_the_papers_result_is_shown_if_model_and_corpus_are_the_papers(here):
         assert json_of("eval", "own")["paper"] is None
     write_card("text8")
     assert json_of("eval", "own")["paper"] == 1.06
-    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own", "--verbose").stdout
+    assert "The paper's result for this recipe: 1.06 bpc." in done("eval", "own").stdout
     assert json_of("eval", "own", "--split", "valid")["paper"] is None

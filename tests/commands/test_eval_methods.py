@@ -87,7 +87,7 @@ def test_the_cache_and_dynamic_evaluation_are_compared_with_the_model(here):
     assert set(cache["adaptation"]) == {"theta", "lambda", "searched_on"}
     assert set(dynamic["adaptation"]) == {"lr", "decay", "searched_on"}
     assert dynamic["loss_nats"] != model["loss_nats"]
-    table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT, "--verbose").stdout
+    table = done("eval", "word", "--cache", 30, "--dynamic", *SHORT).stdout
     assert "cache 30: theta = " in table
     assert f"searched on {cache['adaptation']['searched_on']:,} tokens of valid." in table
     assert "M = 5, L = 5, same_length = m, max_distance = 10, fp32; 2 lanes, 1 of them start without context." in table

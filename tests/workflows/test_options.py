@@ -45,7 +45,6 @@ def rejection(function, *arguments, **options):
         (GenerateOptions, "top_p", 0.0, "greater than 0 and at most 1"),
         (GenerateOptions, "top_k", -1, "at least 0"),
         (GenerateOptions, "tokens", 10**30, "at most 2147483647"),
-        (AttentionOptions, "figure", (5, 4), "at least 5 and at most 7"),
         (ReclOptions, "top_r", (0.1, 1.5), "at most 1"),
         (ReclOptions, "top_r", (math.nan,), "greater than 0 and at most 1"),
         *((EvalOptions, "temperature", value, "greater than 0 and at most 100") for value in (0.0, -1.0)),
@@ -78,7 +77,6 @@ WINDOWS = "`attn_len` evaluates windows without memory"
 ONE_LENGTH = "`cache` and `dynamic` take one memory length"
 PAGE = "`html` shows the model and its memory"
 LOSSES = "`losses` are those of the model alone"
-FIGURE_6 = "only Figure 6 shows selected heads"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +105,6 @@ FIGURE_6 = "only Figure 6 shows selected heads"
             for other in ({"at": 3}, {"reference": True})
         ),
         *((GenerateOptions, "`greedy` does not sample", {"greedy": True, name: 3}) for name in ("top_k", "samples")),
-        (AttentionOptions, "`heads` and `auto` both select heads", {"heads": HEADS, "auto": 2}),
-        *((AttentionOptions, FIGURE_6, {"figure": (5, 7), name: 2}) for name in ("auto", "at")),
-        (AttentionOptions, FIGURE_6, {"figure": (5, 7), "heads": HEADS}),
         *(
             (TrainOptions, "`resume` continues a run", {"resume": "byte"} | other)
             for other in ({"name": "x"}, {"force": True})
@@ -139,7 +134,7 @@ def test_options_that_exclude_each_other_are_rejected(options, because, given):
         (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (5, 0)}, "`mem_len` 0: `protocols` compare a memory with"),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),
         *(
-            (AttentionOptions, heads, "Figure 6 has room for 24 heads; select fewer with `heads` or `auto`")
+            (AttentionOptions, heads, "Figure 6 has room for 24 heads; select fewer with `heads`")
             for heads in ({"auto": 25}, {"heads": HEADS * 25})
         ),
         (ReclOptions, {"start": 3, "step": 4, "longest": 6}, "`longest` 6: give at least `start` + `step`, 7"),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Verbose
+from txlcli.commands.options import Json, Run
 from txlcli.config.traits import ENCODINGS
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
@@ -22,7 +22,6 @@ def attention(
     run_name: Run = None,
     *,
     workspace: RunWorkspace,
-    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Plot where attention heads look.
@@ -37,8 +36,9 @@ def attention(
     from txlcli.commands.attention_plots import plot_figure
     from txlcli.workflows import attention as workflow
 
+    workflow.check_options(run, options)
     directory = options.out or run.directory / "figures"
-    paths = {number: directory / f"figure{number}.{options.format}" for number in workflow.select_figures(run, options)}
+    paths = {number: directory / f"figure{number}.{options.format}" for number in workflow.figures_of(run)}
     existing = [path for path in paths.values() if path.exists()]
     if existing and not options.force:
         raise RunError(f"{existing[0]} exists; give another --out, or overwrite it with --force")
@@ -50,13 +50,13 @@ def attention(
     if json:
         console.show_json({**result.to_json(), "files": [str(path) for path in paths.values()]})
     else:
-        show(result, verbose=verbose)
+        show(result)
 
 
-def show(result: "AttentionResult", *, verbose: bool = False) -> None:
+def show(result: "AttentionResult") -> None:
     """Write the table to stdout, a row per layer."""
     title = f"Attention of {result.opened.run.directory} on {result.text.title}, {result.maps.queries:,} tokens"
-    console.show_table(title, COLUMNS, rows(result), notes(result), verbose=verbose)
+    console.show_table(title, COLUMNS, rows(result), notes(result))
 
 
 def rows(result: "AttentionResult") -> list[list[str]]:
@@ -78,14 +78,16 @@ def rows(result: "AttentionResult") -> list[list[str]]:
 def notes(result: "AttentionResult") -> list[str]:
     """Return the settings, and what the columns and Figure 6 show."""
     settings = result.settings
-    limit = f"max_distance = {settings.max_distance}, " if ENCODINGS[result.position].limits_distance else ""
+    limit = (
+        f"max_distance = {settings.max_distance}, "
+        if ENCODINGS[result.opened.transformer.settings.position].limits_distance
+        else ""
+    )
     lines = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",
         "Means over a layer's heads, distances and widths in tokens; in memory: share of the attention to the memory; "
         "width: number of distances over which a head's average attention is spread (exp of its entropy).",
     ]
-    if 6 in result.figures:
-        heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
-        lines.append(f"Figure 6: heads {heads} from token {result.maps.at:,} on.")
-    return lines
+    heads = ", ".join(f"{layer}.{head}" for layer, head in result.shown)
+    return [*lines, f"Figure 6: heads {heads} from token {result.maps.at:,} on."]

@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Verbose
+from txlcli.commands.options import Json, Run
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.workflows.options import EvalOptions
@@ -29,7 +28,6 @@ def evaluate(
     ] = 1,
     *,
     workspace: RunWorkspace,
-    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Evaluate a run.
@@ -52,17 +50,17 @@ def evaluate(
 
         result = workflow.run(run_name, options, workspace)
         if launcher.is_main():
-            _show(result, options, verbose=verbose, json=json)
+            _show(result, options, json=json)
         result.raise_pending()
 
 
-def _show(result: "EvalResult", options: EvalOptions, *, verbose: bool, json: bool) -> None:
+def _show(result: "EvalResult", options: EvalOptions, *, json: bool) -> None:
     """Show the result, and write the files."""
     from txlcli.commands import eval_table, pages
     from txlcli.workflows.evaluation.annotated import annotate
     from txlcli.workflows.evaluation.evaluate import write_losses
 
-    console.show_result(result, partial(eval_table.show, verbose=verbose), json=json)
+    console.show_result(result, eval_table.show, json=json)
     if options.losses is not None:  # after the result, which a full disk must not cost
         write_losses(options.losses, result)
     if options.plot is not None:

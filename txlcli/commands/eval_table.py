@@ -12,7 +12,7 @@ from txlcli.workflows.evaluation.search import THRESHOLD, LengthSearch
 TIME = "ms per token, one batch lane"
 
 
-def show(result: EvalResult, *, verbose: bool = False) -> None:
+def show(result: EvalResult) -> None:
     """Write the table to stdout, without the columns that no row has a value for."""
     scoring, rows = result.scoring, result.rows
     names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
@@ -21,8 +21,7 @@ def show(result: EvalResult, *, verbose: bool = False) -> None:
     cells = [_cells(row, rows, names) for row in rows]
     columns = [heading for heading in cells[0] if any(row[heading] != "-" for row in cells)]
     title = f"{scoring.opened.run.directory} on {scoring.text.title}, {rows[0].tokens:,} tokens scored"
-    notes = [*_notes(result), *(f"{key}: {value}" for key, value in scoring.text.conventions.items())]
-    console.show_table(title, columns, [[row[heading] for heading in columns] for row in cells], notes, verbose=verbose)
+    console.show_table(title, columns, [[row[heading] for heading in columns] for row in cells], _notes(result))
 
 
 def _cells(row: EvalRow, rows: Sequence[EvalRow], names: Sequence[str]) -> dict[str, str]:
@@ -63,7 +62,7 @@ def _measure(row: EvalRow, name: str) -> str:
 
 
 def _notes(result: EvalResult) -> list[str]:
-    """Return the notes, the most important first: settings, what limits the result, how it was obtained."""
+    """Return the notes: settings, what limits the result, how it was obtained."""
     rows, compared = result.rows, result.lacking is not None
     metric, paper = result.scoring.opened.run.metric, result.scoring.text.paper
     change = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."

@@ -27,7 +27,6 @@ Runs = Annotated[
     list[str] | None, Argument(metavar="RUN...", help="Runs, by name or folder.", autocompletion=names_of("runs"))
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Print all notes under a table.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
 LETTERS = {int: "N", float: "X"}

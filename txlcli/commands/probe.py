@@ -1,11 +1,10 @@
 """`txl probe`: how far back a model finds what it has read."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txlcli import console
-from txlcli.commands.options import Json, Run, Verbose
+from txlcli.commands.options import Json, Run
 from txlcli.paper.metrics import bits
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ProbeOptions
@@ -22,7 +21,6 @@ def probe(
     run_name: Run = None,
     *,
     workspace: RunWorkspace,
-    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Probe how far back a model finds what it has read.
@@ -36,12 +34,12 @@ def probe(
     from txlcli.workflows import probe as workflow
 
     result = workflow.run(run_name, options, workspace)
-    console.show_result(result, partial(show, verbose=verbose), json=json)
+    console.show_result(result, show, json=json)
     if options.plot is not None:
         plot(options.plot, result)
 
 
-def show(result: "ProbeResult", *, verbose: bool = False) -> None:
+def show(result: "ProbeResult") -> None:
     """Write the table to stdout, a row per distance."""
     scoring, settings = result.scoring, result.scoring.settings
     notes = [
@@ -52,7 +50,7 @@ def show(result: "ProbeResult", *, verbose: bool = False) -> None:
         f"L = {settings.seg_len}, M = {settings.mem_len}, {scoring.opened.precision}; distances in tokens.",
     ]
     title = f"Probes of {scoring.opened.run.directory}"
-    console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes, verbose=verbose)
+    console.show_table(title, COLUMNS, list(map(_cells, result.rows)), notes)
 
 
 def _cells(row: "ProbeRow") -> list[str]:

@@ -9,7 +9,6 @@ from typer import Option
 
 from txlcli import console
 from txlcli.commands.generate import show as show_generated
-from txlcli.commands.options import Verbose
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
@@ -45,7 +44,6 @@ def quickstart(
     ] = None,
     *,
     workspace: DeviceWorkspace,
-    verbose: Verbose = False,
 ) -> None:
     """Run all main steps on Python's own source files.
 
@@ -72,7 +70,7 @@ def quickstart(
     limit = [] if positions is None else ["--positions", str(positions)]
     _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), *limit, data_dir=data_dir)
     evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS, positions=positions), workspace)
-    eval_table.show(evaluation, verbose=verbose)
+    eval_table.show(evaluation)
     evaluation.raise_pending()
     _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
     show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))

@@ -1,6 +1,5 @@
 """`txl recl`: relative effective context length of a group of runs (section 4.3, Appendix C; Table 8, Figures 3, 4)."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.completion import names_of
-from txlcli.commands.options import Json, Verbose
+from txlcli.commands.options import Json
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ReclOptions
 from txlcli.workflows.workspace import RunWorkspace
@@ -24,7 +23,6 @@ def recl(
     options: ReclOptions,
     *,
     workspace: RunWorkspace,
-    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure how much context models use (RECL).
@@ -40,14 +38,14 @@ def recl(
     from txlcli.workflows import recl as workflow
 
     result = workflow.run(run_names, options, workspace)
-    console.show_result(result, partial(show, verbose=verbose), json=json)
+    console.show_result(result, show, json=json)
     if options.plot is not None:
         plot_gains(options.plot, result)
     if options.plot_ppl is not None:
         plot_perplexities(options.plot_ppl, result)
 
 
-def show(result: "ReclResult", *, verbose: bool = False) -> None:
+def show(result: "ReclResult") -> None:
     """Write the table to stdout: a row per model, a column per r."""
     lines = [
         [
@@ -59,7 +57,7 @@ def show(result: "ReclResult", *, verbose: bool = False) -> None:
     ]
     title = f"RECL on {result.text}, {result.positions:,} positions"
     columns = ("model", "parameters", *(f"r = {point.top_r:g}" for point in result.models[0].recl))
-    console.show_table(title, columns, lines, _notes(result), verbose=verbose)
+    console.show_table(title, columns, lines, _notes(result))
 
 
 def _named(result: "ReclResult") -> "dict[str, ReclModel]":

@@ -17,10 +17,12 @@ from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import ScoredText
-from txlcli.workflows.options import DEFAULT_QUERIES, DEFAULT_WIDEST, FIGURES, AttentionOptions, Head
+from txlcli.workflows.options import DEFAULT_QUERIES, AttentionOptions, Head
 from txlcli.workflows.workspace import Workspace
 
 ROWS = 16
+WIDEST = 3
+"""Heads of Figure 6, unless the user selects others."""
 DIGITS = 7  # significant digits in JSON, as many as float32 has
 
 
@@ -31,16 +33,14 @@ class AttentionResult:
     opened: OpenRun
     text: ScoredText
     settings: EvalSettings
-    figures: tuple[int, ...]
-    """Figures that were requested."""
     shown: tuple[Head, ...]
     """Heads of Figure 6."""
     maps: AttentionMaps
 
     @property
-    def position(self) -> str:
-        """Encoding of the model."""
-        return self.opened.transformer.settings.position
+    def figures(self) -> tuple[int, ...]:
+        """Figures of the paper that the model's encoding allows."""
+        return figures_of(self.opened.run)
 
     @property
     def heads(self) -> dict[str, Numbers]:
@@ -67,7 +67,7 @@ class AttentionResult:
 
         "figure5" and the terms of "figure7" are [layer][head][distance], shares that sum to 1 over the distances.
         "figure6" has "attention" per head, [row][column], null where a query sees no key, and "top", the columns in
-        red. A figure that was not requested is null. Columns and tokens of the split are counted from 0.
+        red. "figure7" is null if the score has one term. Columns and tokens of the split are counted from 0.
         """
         maps, settings, measures = self.maps, self.settings, self.heads
         heads = [
@@ -80,7 +80,7 @@ class AttentionResult:
             "step": self.opened.checkpoint.state["step"],
             "text": self.text.title,
             "unit": self.text.unit,
-            "position": self.position,
+            "position": self.opened.transformer.settings.position,
             "seg_len": settings.seg_len,
             "mem_len": settings.mem_len,
             "attn_len_max": maps.distances,
@@ -90,8 +90,8 @@ class AttentionResult:
             "first_position": maps.first,
             "positions": maps.queries,
             "heads": heads,
-            "figure5": _to_lists(maps.by_distance) if 5 in self.figures else None,
-            "figure6": self._figure6() if 6 in self.figures else None,
+            "figure5": _to_lists(maps.by_distance),
+            "figure6": self._figure6(),
             "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} if 7 in self.figures else None,
         }
 
@@ -116,8 +116,15 @@ def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
-    """Return the figures to make; reject options that do not suit the run, before any weights are loaded."""
+def figures_of(run: Run) -> tuple[int, ...]:
+    """Return the figures that a run allows: Figure 7 compares several terms of the score."""
+    settings = run.settings.model
+    has_terms = isinstance(settings, TransformerSettings) and ENCODINGS[settings.position].score_terms
+    return (5, 6, 7) if has_terms else (5, 6)
+
+
+def check_options(run: Run, options: AttentionOptions) -> None:
+    """Reject options that do not suit the run, before any weights are loaded."""
     if not options.unfinished:
         history.check_finished(run)
     settings = run.settings.model
@@ -126,27 +133,20 @@ def select_figures(run: Run, options: AttentionOptions) -> tuple[int, ...]:
             f'{run.directory} has no attention to single tokens (arch = "{settings.arch}"); give a run with arch = '
             '"transformer"'
         )
-    has_terms = bool(ENCODINGS[settings.position].score_terms)
-    if 7 in options.figure and not has_terms:
-        raise UsageError(
-            f'{run.directory} has position = "{settings.position}", whose score is term (a) alone, so Figure 7 has '
-            "nothing to compare; give `figure` 5,6"
-        )
     layers, heads = settings.n_layers, settings.n_heads
     unknown = [head for head in options.heads or () if not (1 <= head[0] <= layers and 1 <= head[1] <= heads)]
-    if unknown or (options.auto or 0) > layers * heads:
+    if unknown:
         raise UsageError(
             f"{run.directory} has {layers} layers of {heads} heads, 1.1 to {layers}.{heads}; select some of these with "
-            "`heads` or `auto`"
+            "`heads`"
         )
     texts.one_lane(run, mem_len=options.mem_len)
-    return tuple(sorted(options.figure)) or (FIGURES if has_terms else FIGURES[:-1])
 
 
 def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -> AttentionResult:
     """Measure the attention of a run on a split."""
     opened = workspace.open_run(run_name)
-    figures = select_figures(opened.run, options)
+    check_options(opened.run, options)
     settings = texts.one_lane(opened.run, mem_len=options.mem_len, seg_len=options.seg_len)
     text = _text(opened, options, settings, workspace)
     first, count = first_query(settings), len(text.inputs)
@@ -169,8 +169,8 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
             precision=opened.precision,
             on_tokens=bar.reach,
         )
-    widest = ((layer + 1, head + 1) for layer, head in maps.widest(options.auto or DEFAULT_WIDEST))
-    return AttentionResult(opened, text, settings, figures, options.heads or tuple(widest), maps)
+    widest = ((layer + 1, head + 1) for layer, head in maps.widest(WIDEST))
+    return AttentionResult(opened, text, settings, options.heads or tuple(widest), maps)
 
 
 def _text(opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace) -> ScoredText:

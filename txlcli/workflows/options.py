@@ -410,8 +410,7 @@ class GenerateOptions(Options):
     seed: Seed = seed_option()
 
 
-FIGURES = (5, 6, 7)
-DEFAULT_WIDEST, DEFAULT_QUERIES = 3, 5_000
+DEFAULT_QUERIES = 5_000
 MAX_HEADS = 24
 """Heads that one figure has room for."""
 
@@ -429,21 +428,12 @@ def read_heads(text: str) -> tuple[Head, ...]:
 class AttentionOptions(MeasureOptions):
     """Options of `txl attention`."""
 
-    figure: tuple[Annotated[int, Range(least=FIGURES[0], most=FIGURES[-1])], ...] = option(
-        "Figures of the paper [default: all that the encoding allows].",
-        default=(),
-        metavar="5,6,7",
-        example="figures like 5,6",
-    )
     heads: tuple[Head, ...] | None = option(
-        "Heads of Figure 6, counted from 1.1.",
+        "Heads of Figure 6, counted from 1.1 [default: those with the widest attention].",
         metavar="LAYER.HEAD,...",
         read=read_heads,
         example="layer.head, both from 1, like 2.3,5.1",
-        excludes=("auto",),
-        because="`heads` and `auto` both select heads",
     )
-    auto: PositiveInt | None = option(f"Or select the N heads with the widest attention [default: {DEFAULT_WIDEST}].")
     at: NaturalInt | None = option("First token of Figure 6 [default: random, by --seed].")
     positions: PositiveInt | None = option(f"Tokens to average over [default: {DEFAULT_QUERIES:,} at most].")
     split: Split = option("Split to measure on.", default="valid")
@@ -454,10 +444,8 @@ class AttentionOptions(MeasureOptions):
     force: bool = force_option()
 
     def _check(self) -> None:
-        if self.figure and 6 not in self.figure:
-            self.exclude("heads", "auto", "at", because="only Figure 6 shows selected heads")
-        if max(len(self.heads or ()), self.auto or 0) > MAX_HEADS:
-            raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads` or `auto`")
+        if len(self.heads or ()) > MAX_HEADS:
+            raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads`")
 
 
 @dataclass(frozen=True, kw_only=True)

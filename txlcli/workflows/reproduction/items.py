@@ -337,7 +337,7 @@ def table9(runner: Runner, item: str) -> Section:
 def attention_figure(runner: Runner, item: str) -> Section:
     """Plot Figure 5, 6 or 7 of the standard model on the validation split."""
     (part,), number, file = parts(item), int(item[-1]), f"{item}.png"
-    run, options = runner.run(part), AttentionOptions(figure=(number,))
+    run, options = runner.run(part), AttentionOptions()
     runner.record_command("attention", str(run.directory), "--out", str(runner.directory), "--force", options=options)
     result = attention.run(str(run.directory), options, runner.workspace)
     runner.report.plot_attention(result, number, runner.directory / file)
