@@ -381,8 +381,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
     """Make a model with new weights; dropout continues from the same seed."""
-    weights = 4 * count_parameters(settings, vocab_size)  # bytes of float32
-    check_free_memory(weights, torch.device("cpu"))
+    check_free_memory(4 * count_parameters(settings, vocab_size), torch.device("cpu"))  # float32 has 4 bytes
     torch.manual_seed(seed)
     return make_model(settings, vocab_size).to(device)
 
