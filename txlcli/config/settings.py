@@ -277,6 +277,17 @@ class EvalSettings(Section):
     """Divide the logits by this number when a text is scored; auto: by the number with the lowest loss on the
     validation split, which the result reports."""
 
+    @property
+    def key_limit(self) -> int | None:
+        """Largest number of keys a query may see, itself included; None is all of memory and segment.
+
+        A window of the model is one more limit. A model without memory reads each segment from its first token, so
+        there is no length to make the same.
+        """
+        if self.same_length == "off" or self.mem_len == 0:
+            return None
+        return self.mem_len + (self.same_length == "m_plus_one")
+
 
 @dataclass(frozen=True)
 class Settings:

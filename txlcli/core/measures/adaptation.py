@@ -19,7 +19,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.rnn import flatten_rnn_weights, rnns_in_training_mode
-from txlcli.core.reading.decoder import key_limit
+from txlcli.core.reading.reader import read_segment
 from txlcli.core.reading.registry import make_reader, sized_for
 from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
@@ -209,14 +209,8 @@ def _hidden_and_memory(
     model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
-    limits = {
-        "key_limit": key_limit(settings.same_length, settings.mem_len),
-        "max_distance": settings.max_distance,
-        "compressed_len": settings.compressed_len,
-    }
-    limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
     with rnns_in_training_mode(model):
-        return model(inputs, memory, mem_len=settings.mem_len, **limits)
+        return read_segment(model, inputs, memory, settings)
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

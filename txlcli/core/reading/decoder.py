@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txlcli.config.settings import SameLength
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
@@ -32,17 +31,6 @@ from txlcli.core.reading.reader import Reader, Reading
 
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
-
-
-def key_limit(same_length: SameLength, mem_len: int) -> int | None:
-    """Return the largest number of keys a query may see, itself included; None is all of memory and segment.
-
-    A window of the model is one more limit. A model without memory reads each segment from its first token, so there is
-    no length to make the same.
-    """
-    if same_length == "off" or mem_len == 0:
-        return None
-    return mem_len + 1 if same_length == "m_plus_one" else mem_len
 
 
 @dataclass
@@ -170,7 +158,7 @@ class Decoder(Reader):
         settings, in_windows = reading.settings, reading.in_windows
         self.mem_len = model.settings.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
-        self._limit = smallest_limit(key_limit(settings.same_length, settings.mem_len), model.settings.window)
+        self._limit = smallest_limit(settings.key_limit, model.settings.window)
         self._period = settings.mem_len if in_windows else self.seg_len
         """Tokens after which absolute positions begin anew."""
         model.encoding.check_positions(self._period)

@@ -155,17 +155,39 @@ class Reader(ABC):
             return self.model.losses(hidden, targets)
 
 
+def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:
+    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results."""
+    limits = {name: getattr(settings, name) for name in ("key_limit", "max_distance", "compressed_len")}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
+    hidden, memory = model(tokens, memory, mem_len=settings.mem_len, **limits)
+    return hidden, memory
+
+
 class StateReader(Reader):
     """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
-    QRNN, which covers everything read before, or what another model keeps of the last M tokens."""
+    QRNN, which covers everything read before, or what another model keeps of the last M tokens.
+
+    Where a memory changes at the end of a segment, reading by tokens reads those of the present segment once more."""
 
     state: Memory | None = None
-    """The model's memory after the tokens read so far; None before the first."""
+    """The model's memory before the tokens of `_unfinished`; None before the first token."""
+    _unfinished: Tensor | None = None
+    """Tokens of the present segment (B, l), if they are to be read once more."""
 
     def reset(self) -> None:
-        self.state = None
+        self.state = self._unfinished = None
+
+    @property
+    def _in_segment(self) -> int:
+        return 0 if self._unfinished is None else self._unfinished.shape[1]
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
+        segment = tokens if self._unfinished is None else torch.cat([self._unfinished, tokens], dim=1)
         with self._autocast:
-            hidden, self.state = self.model(tokens, self.state or self._first_memory(), mem_len=self.mem_len)
+            memory = self.state or self._first_memory()
+            hidden, memory = read_segment(self.model, segment, memory, self.reading.settings)
+        if self.reading.by_tokens and self.model.settings.depends_on_segments and segment.shape[1] < self.seg_len:
+            self._unfinished = segment
+        else:
+            self.state, self._unfinished = memory, None
         return hidden[:, hidden.shape[1] - count :]

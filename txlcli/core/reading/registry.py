@@ -4,11 +4,10 @@ import dataclasses
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.compressive import CompressiveReader
 from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 
-READERS: dict[str, type[Reader]] = {"transformer": Decoder, "compressive": CompressiveReader}
+READERS: dict[str, type[Reader]] = {"transformer": Decoder}
 """Class of the reader of a model, for values of `model.arch` whose memory is not what `forward` returns."""
 CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 

@@ -17,7 +17,6 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, float64_device
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.reader import Reader, compiling_pays
 from txlcli.core.reading.registry import make_reader, sized_for
 
@@ -97,7 +96,7 @@ class Scores:
 
 def attention_span(model: ModelSettings, settings: EvalSettings) -> tuple[int, int]:
     """Return the smallest and the largest number of keys that a query sees once the memory is full."""
-    limit, before = key_limit(settings.same_length, settings.mem_len), _memory_keys(model, settings)
+    limit, before = settings.key_limit, _memory_keys(model, settings)
     fewest, most = (before + 1, before + settings.seg_len) if limit is None else (limit, limit)
     window = model.attention_window or most
     return min(fewest, window), min(most, window)
@@ -112,7 +111,7 @@ def attention_span_in(model: LanguageModel, settings: EvalSettings, count: int) 
 
 def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
     """Return the mean number of keys that a query sees once the memory is full."""
-    if key_limit(settings.same_length, settings.mem_len) is not None:
+    if settings.key_limit is not None:
         return attention_span(model, settings)[0]
     return model.mean_keys(seg_len=settings.seg_len, mem_len=_memory_keys(model, settings))
 

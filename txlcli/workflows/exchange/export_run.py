@@ -17,7 +17,6 @@ from txlcli.core.model import attention
 from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.decoder import key_limit
 from txlcli.errors import RunError
 from txlcli.exchange import huggingface, vocabularies
 from txlcli.exchange.conversion import missing_setting, to_hugging_face
@@ -96,7 +95,7 @@ class Program(nn.Module):
         model, settings = self.model, self.settings
         self.empty.append(memory[0].shape[1] - remembered)
         pasts, goal = model.pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
-        limit = key_limit(settings.same_length, settings.mem_len)
+        limit = settings.key_limit
         outputs, memory = model._read(tokens, pasts, goal, limit, settings.max_distance)
         self.empty.pop()  # PyTorch warns of tensors that are left in a module
         return model.log_probs(model._final(outputs[-1].hidden)), memory
