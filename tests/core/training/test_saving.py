@@ -70,8 +70,7 @@ def test_each_validation_writes_each_file_once_and_the_end_writes_the_last_one(t
 def test_the_state_of_a_file_is_that_of_its_step(tmp_path):
     write, losses = SlowWriter(), [1.0]
     saver = Saver(tmp_path, write=write)
-    saver.take({"model.a": torch.ones(3)}, step=1)
-    saver.write_last({"step": 1, "losses": losses})
+    saver.save(saver.last_path, {"model.a": torch.ones(3)}, {"step": 1, "losses": losses})
     losses.append(2.0)
     write.may_write.set()
     saver.wait()

@@ -252,10 +252,13 @@ class Training:
 
     def _write_weights(self, path: Path) -> None:
         """Write the weights to evaluate; all processes must call this."""
-        if self.saver.step != self.step:  # this step was not saved yet
-            self.saver.take(self.gather_weights(), step=self.step, copied=self.parallel.weights_are_divided)
+        self.saver.wait()  # rank 0 may have no memory for two whole models
+        weights = self.average.weights or self.parallel.own_weights()
+        self._save(path, grouped("model", self.parallel.gather_weights(weights)))
+
+    def _save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if self.world.is_rank_zero:
-            self.saver.write_weights(path, self.state())
+            self.saver.save(path, tensors, self.state(), copied=self.parallel.weights_are_divided)
 
     def _failed(self, what: str, next_step: str = CALMER) -> TrainingError:
         self.saver.settle()
@@ -270,40 +273,18 @@ class Training:
     def save_last(self, *, wait: bool = True) -> None:
         """Save everything that a resumed run needs; all processes must call this.
 
-        Without `wait`, the file is written in the background. The older one is kept if the weights, the memory or the
-        loss that they give are not finite.
+        Without `wait`, the file is written in the background. The older one is kept if the weights or the memory are
+        not finite.
         """
-        if self.parallel.weights_are_divided:
-            self.saver.forget()  # rank 0 has no memory for two whole models
+        self.saver.wait()  # as in `_write_weights`
         tensors = self.gather()
         of_step = (tensor for name, tensor in tensors.items() if name.startswith(("model.", "memory.")))
-        if self.world.any_of(not all(map(_is_finite, of_step))):
+        if self.world.any_of(not all(tensor.isfinite().all() for tensor in of_step)):
             raise self._failed(f"the weights are not finite after step {self.step}")
-        # All losses so far were computed before the last update, which may have made the weights useless.
-        if not self._next_loss_is_finite():
-            raise self._failed(f"the loss is not finite after step {self.step}")
-        self.saver.take(tensors, step=self.step, copied=self.parallel.weights_are_divided)
-        if self.world.is_rank_zero:
-            self.saver.write_last(self.state())
+        self._save(self.saver.last_path, tensors)
         self._mark_saved()
         if wait:
             self.saver.wait()
-
-    def _next_loss_is_finite(self) -> bool:
-        """Return True if the weights give a finite loss in the next segment that is not skipped.
-
-        Each process reads its first lane.
-        """
-        position, first, memories = self.position, self._parts[0].start, self.memories
-        for _ in range(1 + self.settings.skip_nonfinite):
-            if position.segment == 0:
-                memories = self.empty_memories()  # as `update` does
-            memory = [layer[:1] for layer in memories[0]]
-            loss = self.train_step.loss(*self._read(range(first, first + 1), position), memory)
-            if not self.world.any_of(not loss.isfinite()):
-                return True
-            position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
-        return False
 
     @property
     def epoch(self) -> float:
@@ -320,17 +301,14 @@ class Training:
 
     def gather(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
+        model, average = map(self.parallel.gather_weights, (self.parallel.own_weights(), self.average.weights))
         return {
-            **self.gather_weights(),
+            **grouped("model", model),
+            **grouped("average", average),
             **grouped("memory", checkpoint.gather_memories(self.world, self.memories)),
             **grouped("rng", checkpoint.gather_generators(self.world, self.device)),
             **grouped("optimizer", self.parallel.gather_optimizer(self.train_step.optimizer)),
         }
-
-    def gather_weights(self) -> dict[str, Tensor]:
-        """Return the weights and their average by full name on rank 0; all processes must call this."""
-        model, average = map(self.parallel.gather_weights, (self.parallel.own_weights(), self.average.weights))
-        return grouped("model", model) | grouped("average", average)
 
     def state(self) -> dict[str, Any]:
         """Return the plain data of a checkpoint."""
@@ -372,11 +350,6 @@ class Training:
         """Return a seed for the random numbers of this process after this step."""
         key = (self.settings.seed, self.step, self.world.rank)
         return int(np.random.default_rng(key if self.world.rank else key[:2]).integers(1 << 63))
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Return True if all values are finite; their sum shows it ten times as fast, unless it overflows."""
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def new_model(settings: ModelSettings, vocab_size: int, *, seed: int, device: torch.device) -> LanguageModel:
