@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import is_dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
@@ -144,17 +146,40 @@ def show_json(result: Any) -> None:
     _write(_NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
-def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
-    """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`."""
+def show_result(result: Any, show: Callable[[Any], None] | None = None, *, json: bool) -> None:
+    """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`, or as its fields."""
     if json:
         show_json(result)
     else:
-        show(result)
+        (show or partial(show_facts, ""))(result)
 
 
-def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> None:
-    """Write a table of names and values to stdout, without those that are None."""
-    show_table(title, ("", ""), [[name, str(fact)] for name, fact in facts.items() if fact is not None], notes)
+def in_words(value: object) -> str:
+    """Return a value of a result as a person reads it; "-" if there is none. Digests of parts are left out."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = [f"{key} {in_words(part)}" for key, part in value.items() if not key.endswith("sha256")]
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(in_words, value))
+    if isinstance(value, float):
+        return f"{value:,.3f}" if value < 1000 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "-" if value in (None, "") else str(value)
+
+
+def facts_of(result: object) -> list[list[str]]:
+    """Return the fields of a result, or the entries of a mapping, by name and in words, without empty ones."""
+    if not isinstance(result, Mapping):
+        result = {name.replace("_", " "): value for name, value in vars(result).items() if name != "notes"}
+    rows = [[name, in_words(value)] for name, value in result.items()]
+    return [row for row in rows if row[1] != "-"]
+
+
+def show_facts(title: str, result: object, notes: Sequence[str] = ()) -> None:
+    """Write a table of the fields of a result, or the entries of a mapping, to stdout, and the notes below it."""
+    show_table(title, ("", ""), facts_of(result), [*notes, *getattr(result, "notes", ())])
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run
-from txlcli.commands.runs import app, describe, plot_curves, settings_of
+from txlcli.commands.runs import app, plot_curves, settings_of
 from txlcli.errors import RunError, TxlError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
@@ -47,9 +47,11 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         return dataclasses.replace(section, title=title)
 
     sections = [
-        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(past)))]),
+        Section(title="Run", grids=[Grid(["", ""], console.facts_of(overview.summarize(past)))]),
         Section(
-            title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
+            title="Settings",
+            notes=["Other settings have their defaults."],
+            grids=[Grid(["", ""], console.facts_of(settings_of(run)))],
         ),
         _training(past, directory),
         _evaluations(past),

@@ -28,6 +28,8 @@ LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
 LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
+OF_ONE_RUN = ("name", "folder", "saved")
+"""Fields that runs are not compared by."""
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
     "valid": {"markersize": 4.0},
@@ -96,42 +98,18 @@ def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
-    console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings_of(run)])
-
-
-def settings_of(run: run_directory.Run) -> list[list[str]]:
-    """Return the settings of a run that are not the default, each with its name."""
-    return [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
-
-
-def describe(entry: RunSummary) -> list[list[str]]:
-    """Return the state and the results of a run in words, each with its name."""
-    steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
-    valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
-    if entry.best_valid_step is not None:
-        valid += f" at step {entry.best_valid_step:,}"
-    if entry.valid_tokens:
-        valid += f", on {entry.valid_tokens:,} tokens"
-    if entry.test_mem_len is not None:
-        test += f" with M = {entry.test_mem_len}"
+    notes = []
     if (entry.test_readings or 1) > 1:
-        test += f", the best of {entry.test_readings} (valid was not evaluated)"
-    rows = [
-        ["folder", entry.folder],
-        ["saved", entry.saved[:16].replace("T", " ")],
-        ["state", entry.state + steps],
-        ["recipe", str(entry.recipe)],
-        ["store", str(entry.store)],
-        ["parameters", f"{entry.parameters:,}"],
-        ["best valid", valid],
-        ["test", test],
-    ]
-    if origin := entry.origin:
-        new = f", {origin.new_symbols:,} new symbols" if origin.new_symbols else ""
-        rows.append(["began with", f"{origin.run}/{origin.weights}, step {origin.step:,}{new}"])
+        notes.append(f"test: the best of {entry.test_readings} scores, since valid was not evaluated")
     if entry.state in ("unfinished", "interrupted"):
-        rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
-    return rows
+        notes.append(f"to continue: {shlex.join(['txl', 'train', '--resume', entry.name])}")
+    facts = [*console.facts_of(entry), *console.facts_of(settings_of(run))]
+    console.show_table(f"run {entry.name}", ("", ""), facts, notes)
+
+
+def settings_of(run: run_directory.Run) -> dict[str, str]:
+    """Return the settings of a run that are not the default, by name."""
+    return {key: recipe.format_value(value) for key, value in recipe.changed_keys(run.settings).items()}
 
 
 @app.command("compare")
@@ -165,48 +143,15 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 
-COMPARED = {
-    "recipe": "recipe",
-    "parameters": "parameters",
-    "state": "state",
-    "step": "step",
-    "best valid": "best_valid",
-    "  at step": "best_valid_step",
-    "last valid": "last_valid",
-    "last train": "last_train",
-    "test": "test",
-    "test bits/byte": "bits_per_byte",
-    "tokens/s": "tokens_per_s",
-    "settings changed": "changes",
-}
-"""Fields of the runs that are compared, by their name in the table."""
-
-
 def _show_comparison(result: Comparison) -> None:
-    runs, names = result.runs, dict(COMPARED)
-    if result.same_text and len({run.metric for run in runs}) == 1:
-        del names["test bits/byte"]
-    rows = [[label, *(_cell(run, name) for run in runs)] for label, name in names.items()]
-    rows = [row for row in rows if {*row[1:]} != {"-"}]
+    facts = [dict(console.facts_of(run)) for run in result.runs]
+    names = [name.replace("_", " ") for name in vars(result.runs[0]) if name not in OF_ONE_RUN]
+    rows = [[name, *(run.get(name, "-") for run in facts)] for name in names if any(name in run for run in facts)]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
     notes = [] if result.settings else [SAME_SETTINGS]
     notes += [] if result.same_text else [OTHER_TEXTS]
     notes += map(_describe_seeds, result.seeds)
-    console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
-
-
-def _cell(run: RunSummary, name: str) -> str:
-    """Return a field of a run in words; "-" if it is None, or without changes."""
-    value = getattr(run, name)
-    if value in (None, ()):
-        return "-"
-    if name == "changes":
-        return ", ".join(f"at {change.step:,}" for change in value)
-    if name in ("best_valid", "last_valid", "last_train", "test"):
-        return _result(run, value)
-    if name == "bits_per_byte":
-        return metrics.format_measure(value)
-    return value if isinstance(value, str) else f"{value:,.0f}"
+    console.show_table("runs compared", ["", *(run.name for run in result.runs)], rows, notes)
 
 
 def _describe_seeds(group: SeedGroup) -> str:
