@@ -163,10 +163,18 @@ def in_words(value: object) -> str:
     if isinstance(value, list | tuple):
         value = ", ".join(map(in_words, value))
     if isinstance(value, float):
-        return f"{value:,.3f}" if value < 1000 else f"{value:,.0f}"
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "-" if value in (None, "") else str(value)
+
+
+def show_rows(
+    title: str, entries: Sequence[Mapping[str, object]], fields: Sequence[str], notes: Sequence[str] = ()
+) -> None:
+    """Write a table to stdout: a row for each entry, a column for each of the fields."""
+    rows = [[in_words(entry[name]) for name in fields] for entry in entries]
+    show_table(title, [name.replace("_", " ") for name in fields], rows, notes)
 
 
 def facts_of(result: object) -> list[list[str]]:

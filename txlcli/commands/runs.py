@@ -18,14 +18,14 @@ from txlcli.runs.history import History
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.workflows import overview
 from txlcli.workflows.options import PlotOptions
-from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
+from txlcli.workflows.overview import Comparison, SeedGroup
 from txlcli.workflows.workspace import RunsDir
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
 
-LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
-LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
+LIST_COLUMNS = ("name", "state", "step", "best_valid", "test", "metric", "saved")
+LIST_NOTE = "best valid: in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
 OF_ONE_RUN = ("name", "folder", "saved")
@@ -70,19 +70,7 @@ def list_(where: RunsDir, json: Json = False) -> None:
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
-    console.show_table(f"runs in {where.runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
-
-
-def _list_row(entry: RunSummary) -> list[str]:
-    saved = entry.saved[5:16].replace("T", " ")  # month, day, hour, minute
-    state = entry.state
-    if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
-        state += f" {entry.step / entry.max_steps:.0%}"
-    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, entry.test), saved]
-
-
-def _result(entry: RunSummary, result: float | None) -> str:
-    return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
+    console.show_rows(f"runs in {where.runs_dir}", list(map(vars, entries)), LIST_COLUMNS, [LIST_NOTE])
 
 
 @app.command("show")
@@ -186,11 +174,10 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
 
     plots.plot_curves(
         path,
-        curves,
+        {metrics.METRIC_TITLES[runs[0].metric]: curves},
         x_label="steps",
-        y_label=metrics.METRIC_TITLES[runs[0].metric],
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        log_y=runs[0].metric == "ppl",
+        log_y=[metrics.METRIC_TITLES["ppl"]],
         styles=styles,
     )
 
@@ -213,15 +200,9 @@ def difference(
 
 
 def _show_difference(result: "LossDifference") -> None:
-    rows = [
-        [source.file, source.run, source.evaluation, f"{source.loss_nats:.4f}", f"{metrics.bits(source.loss_nats):.4f}"]
-        for source in (result.first, result.second)
-    ]
-    nats = (result.difference_nats, result.low_nats, result.high_nats)
-    for name, value in zip(("difference", "95 % interval from", "to"), nats, strict=True):
-        rows.append([name, "", "", f"{value:+.4f}", f"{metrics.bits(value):+.4f}"])
-    verdict = "The difference is more than chance" if result.significant else "The difference may be chance"
+    verdict = "is more than chance" if result.significant else "may be chance"
     interval = "excludes" if result.significant else "contains"
-    notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
-    headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
-    console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)
+    note = (
+        f"The difference {verdict}: the 95 % interval {interval} 0. It covers this text, not other seeds of training."
+    )
+    console.show_facts(f"{result.tokens:,} tokens", result, [note])

@@ -112,11 +112,8 @@ def show_result(result: TrainingResult) -> None:
 
 def _show_profile(profile: StepProfile) -> None:
     """Print the kernels that take the most time in a step as a table."""
-    rows = [
-        [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
-        for kernel in profile.kernels[:MAX_KERNELS]
-    ]
+    kernels = [vars(kernel) | {"name": kernel.name[:MAX_NAME]} for kernel in profile.kernels[:MAX_KERNELS]]
     steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
     all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
     notes = [f"All: {all_kernels}. Trace: {profile.trace}; open it at https://ui.perfetto.dev."]
-    console.show_table(f"kernels of {steps}", ("kernel", "calls a step", "ms a step", "share"), rows, notes)
+    console.show_rows(f"kernels of {steps}", kernels, ("name", "calls_per_step", "ms_per_step", "share"), notes)
