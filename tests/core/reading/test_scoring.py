@@ -21,8 +21,6 @@ from txlcli.core.reading.scoring import (
     attention_span,
     attention_span_in,
     score,
-    score_total,
-    scored_stream,
 )
 
 L, M = 5, 7
@@ -154,15 +152,3 @@ def test_the_total_is_summed_in_float64():
     # In float32, 2^24 + 1 is 2^24.
     scores = Scores(np.array([2**24, 1, 1], dtype=np.float32), seconds=0.5, lanes=1)
     assert scores.total_nats == 2**24 + 2
-
-
-@pytest.mark.parametrize("boundary", [None, 3])
-@pytest.mark.parametrize("count", [None, 40])
-def test_a_total_is_the_sum_of_all_losses(boundary, count):
-    model = small_model()
-    ids = np.random.default_rng(5).integers(V, size=97).astype(np.uint8)
-    inputs, targets = scored_stream(ids, boundary, count)
-    expected = score(Stream(model, inputs, targets, lanes_of(3)))
-    total = score_total(Stream(model, inputs, targets, lanes_of(3)))
-    assert total.tokens == len(targets)
-    assert total.nats == pytest.approx(expected.total_nats, rel=1e-7)

@@ -10,7 +10,7 @@ import torch
 from tests.core.builders import V, draw_tokens, model_settings
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.transformer_xl import TransformerXL
-from txlcli.core.reading.scoring import Stream, Total, score, scored_stream
+from txlcli.core.reading.scoring import Scores, Stream, score, scored_stream
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.core.training.loop import Training, new_model
@@ -540,7 +540,7 @@ def test_a_non_finite_validation_names_the_checkpoint_to_resume_from(tmp_path):
     training = new_training(tmp_path, max_steps=6)
     run(training, until=2)
     with pytest.raises(TrainingError, match=r"validation loss is not finite after step 2, .*; resume from .*last\."):
-        training.on_validation(Total(math.nan, tokens=2, seconds=1.0))
+        training.on_validation(Scores(np.full(2, math.nan), seconds=1.0, lanes=1))
     assert checkpoint.load(training.saver.last_path).state["step"] == 2
     assert not training.saver.best_path.exists()
 

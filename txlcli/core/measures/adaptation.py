@@ -20,7 +20,7 @@ from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.rnn import flatten_rnn_weights, rnns_in_training_mode
 from txlcli.core.reading.reader import read_segment
-from txlcli.core.reading.registry import make_reader, sized_for
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 
@@ -90,7 +90,7 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
-    reader = make_reader(model, sized_for(model, settings, min(settings.seg_len, len(inputs))), batch_size=1)
+    reader = make_reader(model, settings, batch_size=1, length=min(settings.seg_len, len(inputs)))
     tokens = torch.from_numpy(np.asarray(inputs[: settings.seg_len], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.registry import make_reader, sized_for
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Lanes
 from txlcli.errors import RunError
 
@@ -42,8 +42,7 @@ class Predictor:
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.lanes, self.vocab_size = lanes, model.vocab_size
-        settings = sized_for(model, settings, lanes.length)
-        self._reader = make_reader(model, settings, batch_size=lanes.number, by_tokens=True)
+        self._reader = make_reader(model, settings, batch_size=lanes.number, by_tokens=True, length=lanes.length)
 
     def read(self, tokens: Ids) -> Probabilities:
         """Read one token of each lane, (B,), and return the probabilities of the next, (B, V)."""

@@ -124,8 +124,7 @@ def time_evaluation(
     model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
 ) -> Timing:
     """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    compiles = model.reading_compile == "on"
-    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision, compiles=compiles)
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
 
 
@@ -151,8 +150,7 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    compiles = model.reading_compile == "on"
-    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision, compiles=compiles)
+    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:

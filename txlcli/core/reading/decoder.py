@@ -153,7 +153,7 @@ class Decoder(Reader):
 
     def __init__(self, model: TransformerXL, reading: Reading, capture_graph: CaptureGraph | None = None) -> None:
         super().__init__(model, reading)
-        if reading.compiles:
+        if self.compiles:
             self.model.compile_reading()
         settings, in_windows = reading.settings, reading.in_windows
         self.mem_len = model.settings.visible_memory(settings.mem_len)
@@ -234,7 +234,7 @@ class Decoder(Reader):
                 return self._segment(phase, embedded, positions, stream)
             self._phases.add(phase)
         # A segment that is not complete has a length that occurs once.
-        is_usual = length == self.seg_len or not self.reading.compiles
+        is_usual = length == self.seg_len or not self.compiles
         with contextlib.nullcontext() if is_usual else self.model.uncompiled():
             return self._through_layers(embedded, positions, stream, reach=reach, count=count)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader, make_window_reader, sized_for
+from txlcli.core.reading.registry import make_reader, make_window_reader
 from txlcli.core.reading.scoring import Stream, Tokens
 from txlcli.core.reading.windows import score_windows
 
@@ -54,8 +54,8 @@ def score_documents(
     for first in range(0, len(by_length), settings.batch_size):
         numbers = by_length[first : first + settings.batch_size]
         batch = [documents[number] for number in numbers]
-        sized = sized_for(model, settings, max(1, len(batch[-1].targets)))
-        reader = make_reader(model, sized, batch_size=len(batch), precision=precision)
+        length = max(1, len(batch[-1].targets))
+        reader = make_reader(model, settings, batch_size=len(batch), precision=precision, length=length)
         model = reader.model  # further readers need no copy of their own
         scores.update(zip(numbers, _read_batch(reader, batch), strict=True))
     return [scores[number] for number in range(len(documents))]

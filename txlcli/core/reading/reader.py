@@ -37,8 +37,8 @@ class Reading:
     by_tokens: bool = False
     """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
     sees in a whole segment; else it ends after every call of `read`."""
-    compiles: bool = False
-    """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
+    tokens: int = 0
+    """Number of tokens that will be read, as far as it is known."""
 
 
 FLOPS_THAT_PAY = 2.4e15
@@ -73,6 +73,8 @@ class Reader(ABC):
 
     def __init__(self, model: LanguageModel, reading: Reading) -> None:
         self.reading, self.device = reading, model.device
+        self.compiles = compiling_pays(model, reading.tokens)
+        """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
         self.seg_len, self.mem_len = reading.settings.seg_len, reading.settings.mem_len
         self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
@@ -90,7 +92,7 @@ class Reader(ABC):
         frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
         dtype = product_dtype(precision, model.dtype)
         # Compiled code cannot read weights in oneDNN's layout.
-        with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.reading.compiles else nullcontext():
+        with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.compiles else nullcontext():
             frozen.pack(dtype)
         if dtype != model.dtype:
             frozen.softmax = frozen.softmax.for_decoding(dtype)

@@ -1,4 +1,4 @@
-"""The reader of each model, and evaluation settings cut to what a text can fill."""
+"""The reader of each model."""
 
 import dataclasses
 
@@ -19,35 +19,29 @@ def make_reader(
     batch_size: int,
     precision: str = "fp32",
     by_tokens: bool = False,
-    compiles: bool = False,
+    length: int | None = None,
 ) -> Reader:
     """Return a reader of text, segment by segment; see `Reading` for the arguments.
 
     Of a model with a recurrent state only L counts. `by_tokens` reads single tokens, each of which sees what it sees in
-    a whole segment.
+    a whole segment. L and M are cut to what texts of `length` tokens can fill: the rest would stay empty.
     """
-    reading = Reading(
-        settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, compiles=compiles
-    )
+    if length is not None:
+        # A memory that starts as zeros keeps its length.
+        mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
+        settings = dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
+    tokens = batch_size * (length or 0)
+    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, tokens=tokens)
     return READERS.get(model.settings.arch, StateReader)(model, reading)
 
 
 def make_window_reader(
-    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", compiles: bool = False
+    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", tokens: int = 0
 ) -> Reader:
     """Return a reader of windows of N = `settings.seg_len` tokens, side by side, with nothing before them."""
     length = settings.seg_len
     chunks = EvalSettings(
         seg_len=min(CHUNK, length), mem_len=length, max_distance=settings.max_distance, same_length="off"
     )
-    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True, compiles=compiles)
+    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True, tokens=tokens)
     return READERS.get(model.settings.arch, StateReader)(model, reading)
-
-
-def sized_for(model: LanguageModel, settings: EvalSettings, length: int) -> EvalSettings:
-    """Cut L and M to what `length` tokens can fill: the rest would stay empty.
-
-    A memory that starts as zeros keeps its length.
-    """
-    mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
-    return dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)

@@ -38,10 +38,10 @@ class Sampling:
 
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precision: str) -> Reader:
     """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
-    compiles, by_tokens = model.reading_compile == "on", model.settings.depends_on_segments
     if not model.settings.recurrent_state and settings.mem_len == 0:
-        return WindowReader(model, Reading(settings=settings, batch_size=1, precision=precision, compiles=compiles))
-    return make_reader(model, settings, batch_size=1, precision=precision, by_tokens=by_tokens, compiles=compiles)
+        return WindowReader(model, Reading(settings=settings, batch_size=1, precision=precision))
+    by_tokens = model.settings.depends_on_segments
+    return make_reader(model, settings, batch_size=1, precision=precision, by_tokens=by_tokens)
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:

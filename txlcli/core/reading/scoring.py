@@ -15,13 +15,11 @@ from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.core.kernels.device import autocast, float64_device
+from txlcli.core.kernels.device import autocast, send
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader, compiling_pays
-from txlcli.core.reading.registry import make_reader, sized_for
+from txlcli.core.reading.reader import Reader
+from txlcli.core.reading.registry import make_reader
 
-BLOCK_TOKENS = 1 << 18
-"""Tokens that are converted and sent to the device together."""
 MAX_LOGITS = 1 << 24
 """Log-probabilities that are computed at once: 64 MiB in fp32."""
 Tokens = NDArray[np.integer]
@@ -45,7 +43,7 @@ class Stream:
     on_tokens: Callable[[int], None] = lambda _: None
     """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
     new_reader: Callable[..., Reader] | None = None
-    """Makes another reader of the model, given the settings and `batch_size`; by default `make_reader`."""
+    """Makes another reader of the model, given settings, `batch_size` and `length`; by default `make_reader`."""
 
     def lanes(self, numbers: range | None = None) -> "Lanes":
         """Return the lanes, of which those with these numbers are read; all by default."""
@@ -60,16 +58,6 @@ def scored_stream(ids: Tokens, boundary: int | None, count: int | None = None) -
     """
     tokens = (ids if count is None else ids[: count + (boundary is None)]).astype(np.int64)
     return (tokens[:-1], tokens[1:]) if boundary is None else (np.insert(tokens[:-1], 0, boundary), tokens)
-
-
-@dataclass(frozen=True)
-class Total:
-    """Summed loss of a stream that was read once."""
-
-    nats: float
-    """Sum over all tokens, in float64."""
-    tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -135,24 +123,19 @@ def score(
     targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    losses = torch.empty(len(lanes.numbers), lanes.length, device=stream.model.device)
-    for part, hidden, target_part, loss_part in _segments(stream, lanes):
-        losses[:, part] = loss_part
+    new_reader = stream.new_reader or functools.partial(make_reader, stream.model, precision=stream.precision)
+    reader = new_reader(stream.settings, batch_size=len(lanes.numbers), length=lanes.length)
+    losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
+    for part in lanes.parts(reader.seg_len):
+        targets = lanes.cut(stream.targets, reader.model.targets_device, part)
+        hidden = reader.read(lanes.cut(stream.inputs, reader.device, part))
+        of_segment = reader.losses(hidden, targets)
+        losses[:, part] = of_segment
         if on_segment:
-            on_segment(hidden, target_part, loss_part)
+            on_segment(hidden, targets, of_segment)
+        stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     in_order = lanes.join(losses).numpy()  # waits for the device
     return Scores(in_order, time.perf_counter() - started, lanes.number)
-
-
-def score_total(stream: Stream, *, numbers: range | None = None) -> Total:
-    """Score as `score` does, and keep the sum of all losses only."""
-    lanes, started = stream.lanes(numbers), time.perf_counter()
-    nats = torch.zeros((), dtype=torch.float64, device=float64_device(stream.model.device))
-    for part, _, _, of_segment in _segments(stream, lanes):
-        losses = of_segment.to(nats.device)
-        nats += losses[:-1].sum(dtype=torch.float64)
-        nats += losses[-1, : max(0, lanes.length - lanes.missing - part.start)].sum(dtype=torch.float64)
-    return Total(float(nats), lanes.tokens, time.perf_counter() - started)
 
 
 def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np.int64], NDArray[np.float32]]:
@@ -176,27 +159,6 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
             for all_parts in zip(*parts, strict=True)
         )
     return scores, ids, probabilities
-
-
-def _segments(stream: Stream, lanes: "Lanes") -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield each segment of the lanes: its place in them, last hidden states (B, l, d), targets and losses (B, l).
-
-    Tokens are converted and sent to the device by blocks of segments, so a long stream takes no memory.
-    """
-    batch_size = len(lanes.numbers)
-    compiles = compiling_pays(stream.model, lanes.tokens)
-    new_reader = stream.new_reader or functools.partial(
-        make_reader, stream.model, precision=stream.precision, compiles=compiles
-    )
-    reader = new_reader(sized_for(stream.model, stream.settings, lanes.length), batch_size=batch_size)
-    for block in lanes.parts(reader.seg_len * max(1, BLOCK_TOKENS // (reader.seg_len * batch_size))):
-        input_block = lanes.cut(stream.inputs, reader.device, block)
-        target_block = lanes.cut(stream.targets, reader.model.targets_device, block)
-        for part in lanes.parts(reader.seg_len, block):
-            within = slice(part.start - block.start, part.stop - block.start)
-            hidden = reader.read(input_block[:, within])
-            yield part, hidden, target_block[:, within], reader.losses(hidden, target_block[:, within])
-            stream.on_tokens(min(part.stop * lanes.number, lanes.count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,12 +199,11 @@ class Lanes:
             first = lane * self.length + start
             piece = tokens[first : min(first + len(row), self.count)]
             row[: len(piece)] = piece
-        return torch.from_numpy(rows).to(device)
+        return send(torch.from_numpy(rows), device)
 
-    def parts(self, seg_len: int, within: slice = slice(None)) -> Iterator[slice]:
-        """Return the segments of every lane, or of a part of every lane, in order."""
-        start, stop, _ = within.indices(self.length)
-        return (slice(first, min(first + seg_len, stop)) for first in range(start, stop, seg_len))
+    def parts(self, seg_len: int) -> Iterator[slice]:
+        """Return the segments of every lane, in order."""
+        return (slice(first, min(first + seg_len, self.length)) for first in range(0, self.length, seg_len))
 
     def join(self, per_lane: Tensor) -> Tensor:
         """Join (..., b, length) to a piece of the stream on the host, (..., tokens)."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader, Reading, compiling_pays
+from txlcli.core.reading.reader import Reader, Reading
 from txlcli.core.reading.registry import make_window_reader
 from txlcli.core.reading.scoring import Scores, Stream
 
@@ -42,12 +42,10 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     losses = torch.zeros(count, device=device)
     sized = dataclasses.replace(stream.settings, seg_len=min(stream.settings.seg_len, count))
     reader: Reader | None = None
-    compiles = compiling_pays(model, count * sized.seg_len // stride)
+    tokens = count * sized.seg_len // stride
     for firsts, counted in islice(_batches(count, stream.settings, stride), share[0], None, share[1]):
         if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
-            reader = make_window_reader(
-                model, sized, batch_size=len(firsts), precision=stream.precision, compiles=compiles
-            )
+            reader = make_window_reader(model, sized, batch_size=len(firsts), precision=stream.precision, tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
@@ -75,9 +73,7 @@ class WindowReader(Reader):
 
     def __init__(self, model: LanguageModel, reading: Reading) -> None:
         super().__init__(model, reading)
-        self._reader = make_window_reader(
-            self.model, reading.settings, batch_size=1, precision=reading.precision, compiles=reading.compiles
-        )
+        self._reader = make_window_reader(self.model, reading.settings, batch_size=1, precision=reading.precision)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:

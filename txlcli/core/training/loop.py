@@ -19,7 +19,7 @@ from txlcli.config.settings import TrainSettings
 from txlcli.core.kernels.device import check_free_memory, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import count_parameters, make_model
-from txlcli.core.reading.scoring import Total
+from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
 from txlcli.core.training.averaging import make_average
 from txlcli.core.training.checkpoint import Checkpoint, grouped
@@ -227,13 +227,13 @@ class Training:
             self.validated = self.step
             return
         with self.average.swapped_in():
-            total = validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
-        if total:
-            yield self.on_validation(total)
+            scores = validate(self.parallel, self.valid, should_stop=should_stop, on_tokens=on_tokens)
+        if scores:
+            yield self.on_validation(scores)
 
-    def on_validation(self, total: Total) -> ValidReport:
+    def on_validation(self, scores: Scores) -> ValidReport:
         """Save the weights if they are the best so far, and update learning rate and average."""
-        loss_nats = total.nats / total.tokens
+        loss_nats, tokens = scores.total_nats / len(scores.losses_nats), len(scores.losses_nats)
         if not math.isfinite(loss_nats):
             raise TrainingError(
                 f"the validation loss is not finite after step {self.step}, although the training loss is; resume from "
@@ -248,7 +248,7 @@ class Training:
             self.best_nats = loss_nats
             self._write_weights(self.saver.best_path)
         self.average.on_validation(loss_nats)
-        return ValidReport(self.step, self.epoch, loss_nats, total.tokens, total.seconds, is_best, averaged)
+        return ValidReport(self.step, self.epoch, loss_nats, tokens, scores.seconds, is_best, averaged)
 
     def _write_weights(self, path: Path) -> None:
         """Write the weights to evaluate; all processes must call this."""

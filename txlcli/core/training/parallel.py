@@ -76,9 +76,10 @@ class DataParallel:
         """Within this block, add gradients to this process's without averaging them yet."""
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
-    def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
+    def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
-        return make_reader(self.model, settings, batch_size=batch_size, precision=self.settings.precision)
+        precision = self.settings.precision
+        return make_reader(self.model, settings, batch_size=batch_size, precision=precision, length=length)
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of this process."""

@@ -66,7 +66,7 @@ class FullyShardedParallel(DataParallel):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def make_reader(self, settings: EvalSettings, *, batch_size: int) -> Reader:
+    def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
         precision = self.settings.precision
         return _ShardedReader(self, Reading(settings=settings, batch_size=batch_size, precision=precision))
 

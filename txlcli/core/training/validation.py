@@ -3,15 +3,13 @@
 Axes: B lanes, T tokens.
 """
 
-import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
-import torch
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.device import float64_device
-from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, Total, score, score_total
+from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 from txlcli.core.training.distributed import World, even_parts
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
@@ -43,13 +41,9 @@ def validate(
     *,
     should_stop: Callable[[], bool],
     on_tokens: Callable[[int], None] | None,
-) -> Total | None:
-    """Score the validation split; return None if stopped before its end. All processes must call this.
-
-    Each process scores a contiguous part of the lanes. All of them return the same sum.
-    """
+) -> Scores | None:
+    """Score the validation split; return None if stopped before its end. All processes must call this."""
     settings, world = validation_settings(parallel.settings), parallel.world
-    numbers = even_parts(Lanes.of(len(split[1]), settings).number, world.size)[world.rank]
 
     def after_segment(tokens: int) -> None:
         if on_tokens:
@@ -57,19 +51,11 @@ def validate(
         if world.any_of(should_stop()):
             raise _Stopped
 
-    started = time.perf_counter()
-    try:
-        own = score_total(
-            Stream(parallel.model, *split, settings, parallel.settings.precision, after_segment, parallel.make_reader),
-            numbers=numbers or range(1),  # without a lane, one that counts nothing: all read as many segments
-        )
-    except _Stopped:
-        return None
-    counts = (own.nats, own.tokens) if numbers else (0.0, 0)
-    sums = torch.tensor(counts, dtype=torch.float64, device=float64_device(parallel.model.device))
-    world.all_reduce(sums)
-    nats, tokens = sums.tolist()
-    return Total(nats, int(tokens), time.perf_counter() - started)
+    precision = parallel.settings.precision
+    stream = Stream(parallel.model, *split, settings, precision, after_segment, parallel.make_reader)
+    with suppress(_Stopped):
+        return score_in_processes(stream, world=world)
+    return None
 
 
 def check_lanes(tokens: int, settings: EvalSettings, processes: int) -> None:
@@ -88,10 +74,11 @@ def score_in_processes(stream: Stream, *, world: World) -> Scores:
 
     All processes return the losses of all lanes, and the seconds of the slowest process.
     """
-    check_lanes(len(stream.targets), stream.settings, world.size)
     number = stream.lanes().number
-    own = score(stream, numbers=even_parts(number, world.size)[world.rank])
-    losses, seconds = zip(*world.gather_objects((own.losses_nats, own.seconds)), strict=True)
+    numbers = even_parts(number, world.size)[world.rank]
+    own = score(stream, numbers=numbers or range(1))  # without a lane, one that counts nothing: as many segments
+    counted = own.losses_nats if numbers else own.losses_nats[:0]
+    losses, seconds = zip(*world.gather_objects((counted, own.seconds)), strict=True)
     return Scores(np.concatenate(losses), max(seconds), number)
 
 

@@ -19,7 +19,7 @@ from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.documents import Document, score_documents
 from txlcli.core.reading.scoring import Scores, Stream, attention_span, attention_span_in
 from txlcli.core.reading.windows import score_windows, windows_at_once
-from txlcli.core.training.validation import add_shares, score_in_processes
+from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation import texts
@@ -112,6 +112,7 @@ Score = Callable[[Scoring], EvalRow]
 def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
     """Score the text with a memory length."""
     scoring = scoring.changed(mem_len=mem_len)
+    check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)
     title = "evaluation" if scoring.opened.model.settings.recurrent_state else f"M = {mem_len}"
     return make_row(scoring, scoring.score(partial(score_in_processes, world=scoring.world), title))
 
