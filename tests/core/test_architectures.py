@@ -14,7 +14,7 @@ from txlcli.core.measures.forecast import parameters_by_part, step_bytes
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.errors import RecipeError
 
 B, L, N, d = 3, 5, 2, 7
@@ -67,5 +67,5 @@ def test_its_reader_equals_the_model():
 def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
     with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader=Decoder):
         model = make_model(model_settings(arch="derived"), V)
-        assert isinstance(make_window_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B), Decoder)
+        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B), Decoder)
         assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L), batch_size=B), Decoder)

@@ -9,7 +9,6 @@ import torch
 from tests.core.builders import draw_tokens, small_model, small_rnn
 from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.recl import context_losses, read_length, sample_positions
-from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.scoring import Stream
 from txlcli.errors import UsageError
 
@@ -61,7 +60,7 @@ def by_definition(case, model, settings, context):
             hidden, memory = model(token, memory, mem_len=0)
         return model.log_probs(hidden)[0, -1]
     memory = model.first_memory(1, settings.mem_len)
-    limits = {"key_limit": key_limit(settings.same_length, settings.mem_len), "max_distance": settings.max_distance}
+    limits = {"key_limit": settings.key_limit, "max_distance": settings.max_distance}
     limits |= {"compressed_len": settings.compressed_len} if case == "compressive memory" else {}
     for segment in tokens.split(settings.seg_len, dim=1):
         hidden, memory = model(segment, memory, mem_len=settings.mem_len, **limits)

@@ -13,7 +13,7 @@ from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.reading.reader import Reading
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 
 B, L, M, C, T = 2, 6, 7, 5, 53
@@ -196,7 +196,7 @@ def test_a_window_is_one_segment():
     empty = compressive()
     whole, _ = read_segments(empty, tokens, [300], mem_len=0)
     settings = EvalSettings(seg_len=300, mem_len=0)
-    reader = make_window_reader(model, settings, batch_size=1)  # read in parts
+    reader = make_reader(model, settings, batch_size=1)  # read in parts
     torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
     growing = WindowReader(model, Reading(settings=settings, batch_size=1))
     given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])

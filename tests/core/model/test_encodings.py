@@ -19,13 +19,13 @@ from tests.core.builders import (
     small_model,
 )
 from tests.extensions import registered_slopes
+from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.kernels.device import autocast
 from txlcli.core.model import encodings
 from txlcli.core.model.encodings import T5Encoding, alibi_slopes
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.decoder import key_limit
 
 B, L, M = 2, 5, 7
 D, H = 11, 3
@@ -191,7 +191,7 @@ def test_rotary_positions_far_into_a_text_score_as_at_its_beginning():
 )
 def test_the_decoder_equals_the_model_with_every_encoding(position, seg_len, mem_len, same_length, max_distance):
     model, tokens, limits = small_model(**EVERY[position]), draw_tokens(B, 23), {"max_distance": max_distance}
-    limit = key_limit(same_length, mem_len)
+    limit = EvalSettings(seg_len=1, mem_len=mem_len, same_length=same_length).key_limit
     expected, _ = read_segments(model, tokens, cut(23, seg_len), mem_len=mem_len, key_limit=limit, **limits)
     options = {"batch_size": B, "mem_len": mem_len, "seg_len": seg_len, "same_length": same_length, **limits}
     for capture_graph in (None, tape.call_again):

@@ -10,7 +10,7 @@ from tests.core.builders import V, draw_tokens, model_settings, read_segments, s
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 
 B, L, T = 2, 5, 23
 POSITIONS = {"relative": {"tie_biases": False}, "rotary": {"d_head": 12}, "alibi": {}, "t5": {}, "none": {}}
@@ -105,7 +105,7 @@ def test_readers_equal_the_model(position):
             given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)
             torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
             reader.reset()
-    window = make_window_reader(model, EvalSettings(seg_len=T, mem_len=0), batch_size=B)
+    window = make_reader(model, EvalSettings(seg_len=T, mem_len=0), batch_size=B)
     last = window.log_probs(window.read_last(tokens, count=2))
     torch.testing.assert_close(last, expected[:, -2:], rtol=0, atol=1e-10)
 

@@ -9,7 +9,6 @@ from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.decoder import key_limit
 from txlcli.core.reading.scoring import attention_span, attention_span_in, keys_seen
 
 B, L, M, W, T = 2, 5, 7, 4, 23
@@ -111,7 +110,7 @@ def test_the_decoder_equals_the_model(lengths, same_length, memory_start, positi
     seg_len, mem_len, window = lengths
     model, tokens = windowed(position, window=window, memory_start=memory_start), draw_tokens(B, 53)
     options = {"seg_len": seg_len, "mem_len": mem_len, "same_length": same_length}
-    limit = key_limit(same_length, mem_len)
+    limit = EvalSettings(**options).key_limit
     expected, _ = read_segments(model, tokens, cut(53, seg_len), mem_len=mem_len, key_limit=limit)
     for way in ({}, {"capture_graph": tape.call_again}, {"capture_graph": tape.capture}):
         decoder = make_decoder(model, batch_size=B, **options, **way)

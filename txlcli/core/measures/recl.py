@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Stream
 
 Losses = NDArray[np.floating]
@@ -50,10 +50,8 @@ def context_losses(
     batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
     size = len(batches[0])
     if settings.mem_len == 0 and not model.settings.recurrent_state:
-        window = dataclasses.replace(settings, seg_len=context_len)
-        reader = make_window_reader(model, window, batch_size=size, precision=precision)
-    else:  # nothing comes before the c tokens
-        reader = make_reader(model, settings, batch_size=size, precision=precision, length=context_len)
+        settings = dataclasses.replace(settings, seg_len=context_len)  # a window
+    reader = make_reader(model, settings, batch_size=size, precision=precision, length=context_len)
     before = np.arange(1 - context_len, 1)  # (c,)
     for batch in batches:
         padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped

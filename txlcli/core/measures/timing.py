@@ -16,7 +16,7 @@ from txlcli.core.kernels.device import DTYPES, float32_products
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.sampling import reader_of_one_text
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -150,7 +150,7 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    reader = make_window_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:

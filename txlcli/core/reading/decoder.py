@@ -141,8 +141,6 @@ class Replays:
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    Absolute positions count in segments, or in windows of up to M tokens.
-
     Args:
         model: to read with.
         reading: how texts are read.
@@ -155,13 +153,11 @@ class Decoder(Reader):
         super().__init__(model, reading)
         if self.compiles:
             self.model.compile_reading()
-        settings, in_windows = reading.settings, reading.in_windows
+        settings = reading.settings
         self.mem_len = model.settings.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(settings.key_limit, model.settings.window)
-        self._period = settings.mem_len if in_windows else self.seg_len
-        """Tokens after which absolute positions begin anew."""
-        model.encoding.check_positions(self._period)
+        model.encoding.check_positions(self.seg_len)
         key_len = self.mem_len + self.seg_len
         self.reach = min(key_len, self._limit or key_len)
         """The largest number of keys that a query sees."""
@@ -264,8 +260,8 @@ class Decoder(Reader):
 
         Without memory every call reads a new segment, except by tokens.
         """
-        first = self._read_before % self._period if self.mem_len or self.reading.by_tokens else 0
-        return torch.arange(first, first + length, device=self.device) % self._period
+        first = self._read_before % self.seg_len if self.mem_len or self.reading.by_tokens else 0
+        return torch.arange(first, first + length, device=self.device) % self.seg_len
 
     def _make_room(self, length: int) -> None:
         """Slide the buffers if they have no room for `length` more positions."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
-from txlcli.core.reading.registry import make_reader, make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Stream, Tokens
 from txlcli.core.reading.windows import score_windows
 
@@ -111,7 +111,7 @@ def score_in_windows(
         return DocumentScore(score_windows(stream, stride=attn_len).losses_nats, True)
     inputs, targets = document.inputs[-attn_len:], document.targets[-document.compared :]
     sized = dataclasses.replace(settings, seg_len=len(inputs))
-    reader = make_window_reader(model, sized, batch_size=1, precision=precision)
+    reader = make_reader(model, sized, batch_size=1, precision=precision)
     hidden = reader.read_last(_padded([inputs]).to(reader.device), count=len(targets))
     losses = reader.losses(hidden, _padded([targets]).to(reader.model.targets_device))[0].float().cpu()
     return DocumentScore(losses.numpy(), _are_likeliest(reader, hidden[0], targets))

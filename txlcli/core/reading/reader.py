@@ -32,8 +32,6 @@ class Reading:
     """B, in place of the one in the settings."""
     precision: str = "fp32"
     """Of matrix products, and of what is kept of the past."""
-    in_windows: bool = False
-    """True if each text is a window, with nothing before it."""
     by_tokens: bool = False
     """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
     sees in a whole segment; else it ends after every call of `read`."""
@@ -100,7 +98,7 @@ class Reader(ABC):
         return frozen
 
     def _first_memory(self) -> Memory:
-        return self.model.first_memory(self.reading.batch_size, 0 if self.reading.in_windows else self.mem_len)
+        return self.model.first_memory(self.reading.batch_size, self.mem_len)
 
     @abstractmethod
     def reset(self) -> None:

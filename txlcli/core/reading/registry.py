@@ -9,7 +9,6 @@ from txlcli.core.reading.reader import Reader, Reading, StateReader
 
 READERS: dict[str, type[Reader]] = {"transformer": Decoder}
 """Class of the reader of a model, for values of `model.arch` whose memory is not what `forward` returns."""
-CHUNK = 256  # queries per pass of a recomputed window: scores stay small, matrix products stay large
 
 
 def make_reader(
@@ -20,28 +19,18 @@ def make_reader(
     precision: str = "fp32",
     by_tokens: bool = False,
     length: int | None = None,
+    tokens: int | None = None,
 ) -> Reader:
     """Return a reader of text, segment by segment; see `Reading` for the arguments.
 
-    Of a model with a recurrent state only L counts. `by_tokens` reads single tokens, each of which sees what it sees in
-    a whole segment. L and M are cut to what texts of `length` tokens can fill: the rest would stay empty.
+    Of a model with a recurrent state only L counts; with M = 0, a segment is a window. `by_tokens` reads single tokens,
+    each of which sees what it sees in a whole segment. L and M are cut to what texts of `length` tokens can fill: the
+    rest would stay empty.
     """
     if length is not None:
         # A memory that starts as zeros keeps its length.
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
         settings = dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
-    tokens = batch_size * (length or 0)
+    tokens = tokens or batch_size * (length or 0)
     reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, tokens=tokens)
-    return READERS.get(model.settings.arch, StateReader)(model, reading)
-
-
-def make_window_reader(
-    model: LanguageModel, settings: EvalSettings, *, batch_size: int, precision: str = "fp32", tokens: int = 0
-) -> Reader:
-    """Return a reader of windows of N = `settings.seg_len` tokens, side by side, with nothing before them."""
-    length = settings.seg_len
-    chunks = EvalSettings(
-        seg_len=min(CHUNK, length), mem_len=length, max_distance=settings.max_distance, same_length="off"
-    )
-    reading = Reading(settings=chunks, batch_size=batch_size, precision=precision, in_windows=True, tokens=tokens)
     return READERS.get(model.settings.arch, StateReader)(model, reading)

@@ -18,7 +18,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader, Reading
-from txlcli.core.reading.registry import make_window_reader
+from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream
 
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
@@ -45,7 +45,7 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     tokens = count * sized.seg_len // stride
     for firsts, counted in islice(_batches(count, stream.settings, stride), share[0], None, share[1]):
         if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
-            reader = make_window_reader(model, sized, batch_size=len(firsts), precision=stream.precision, tokens=tokens)
+            reader = make_reader(model, sized, batch_size=len(firsts), precision=stream.precision, tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
@@ -73,7 +73,9 @@ class WindowReader(Reader):
 
     def __init__(self, model: LanguageModel, reading: Reading) -> None:
         super().__init__(model, reading)
-        self._reader = make_window_reader(self.model, reading.settings, batch_size=1, precision=reading.precision)
+        self._reader = make_reader(
+            self.model, reading.settings, batch_size=1, precision=reading.precision, by_tokens=True
+        )
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:
