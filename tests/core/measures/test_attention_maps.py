@@ -220,18 +220,6 @@ def test_the_top_fifth_is_counted_among_the_keys_of_each_query():
     assert strongest(np.arange(35.0)[None]).nonzero()[1].tolist() == list(range(28, 35))
 
 
-@pytest.mark.parametrize("queries", [1, 2, 4])
-def test_a_few_queries_at_a_time_give_the_same_maps(queries):
-    model, tokens = small_model(), stream()
-    whole = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R)
-    parts = observe(model, tokens, eval_settings(), at=FIRST + 3, rows=R, at_once=queries)
-    for name in ("by_distance", "entropy_nats", "memory_share"):
-        assert_close(getattr(parts, name), getattr(whole, name), atol=1e-12)
-    for name in "abd":
-        assert_close(parts.by_term[name], whole.by_term[name], atol=1e-12)
-    assert_close(parts.rows, whole.rows, atol=1e-06)
-
-
 def test_rows_end_with_the_text():
     done = []
     maps = observe(small_model(), stream(), eval_settings(), at=FIRST + COUNTED - 2, rows=R, on_tokens=done.append)

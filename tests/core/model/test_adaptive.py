@@ -79,21 +79,6 @@ def test_parameters_of_an_adaptive_model_equal_a_calculation_by_hand():
     assert count_parameters(model_settings(cutoffs=CUTOFFS, d_embed=6), V) == narrow + 6 * 14
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_embedding_with_all_bands_equals_embedding_with_each_band(case):
-    # A GPU embeds with all bands. Ids are repeated, and one band has none.
-    for tokens in (draw_tokens(3, 7), draw_tokens(3, 7, vocab_size=11)):
-        results = []
-        for counts_tokens in (True, False):
-            model = adaptive_model(**case)
-            model.embedding.counts_tokens = counts_tokens
-            vectors = model.embedding(tokens)
-            vectors.backward(torch.arange(vectors.numel(), dtype=vectors.dtype).view_as(vectors))
-            results.append((vectors.detach(), *(parameter.grad for parameter in model.embedding.parameters())))
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("case", [*CASES.values(), *SINGLE.values()], ids=[*CASES, *SINGLE])
 def test_log_probs_equal_the_oracle_and_sum_to_one(case):
     model, hidden = adaptive_model(**case), draw_hidden(7)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tests import reference
 from tests.core.builders import V, draw_tokens, read_segments, rnn_settings, small_rnn
@@ -12,7 +11,7 @@ from tests.core.training.test_loop import new_training, run
 from tests.core.training.test_resume import assert_same_file, timeless
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import count_parameters, make_model
-from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel, rnns_in_training_mode
+from txlcli.core.model.rnn import Lstm, Qrnn, RecurrentModel
 from txlcli.core.reading.reader import StateReader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
@@ -219,11 +218,3 @@ def test_initial_weights_are_small_and_biases_of_the_softmax_zero(arch):
             assert weight.abs().max() <= size**-0.5
             assert weight.abs().max() > 0.9 * size**-0.5
             assert weight.std() > 0
-
-
-def test_rnns_without_dropout_of_their_own_are_in_training_mode_inside_the_block_only():
-    plain, dropping, norm = nn.GRU(3, 5), nn.GRU(3, 5, num_layers=2, dropout=0.5), nn.LayerNorm(5)
-    model = nn.ModuleList([plain, dropping, norm]).eval()
-    with rnns_in_training_mode(model):
-        assert [module.training for module in (plain, dropping, norm)] == [True, False, False]
-    assert [module.training for module in (plain, dropping, norm)] == [False, False, False]

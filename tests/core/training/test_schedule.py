@@ -5,7 +5,7 @@ import math
 import pytest
 
 from txlcli.config.settings import TrainSettings
-from txlcli.core.training.schedule import Plateau, scheduled_lr
+from txlcli.core.training.schedule import reduced, scheduled_lr
 
 
 def train_settings(**changed):
@@ -90,12 +90,11 @@ def test_cosine_falls_from_the_start_or_from_the_end_of_the_warm_up(cosine_from,
 
 def scales(improvements, **changed):
     """Return the scale of the learning rate after each validation."""
-    plateau = Plateau(train_settings(schedule="plateau", **changed))
-    given = []
+    settings, stale, given = train_settings(schedule="plateau", **changed), 0, [1.0]
     for improved in improvements:
-        plateau.on_validation(improved=improved)
-        given.append(plateau.scale)
-    return given
+        stale = 0 if improved else stale + 1
+        given.append(reduced(settings, given[-1], stale))
+    return given[1:]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +114,5 @@ def test_plateau_reduces_the_rate_at_validations_without_a_better_loss(improveme
     assert scales(improvements, **changed) == pytest.approx(expected)
 
 
-def test_another_schedule_does_not_resume_with_the_scale_of_a_plateau():
-    plateau, constant = Plateau(train_settings(schedule="plateau")), Plateau(train_settings(schedule="constant"))
-    plateau.on_validation(improved=False)
-    assert plateau.scale == 0.5
-    constant.restore(plateau.state())
-    assert constant.scale == 1
+def test_another_schedule_keeps_its_rate():
+    assert reduced(train_settings(schedule="constant"), 1.0, stale=1) == 1.0

@@ -82,7 +82,6 @@ def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **
     segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len, **reread)
     training = Training(model, settings, segments, capture_graph=capture_graph)
     model.embedding.gradient_of_rows = False  # as on CUDA
-    model.embedding.counts_tokens = False
     return training
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.rnn import flatten_rnn_weights, rnns_in_training_mode
 from txlcli.core.reading.reader import read_segment
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
@@ -154,7 +153,6 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
         return score(stream)
     lanes, settings, model = stream.lanes(), stream.settings, copy.deepcopy(stream.model).eval()
     model.softmax.temperature = 1.0  # as in training
-    flatten_rnn_weights(model)
     step = _dynamic_step(model, stream.model.predicting_weights, dynamic, rms)
     device, exists = model.device, np.ones(len(stream.targets), dtype=bool)
     inputs, targets, counted = (lanes.cut(tokens, device) for tokens in (stream.inputs, stream.targets, exists))
@@ -209,7 +207,7 @@ def _hidden_and_memory(
     model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
-    with rnns_in_training_mode(model):
+    with torch.backends.cudnn.flags(enabled=False):  # it computes the gradients of an LSTM in training mode only
         return read_segment(model, inputs, memory, settings)
 
 

@@ -3,11 +3,11 @@
 A decoder reads the text with attention by its definition, and what every layer attends from and to is observed on the
 way. A query is the position at which a token is read, so distance 0 is that token itself.
 
-Memory: the scores of a few queries of one layer exist at a time; for all layers only sums by distance, (N, H, n), and
+Memory: the scores of one layer and segment exist at a time; for all layers only sums by distance, (N, H, n), and
 the rows to show, (N, H, R, n).
 
-Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances, l queries scored together, R queries
-whose rows are shown, C positions of their context.
+Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances, l queries of a segment, R queries whose
+rows are shown, C positions of their context.
 """
 
 import functools
@@ -29,7 +29,6 @@ from txlcli.core.reading.decoder import Decoder
 from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.scoring import Tokens
 
-QUERIES_AT_ONCE = 64
 TOP_ONE_IN = 5  # Figure 6 marks the top 20 %
 TOTAL = "total"
 
@@ -154,36 +153,30 @@ def observe(
     rows: int,
     precision: str = "fp32",
     on_tokens: Callable[[int], None] = lambda _: None,
-    at_once: int = QUERIES_AT_ONCE,
 ) -> AttentionMaps:
     """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
 
     Keep the rows of R queries from position `at` on, which is at least `first_query(settings)`; fewer at the end of the
-    text. The model keeps the attention backend "reference": graphs would bypass the observation. `at_once` queries are
-    scored together.
+    text. The model keeps the attention backend "reference": graphs would bypass the observation.
     """
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
     model.set_attention_backend("reference")
     decoder = Decoder(model, Reading(settings=settings, batch_size=1, precision=precision))
-    calls: list[tuple[Tensor, Tensor, ScoreTerms]] = []  # of the layers, in their order
+    sums, begin = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at)), 0
 
-    def observed(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
-        calls.append((query[0], key[0], terms))
+    def observed(
+        number: int, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
+    ) -> Tensor:
+        if begin >= first:
+            sums.add(number, begin, term_scores(query[0], key[0], terms))
         return attend(query, key, value, terms, dropout=dropout)
 
-    for layer in decoder.model.layers:
-        layer.attention.attend = observed
-    sums = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at))
+    for number, layer in enumerate(decoder.model.layers):
+        layer.attention.attend = functools.partial(observed, number)
     tokens = torch.from_numpy(np.asarray(inputs, dtype=np.int64)).to(decoder.device)[None]
     for begin in range(0, len(inputs), settings.seg_len):
-        calls.clear()
         decoder.read(tokens[:, begin : begin + settings.seg_len])
-        for number, (query, keys, terms) in enumerate(calls if begin >= first else ()):
-            for index in range(0, query.shape[1], at_once):
-                queries = query[:, index : index + at_once]
-                end = keys.shape[1] - query.shape[1] + index + queries.shape[1]  # keys up to the last of these queries
-                sums.add(number, begin, index, term_scores(queries, keys[:, :end], terms))
         on_tokens(min(begin + settings.seg_len, len(inputs)))
     return sums.averages(first, len(inputs) - first)
 
@@ -199,8 +192,8 @@ class _Sums:
         self._entropy, self._memory = zeros(shape), zeros(shape)
         self._rows = np.full((*shape, rows, decoder.reach), np.nan, dtype=np.float32)
 
-    def add(self, layer: int, begin: int, index: int, scores: TermScores) -> None:
-        """Add the scores of the queries from this index on, in the segment that begins at position `begin`."""
+    def add(self, layer: int, begin: int, scores: TermScores) -> None:
+        """Add the scores of a segment that begins at position `begin`."""
         weights = {name: scores[name].softmax(-1) for name in self._by_distance}
         attention = weights[TOTAL]  # (H, l, n)
         _, length, reach = attention.shape
@@ -208,8 +201,8 @@ class _Sums:
             sums[layer, :, :reach] += weights[name].sum(1)
         self._entropy[layer] += torch.special.entr(attention).sum((1, 2))
         distance, before = (torch.arange(size, device=attention.device) for size in (reach, length))
-        self._memory[layer] += (attention * (distance > index + before[:, None])).sum((1, 2))
-        after = begin + index - self._at  # first row to show
+        self._memory[layer] += (attention * (distance > before[:, None])).sum((1, 2))
+        after = begin - self._at  # first row to show
         start, stop = (min(max(row, 0), self._rows.shape[2]) for row in (after, after + length))
         rows = attention.masked_fill(scores[TOTAL].isneginf(), math.nan)[:, start - after : stop - after]
         self._rows[layer, :, start:stop, :reach] = rows.float().cpu().numpy()

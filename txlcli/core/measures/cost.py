@@ -11,15 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from txlcli.config.bands import Band, bands
 from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
 from txlcli.config.settings import TrainSettings
 from txlcli.core.model.registry import parameter_shapes
-
-COUNTED = 5_000_000  # tokens; more do not change the shares noticeably
 
 Shares = Sequence[float]
 """Share of tokens in each band of a vocabulary, the head first."""
@@ -29,12 +24,6 @@ def zipf_shares(all_bands: Sequence[Band]) -> Shares:
     """Return the shares of the bands by Zipf's law."""
     vocab_size = all_bands[-1].end
     return [math.log((band.end + 1) / (band.first + 1)) / math.log(vocab_size + 1) for band in all_bands]
-
-
-def counted_shares(all_bands: Sequence[Band], ids: NDArray[np.integer]) -> Shares:
-    """Return the shares of the bands in the first tokens of a text."""
-    counts = np.histogram(ids[:COUNTED], [*(band.first for band in all_bands), all_bands[-1].end])[0]
-    return [float(count) / max(counts.sum(), 1) for count in counts]
 
 
 def softmax_columns(all_bands: Sequence[Band]) -> float:

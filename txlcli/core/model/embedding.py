@@ -40,8 +40,6 @@ class AdaptiveEmbedding(nn.Module):
         Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a
         fifth of a training step with the vocabulary of WikiText-103.
         """
-        self.counts_tokens = True
-        """True if, on a CPU, each band embeds its own tokens; a GPU would have to wait for their number."""
         self.rows_of_bands: Callable[..., list[Tensor]] = rows_of_bands
         """May be compiled."""
         self.tables = nn.ParameterList(band_matrix(band.size, band.width) for band in bands)  # (n, w)
@@ -55,40 +53,22 @@ class AdaptiveEmbedding(nn.Module):
         return self.join(self.look_up(tokens), tokens)
 
     def look_up(self, tokens: Tensor) -> list[Tensor]:
-        """Return the vectors of ids (...) that `join` embeds: of every band, (..., w), or embedded, (..., d).
+        """Return the vectors of ids (...) in the table of every band, (..., w), which `join` embeds.
 
-        Where each band looks up every token, the unused work is less than a hundredth of the operations of a published
-        model's layers.
+        Each band looks up every token, as the number of its own is not known on a GPU. The unused work is less than a
+        hundredth of the operations of a published model's layers.
         """
-        if len(self.bands) == 1:
-            return [self._vectors(0, tokens)]
-        if self.counts_tokens and tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # as in an export
-            return [self._embed_each_band(tokens)]
-        rows = self.rows_of_bands(self.bands, tokens)
+        rows = [tokens] if len(self.bands) == 1 else self.rows_of_bands(self.bands, tokens)
         return [self._vectors(number, of_band) for number, of_band in enumerate(rows)]
 
     def join(self, vectors: list[Tensor], tokens: Tensor) -> Tensor:
         """Embed ids (...) -> (..., d), given the vectors that `look_up` returns."""
-        if len(vectors) < len(self.bands):
-            (embedded,) = vectors
-        else:
-            embedded = self._project(0, vectors[0])
-            for number, band in enumerate(self.bands[1:], start=1):
-                own = (tokens >= band.first)[..., None]
-                embedded = torch.where(own, self._project(number, vectors[number]), embedded)
+        embedded = self._project(0, vectors[0])
+        for number, band in enumerate(self.bands[1:], start=1):
+            own = (tokens >= band.first)[..., None]
+            embedded = torch.where(own, self._project(number, vectors[number]), embedded)
         dropped: Tensor = self.word_dropout(embedded, tokens)
         return dropped
-
-    def _embed_each_band(self, tokens: Tensor) -> Tensor:
-        """Embed ids (...) -> (..., d): each band embeds its own tokens."""
-        flat = tokens.flatten()  # (T,)
-        embedded = self.tables[0].new_zeros(len(flat), self.d_model)
-        for number, band in enumerate(self.bands):
-            rows = ((flat >= band.first) & (flat < band.end)).nonzero()[:, 0]
-            if len(rows) or torch.is_grad_enabled():  # in training, a band without rows has a gradient of zeros
-                vectors = self._vectors(number, flat[rows] - band.first)
-                embedded = embedded.index_copy(0, rows, self._project(number, vectors))
-        return embedded.unflatten(0, tokens.shape)
 
     def _vectors(self, number: int, ids: Tensor) -> Tensor:
         """Return the rows (..., w) of a band's table for ids (...) counted from the first of the band."""

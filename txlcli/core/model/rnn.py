@@ -3,8 +3,7 @@
 Axes: B batch, L segment, d model width, W width of a layer, V vocabulary.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -137,29 +136,3 @@ class RecurrentModel(LanguageModel):
             # Copies, because a view would keep the whole segment in memory.
             new_memory += [tensor.detach().clone() for tensor in state]
         return hidden, self.output_dropout(hidden), new_memory
-
-
-def flatten_rnn_weights(model: nn.Module) -> None:
-    """Make the weights of each PyTorch RNN contiguous. Those of a copied model are not, and cuDNN warns about it."""
-    for module in _rnns(model):
-        module.flatten_parameters()
-
-
-@contextmanager
-def rnns_in_training_mode(model: nn.Module) -> Iterator[None]:
-    """Put PyTorch's RNNs in training mode inside this block: cuDNN computes their gradients in this mode only.
-
-    Those with dropout of their own keep their mode, on which their result depends.
-    """
-    modes = {module: module.training for module in _rnns(model) if not module.dropout}
-    for module in modes:
-        module.train()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.train(mode)
-
-
-def _rnns(model: nn.Module) -> list[nn.RNNBase]:
-    return [module for module in model.modules() if isinstance(module, nn.RNNBase)]

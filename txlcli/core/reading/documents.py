@@ -3,7 +3,6 @@
 Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,19 +98,13 @@ def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tokens) -> bool:
 def score_in_windows(
     model: LanguageModel, document: Document, settings: EvalSettings, *, precision: str = "fp32"
 ) -> DocumentScore:
-    """Score a document in disjoint windows of N tokens, or its compared targets, at most N, in the last window alone.
+    """Score a document in disjoint windows of N tokens; with compared targets, at most N, the last window alone.
 
     The settings are those of `score_windows`.
     """
     attn_len = settings.seg_len
-    if not document.compared:
-        if not len(document.targets):
-            return DocumentScore(np.zeros(0, dtype=np.float32), True)
-        stream = Stream(model, document.inputs, document.targets, settings, precision)
-        return DocumentScore(score_windows(stream, stride=attn_len).losses_nats, True)
-    inputs, targets = document.inputs[-attn_len:], document.targets[-document.compared :]
-    sized = dataclasses.replace(settings, seg_len=len(inputs))
-    reader = make_reader(model, sized, batch_size=1, precision=precision)
-    hidden = reader.read_last(_padded([inputs]).to(reader.device), count=len(targets))
-    losses = reader.losses(hidden, _padded([targets]).to(reader.model.targets_device))[0].float().cpu()
-    return DocumentScore(losses.numpy(), _are_likeliest(reader, hidden[0], targets))
+    if document.compared or not len(document.targets):
+        last = Document(document.inputs[-attn_len:], document.targets[-attn_len:], document.compared)
+        return score_documents(model, [last], settings, precision=precision)[0]
+    stream = Stream(model, document.inputs, document.targets, settings, precision)
+    return DocumentScore(score_windows(stream, stride=attn_len).losses_nats, True)

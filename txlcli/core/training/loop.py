@@ -27,8 +27,8 @@ from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batche
 from txlcli.core.training.parallel import DataParallel
 from txlcli.core.training.reports import Interval, Report, StepReport, ValidReport
 from txlcli.core.training.saving import Saver
-from txlcli.core.training.schedule import Plateau, scheduled_lr
-from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.training.schedule import reduced, scheduled_lr
+from txlcli.core.training.segments import StreamPosition, TrainingSegments, band_shares
 from txlcli.core.training.step import CaptureGraph, make_step
 from txlcli.core.training.validation import Split, validate
 from txlcli.errors import RecipeError, RunError, TrainingError
@@ -66,10 +66,11 @@ class Training:
         model.set_attention_backend(settings.attention)
         if settings.compile == "on":
             model.compile_layers()
-        tail_shares = [segments.share(band.first, band.end) for band in model.softmax.bands[1:]]
+        tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
         self.train_step = make_step(self.parallel, capture_graph, tail_shares)
         self.average = make_average(self.parallel.own_weights(), settings)
-        self.plateau = Plateau(settings)
+        self.lr_scale = 1.0
+        """Factor of the scheduled learning rate, with schedule = "plateau"."""
         self.step, self.position = 0, StreamPosition()
         self.validated = 0
         """The step of the last validation."""
@@ -241,9 +242,9 @@ class Training:
             )
         self.validated = self.step
         is_best = loss_nats < self.best_nats
-        self.plateau.on_validation(improved=is_best)
         averaged = bool(self.average.weights)
         self.stale = 0 if is_best else self.stale + 1
+        self.lr_scale = reduced(self.settings, self.lr_scale, self.stale)
         if is_best:
             self.best_nats = loss_nats
             self._write_weights(self.saver.best_path)
@@ -293,7 +294,7 @@ class Training:
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step number `step`."""
-        return scheduled_lr(self.settings, step) * self.plateau.scale
+        return scheduled_lr(self.settings, step) * self.lr_scale
 
     def empty_memories(self) -> list[Memory]:
         """Return the memory before the first segment, one for each micro-batch of this process."""
@@ -319,7 +320,7 @@ class Training:
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "stale": self.stale,
             "average": {"kind": self.settings.average, **self.average.state()},
-            "plateau": self.plateau.state(),
+            "lr_scale": self.lr_scale,
             "scaler": self.train_step.scaler.state_dict(),
             **({"compiled": self.train_step.compiles} if self.device.type == "cuda" else {}),
         }
@@ -337,7 +338,8 @@ class Training:
         self.step, self.validated, self.position = state["step"], state["validated"], StreamPosition(**state["place"])
         self.best_nats = math.inf if state["best_nats"] is None else state["best_nats"]
         self.stale = state["stale"]
-        self.plateau.restore(state["plateau"])
+        if self.settings.schedule == "plateau":
+            self.lr_scale = state["lr_scale"]
         if state["scaler"] and self.train_step.scaler.is_enabled():  # another precision begins with its own scale
             self.train_step.scaler.load_state_dict(state["scaler"])
         averages = saved.group("average").items()

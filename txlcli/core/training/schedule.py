@@ -6,7 +6,7 @@ from txlcli.config.settings import TrainSettings
 
 
 def scheduled_lr(settings: TrainSettings, step: int) -> float:
-    """Return the learning rate of step number `step`, counted from 1, without the reductions of `Plateau`.
+    """Return the learning rate of step number `step`, counted from 1, before it is `reduced`.
 
     Step n of the warm-up has the fraction n / warmup_steps. The released PyTorch code is one step behind during the
     warm-up, with its very first step at the full rate; the first step of the released TF code has rate 0.
@@ -28,33 +28,11 @@ def scheduled_lr(settings: TrainSettings, step: int) -> float:
     return settings.lr * max(ratio, floor)
 
 
-class Plateau:
-    """Reduction of the learning rate when the validation loss stops falling; inactive for other schedules.
+def reduced(settings: TrainSettings, scale: float, stale: int) -> float:
+    """Return the factor of the scheduled rate, `scale` before, after so many validations in a row without improvement.
 
-    torch's ReduceLROnPlateau is not used: it overwrites the learning rates of an optimizer, while this scale multiplies
-    the scheduled rate, and resumes from two numbers.
+    torch's ReduceLROnPlateau is not used: it overwrites the learning rates of an optimizer, while this factor resumes
+    from one number.
     """
-
-    def __init__(self, settings: TrainSettings) -> None:
-        self._settings = settings
-        self.scale = 1.0
-        """Factor of the scheduled learning rate."""
-        self._waited = 0
-
-    def on_validation(self, *, improved: bool) -> None:
-        """Reduce the learning rate if more than `plateau_patience` validations have not improved."""
-        settings = self._settings
-        if settings.schedule == "plateau":
-            self._waited = 0 if improved else self._waited + 1
-            if self._waited > settings.plateau_patience:
-                self.scale = max(self.scale * settings.plateau_factor, settings.min_lr_ratio)
-                self._waited = 0
-
-    def state(self) -> dict[str, float]:
-        """Return plain data for a checkpoint."""
-        return {"scale": self.scale, "waited": self._waited}
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Restore the state from a checkpoint; another schedule keeps its own rate."""
-        if self._settings.schedule == "plateau":
-            self.scale, self._waited = state["scale"], int(state["waited"])
+    is_due = settings.schedule == "plateau" and stale > 0 and stale % (settings.plateau_patience + 1) == 0
+    return max(scale * settings.plateau_factor, settings.min_lr_ratio) if is_due else scale

@@ -6,18 +6,20 @@ training can resume anywhere. Axes: B lanes, L segment, E tokens before it that 
 
 import functools
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from txlcli.config.bands import Band
 from txlcli.config.settings import JITTER_MARGIN, JITTER_STD, TrainSettings
 from txlcli.core.reading.scoring import Tokens
 from txlcli.errors import StoreError, TrainingError
 
-SAMPLE, SAMPLES = 4096, 256
-"""Tokens of a part of the text that `share` counts, and number of parts."""
+COUNTED = 5_000_000
+"""Tokens in which bands are counted; more do not change the shares noticeably."""
 JITTER_MIN, SHARE_OF_HALVES = 5, 0.05
 """Least length of jittered segments, in tokens, and the share of those of half the length."""
 
@@ -82,12 +84,6 @@ class TrainingSegments:
     def segments_in(self, epoch: int) -> int:
         """Return the number of segments of an epoch, which differs between epochs with jitter."""
         return len(self._edges(epoch)) - 1 if self.jitter else -(-self.lane_len // self.seg_len)
-
-    def share(self, first: int, end: int) -> float:
-        """Return the share of ids from `first` to before `end` in about a million tokens, from all over the text."""
-        every = max(SAMPLE, len(self.ids) // SAMPLES)
-        sample = np.concatenate([self.ids[at : at + SAMPLE] for at in range(0, len(self.ids), every)])
-        return float(np.mean((sample >= first) & (sample < end)))
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
@@ -161,6 +157,12 @@ def jittered_edges(lane_len: int, seg_len: int, seed: tuple[int, ...]) -> NDArra
     lengths = chance.normal(means, JITTER_STD).astype(np.int64).clip(least, seg_len + JITTER_MARGIN)
     ends = lengths.cumsum()
     return np.minimum([0, *ends[: np.searchsorted(ends, lane_len) + 1]], lane_len)
+
+
+def band_shares(all_bands: Sequence[Band], ids: Tokens) -> list[float]:
+    """Return the shares of the bands in the first tokens of a text."""
+    counts = np.histogram(ids[:COUNTED], [*(band.first for band in all_bands), all_bands[-1].end])[0]
+    return [float(count) / max(counts.sum(), 1) for count in counts]
 
 
 def _check_complete(ids: Tokens) -> None:

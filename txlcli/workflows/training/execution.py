@@ -17,11 +17,11 @@ from txlcli.config.bands import bands
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import describe
-from txlcli.core.measures.cost import counted_shares
 from txlcli.core.measures.gpus import data_sheet_flops_per_s
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import Report, StepReport
+from txlcli.core.training.segments import band_shares
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
@@ -298,7 +298,7 @@ def peak_tokens_per_s(run: Run, training: Training) -> float | None:
     peak = data_sheet_flops_per_s(describe(training.device), run.settings.train.precision)
     if peak is None:
         return None
-    shares = counted_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
+    shares = band_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
     return training.world.size * peak / plan.flops_per_token(run, shares)
 
 

@@ -18,7 +18,7 @@ from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.kernels.device import pick_device
-from txlcli.core.measures.cost import counted_shares, step_flops_per_token
+from txlcli.core.measures.cost import step_flops_per_token
 from txlcli.core.measures.forecast import (
     FLOAT,
     StepBytes,
@@ -32,6 +32,7 @@ from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
+from txlcli.core.training.segments import band_shares
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
@@ -71,7 +72,7 @@ class PlannedRun:
     def flops_per_token(self) -> float:
         """Operations per predicted token of a step; without a store, the bands have shares by Zipf's law."""
         cut = bands(self.run.settings.model, self.run.vocab_size)
-        return plans.flops_per_token(self.run, counted_shares(cut, self.store.ids("train")) if self.store else None)
+        return plans.flops_per_token(self.run, band_shares(cut, self.store.ids("train")) if self.store else None)
 
     def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
         """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
