@@ -107,8 +107,8 @@ def _reading(recipe, n_layers):
     for work, (evaluation, lanes) in how.items():
         with pretending():
             model = _model(settings).eval()
-            model.reading_compile = "on"
-            reading = Reading(settings=evaluation, batch_size=lanes, precision="bf16")
+            model.reading_compile, model.precision = "on", "bf16"
+            reading = Reading(settings=evaluation, batch_size=lanes)
             decoder = Decoder(model, reading, call_again)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):

@@ -79,7 +79,8 @@ def make_decoder(
 ):
     """A decoder, whose queries see all of memory and segment by default."""
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance)
-    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens)
+    reading = Reading(settings=settings, batch_size=batch_size, by_tokens=by_tokens)
+    model.precision = precision
     return Decoder(model, reading, capture_graph)
 
 

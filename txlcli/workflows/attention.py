@@ -166,7 +166,6 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
             settings,
             at=at,
             rows=rows,
-            precision=opened.precision,
             on_tokens=bar.reach,
         )
     widest = ((layer + 1, head + 1) for layer, head in maps.widest(WIDEST))

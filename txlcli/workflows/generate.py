@@ -142,7 +142,7 @@ def _sampling(options: GenerateOptions) -> Sampling:
 def _reader(opened: OpenRun) -> Reader:
     """Return the reader of a run, for one text."""
     settings = opened.run.settings.evaluation_settings()
-    return sampling.reader_of_one_text(opened.model, settings, precision=opened.precision)
+    return sampling.reader_of_one_text(opened.model, settings)
 
 
 def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:

@@ -180,7 +180,7 @@ def _losses(
     opened, text = member.opened, member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
     settings = dataclasses.replace(member.settings, batch_size=windows)
-    stream = Stream(opened.model, text.inputs, text.targets, settings, opened.precision)
+    stream = Stream(opened.model, text.inputs, text.targets, settings)
     parts = []
     for part, losses in context_losses(stream, positions, context_len=context_len):
         if not np.isfinite(losses).all():

@@ -187,11 +187,10 @@ class Bench:
         peak: float | None = None,
     ) -> None:
         self.model, self.settings, self.precision, self.repeat = model, settings, precision, repeat
-        self.device, self._reporter = model.device, reporter
+        self.device, self._reporter, model.precision = model.device, reporter, precision
         self._train = self._training_settings()  # may raise, so before anything is timed
         named_groups(settings.model, model.vocab_size, self._train)
         self.peak = peak_flops_per_s(self.device, precision, repeat) if peak is None else peak
-        self._common: Any = {"precision": precision, "repeat": repeat}
         self._min_steps = MIN_STEPS if self.device.type == "cuda" else 1
 
     def _training_settings(self) -> TrainSettings:
@@ -213,7 +212,7 @@ class Bench:
     def slowdown(self, attn_len: int) -> SlowdownRow:
         """Return a row of Table 9: vanilla against one lane with memory, at the same attention length."""
         settings = self.settings.evaluation_settings(mem_len=attn_len, batch_size=1)
-        common: Any = {"min_steps": self._min_steps, **self._common}
+        common: Any = {"min_steps": self._min_steps, "repeat": self.repeat}
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0)
         with self._reporter.progress(f"attention length {attn_len:,}", total=4) as bar:
             bar.reach(0, "segments with memory")
@@ -223,7 +222,7 @@ class Bench:
             bar.reach(2, "vanilla, one window at a time")
             vanilla = time_vanilla(self.model, in_windows, **common)
             bar.reach(3, "vanilla, batched windows")
-            windows, batched = best_windows(self.model, in_windows, vanilla, **self._common)
+            windows, batched = best_windows(self.model, in_windows, vanilla, repeat=self.repeat)
         return SlowdownRow(
             attn_len=attn_len,
             seg_len=settings.seg_len,
@@ -258,7 +257,7 @@ class Bench:
         """Time segments of this many lanes with a full memory, with the other settings of the recipe's evaluation."""
         settings = self.settings.evaluation_settings(batch_size=lanes)
         work = f"evaluation, {lanes} lane{'s' if lanes > 1 else ''}, L {settings.seg_len}{self._memory(settings)}"
-        timed = partial(time_evaluation, self.model, settings, precision=self.precision)
+        timed = partial(time_evaluation, self.model, settings)
         return self._timed(work, timed, self._evaluation_flops(settings), tokens=lanes * settings.seg_len)
 
     def single_tokens(self) -> ThroughputRow:
@@ -272,7 +271,7 @@ class Bench:
             flops = window_flops_per_prediction(
                 self.settings.model, self.model.vocab_size, window=settings.seg_len, max_distance=settings.max_distance
             )
-        timed = partial(time_single_tokens, self.model, settings, precision=self.precision)
+        timed = partial(time_single_tokens, self.model, settings)
         return self._timed(work, timed, flops, tokens=1)
 
     def training(self) -> ThroughputRow:

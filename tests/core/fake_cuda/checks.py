@@ -64,7 +64,9 @@ def reading(case, precision):
         _, hidden = read(settings, model, precision=precision)
         assert hidden.device == CUDA
     with pretending() as of_token:
-        reader = reader_of_one_text(build(case, settings, CUDA), settings.eval, precision=precision)
+        model = build(case, settings, CUDA)
+        model.precision = precision
+        reader = reader_of_one_text(model, settings.eval)
         tokens = generate(reader, torch.zeros(9, dtype=torch.long), Sampling(top_p=0.9), seed=3)
         assert list(itertools.islice(tokens, 2)) == [0, 0]
         of_token.waits.clear()
@@ -82,7 +84,8 @@ def reading_by_graphs(case):
 
     with pretending() as watch:
         model = build(case, settings, CUDA)
-        reading = Reading(settings=settings.eval, batch_size=4, precision="bf16")
+        model.precision = "bf16"
+        reading = Reading(settings=settings.eval, batch_size=4)
         decoder = Decoder(model, reading, capture)
         tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
@@ -98,7 +101,8 @@ def kernels_of_a_token(case, precision, batch_size):
         with pretending():
             model = build(case, settings, CUDA)
             how = dataclasses.replace(settings.eval, seg_len=1)
-            reading = Reading(settings=how, batch_size=batch_size, precision=precision)
+            model.precision = precision
+            reading = Reading(settings=how, batch_size=batch_size)
             decoder = Decoder(model, reading, call_again)
             token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
             decoder.read(token)
@@ -117,16 +121,17 @@ def evaluation(case, method):
     eval_settings = dataclasses.replace(settings.eval, batch_size=2)
     with pretending() as watch:
         model = build(case, settings, CUDA)
+        model.precision = "bf16"
         if method == "score":
-            score(Stream(model, read, wanted, eval_settings, precision="bf16"))
+            score(Stream(model, read, wanted, eval_settings))
         elif method == "cache":
-            score_with_cache(Stream(model, read, wanted, eval_settings, precision="bf16"), size=100, thetas=[1.0, 2.0])
+            score_with_cache(Stream(model, read, wanted, eval_settings), size=100, thetas=[1.0, 2.0])
         elif method == "contexts":
-            stream = Stream(model, read, wanted, dataclasses.replace(settings.eval, batch_size=4), "bf16")
+            stream = Stream(model, read, wanted, dataclasses.replace(settings.eval, batch_size=4))
             list(context_losses(stream, positions, context_len=47))
         else:
             windows = dataclasses.replace(settings.eval, seg_len=43, mem_len=0)
-            score_windows(Stream(model, read, wanted, windows, precision="bf16"), stride=13)
+            score_windows(Stream(model, read, wanted, windows), stride=13)
     return watch.waits
 
 

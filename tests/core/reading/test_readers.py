@@ -38,8 +38,9 @@ def test_in_bf16_a_reader_is_close_to_the_model_and_changes_none_of_its_weights(
         exact, _ = read_segments(model, tokens, cut(23, L), mem_len=settings.mem_len)
         with autocast(torch.device("cpu"), "bf16"):
             expected, memory = read_segments(model, tokens, cut(23, L), mem_len=settings.mem_len)
+    model.precision = "bf16"
     for length in (L, 1):
-        reader = make_reader(model, settings, batch_size=B, precision="bf16", by_tokens=True)
+        reader = make_reader(model, settings, batch_size=B, by_tokens=True)
         given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)
         assert given.dtype == torch.float32
         assert not torch.equal(given, exact)
@@ -54,7 +55,7 @@ def test_in_bf16_a_reader_is_close_to_the_model_and_changes_none_of_its_weights(
 @pytest.mark.parametrize("name", ["compressive", "memory tokens"])
 def test_a_sampled_text_is_read_in_segments_of_l_tokens(name):
     (model, settings), context = make(name, std=0.2), draw_tokens(1, 8)
-    reader = reader_of_one_text(model, settings, precision="fp32")
+    reader = reader_of_one_text(model, settings)
     sampled_tokens = generate(reader, context[0], Sampling(greedy=True), seed=1)
     tokens = context[0].tolist()
     for _ in range(20):

@@ -90,7 +90,7 @@ def test_positions_that_were_not_learned_are_rejected():
 @pytest.mark.parametrize("length", [1, 4, N, 12])
 def test_a_text_is_drawn_from_the_window_of_its_last_tokens(kind, length):
     model, context = small_model(std=0.9, **KINDS[kind]), draw_tokens(1, length)[0]
-    reader = reader_of_one_text(model, windows(), precision="fp32")
+    reader = reader_of_one_text(model, windows())
     assert isinstance(reader, WindowReader)
     drawn = list(itertools.islice(generate(reader, context, Sampling(greedy=True), seed=0), 15))
     text, expected = context.tolist(), []

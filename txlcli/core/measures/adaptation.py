@@ -160,13 +160,13 @@ def score_dynamic(stream: Stream, dynamic: DynamicSettings, rms: Sequence[Tensor
     memory = stream.model.first_memory(lanes.number, settings.mem_len)
     started, temperature = time.perf_counter(), stream.model.softmax.temperature
     for part in lanes.parts(settings.seg_len):
-        with autocast(device, stream.precision):
+        with autocast(device, model.precision):
             hidden, memory = _hidden_and_memory(model, inputs[:, part], memory, settings)
             scored = model.losses(hidden, targets[:, part])
             with torch.no_grad(), model.softmax.at_temperature(temperature):
                 reported = scored if temperature == 1 else model.losses(hidden, targets[:, part])
                 losses[:, part] = reported.float()
-        with float32_products(device, stream.precision):
+        with float32_products(device, model.precision):
             step(scored[counted[:, part] > 0].mean())  # without padding
         stream.on_tokens(min(part.stop * lanes.number, lanes.count))
     return Scores(lanes.join(losses).numpy(), time.perf_counter() - started, lanes.number)

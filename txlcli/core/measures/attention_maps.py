@@ -151,7 +151,6 @@ def observe(
     *,
     at: int,
     rows: int,
-    precision: str = "fp32",
     on_tokens: Callable[[int], None] = lambda _: None,
 ) -> AttentionMaps:
     """Read a text (T,) with a batch of one and average the attention of all queries that have a full memory.
@@ -162,7 +161,7 @@ def observe(
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
     model.set_attention_backend("reference")
-    decoder = Decoder(model, Reading(settings=settings, batch_size=1, precision=precision))
+    decoder = Decoder(model, Reading(settings=settings, batch_size=1))
     sums, begin = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at)), 0
 
     def observed(

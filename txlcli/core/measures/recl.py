@@ -46,12 +46,12 @@ def context_losses(
     W is the batch size of the settings, and M = 0 a model without memory. Positions (P,) are at least c - 1; c is a
     result of `read_length`.
     """
-    model, settings, precision = stream.model, stream.settings, stream.precision
+    model, settings = stream.model, stream.settings
     batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
     size = len(batches[0])
     if settings.mem_len == 0 and not model.settings.recurrent_state:
         settings = dataclasses.replace(settings, seg_len=context_len)  # a window
-    reader = make_reader(model, settings, batch_size=size, precision=precision, length=context_len)
+    reader = make_reader(model, settings, batch_size=size, length=context_len)
     before = np.arange(1 - context_len, 1)  # (c,)
     for batch in batches:
         padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped

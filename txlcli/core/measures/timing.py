@@ -120,19 +120,15 @@ def _time_reader(
     )
 
 
-def time_evaluation(
-    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
-) -> Timing:
+def time_evaluation(model: LanguageModel, settings: EvalSettings, *, repeat: int, min_steps: int = 1) -> Timing:
     """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    reader = make_reader(model, settings, batch_size=settings.batch_size)
     return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
 
 
-def time_single_tokens(
-    model: LanguageModel, settings: EvalSettings, *, precision: str, repeat: int, min_steps: int = 1
-) -> Timing:
+def time_single_tokens(model: LanguageModel, settings: EvalSettings, *, repeat: int, min_steps: int = 1) -> Timing:
     """Time the scoring of single tokens, read as `txl generate` reads the tokens it samples, with a full memory."""
-    reader, filled = reader_of_one_text(model, settings, precision=precision), settings.mem_len or settings.seg_len
+    reader, filled = reader_of_one_text(model, settings), settings.mem_len or settings.seg_len
     return _time_reader(reader, 1, filled=filled, warm_up=1, repeat=repeat, min_steps=min_steps)
 
 
@@ -140,7 +136,6 @@ def time_vanilla(
     model: LanguageModel,
     settings: EvalSettings,
     *,
-    precision: str,
     repeat: int,
     min_steps: int = 1,
     warm_up: int = 1,
@@ -150,7 +145,7 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    reader = make_reader(model, settings, batch_size=settings.batch_size, precision=precision)
+    reader = make_reader(model, settings, batch_size=settings.batch_size)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:
@@ -183,9 +178,7 @@ def _random_tokens(model: LanguageModel, shape: tuple[int, ...]) -> torch.Tensor
     return (rank.long() - 1).clamp(max=model.vocab_size - 1)
 
 
-def best_windows(
-    model: LanguageModel, settings: EvalSettings, single: Timing, *, precision: str, repeat: int
-) -> tuple[int, Timing]:
+def best_windows(model: LanguageModel, settings: EvalSettings, single: Timing, *, repeat: int) -> tuple[int, Timing]:
     """Search the number of windows computed at once that is fastest per prediction; return it with its time.
 
     `single` is the time of one window. Two and four are always tried, more as long as doubling saves a twentieth and
@@ -196,7 +189,7 @@ def best_windows(
 
     def time_windows(windows: int, repeat: int) -> Timing:
         changed, steps = dataclasses.replace(settings, batch_size=windows), MIN_STEPS if on_cuda else 1
-        return time_vanilla(model, changed, precision=precision, repeat=repeat, min_steps=steps, warm_up=int(on_cuda))
+        return time_vanilla(model, changed, repeat=repeat, min_steps=steps, warm_up=int(on_cuda))
 
     best, best_ms, windows = 1, single.median, 2
     while True:

@@ -29,8 +29,10 @@ Memory = list[Tensor]
 class LanguageModel(nn.Module, ABC):
     """Embedding and softmax of a model, and the methods that training and evaluation call."""
 
-    read_in: str | None = None
-    """Precision of a copy that was made for reading; None for a model in training."""
+    precision: str = "fp32"
+    """Of matrix products, and of what a reader keeps of the past."""
+    is_packed = False
+    """True for a copy that was made for reading."""
     attention_backend: AttentionBackend | None = None
     """The attention backend; None for a model without attention."""
     reading_compile: Compile = "auto"

@@ -183,7 +183,7 @@ class Decoder(Reader):
     def _allocate(self) -> None:
         """Make buffers for keys and values of all layers; project the distances."""
         sizes, batch_size, limit = self.model.settings, self.reading.batch_size, self.reading.settings.max_distance
-        dtype = product_dtype(self.reading.precision, self.model.dtype)
+        dtype = product_dtype(self.model.precision, self.model.dtype)
         shape = (batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]

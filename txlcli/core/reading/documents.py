@@ -41,9 +41,7 @@ class DocumentScore:
     """True if each of the compared targets is the likeliest token there."""
 
 
-def score_documents(
-    model: LanguageModel, documents: Sequence[Document], settings: EvalSettings, *, precision: str = "fp32"
-) -> list[DocumentScore]:
+def score_documents(model: LanguageModel, documents: Sequence[Document], settings: EvalSettings) -> list[DocumentScore]:
     """Score each document as `scoring.score` does in one lane, `settings.batch_size` of them side by side.
 
     Documents of similar length are read together; a shorter one is padded at its end, which changes none of its losses.
@@ -54,7 +52,7 @@ def score_documents(
         numbers = by_length[first : first + settings.batch_size]
         batch = [documents[number] for number in numbers]
         length = max(1, len(batch[-1].targets))
-        reader = make_reader(model, settings, batch_size=len(batch), precision=precision, length=length)
+        reader = make_reader(model, settings, batch_size=len(batch), length=length)
         model = reader.model  # further readers need no copy of their own
         scores.update(zip(numbers, _read_batch(reader, batch), strict=True))
     return [scores[number] for number in range(len(documents))]
@@ -95,9 +93,7 @@ def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tokens) -> bool:
     return all(token == int(target) for token, target in zip(likeliest, targets, strict=True))
 
 
-def score_in_windows(
-    model: LanguageModel, document: Document, settings: EvalSettings, *, precision: str = "fp32"
-) -> DocumentScore:
+def score_in_windows(model: LanguageModel, document: Document, settings: EvalSettings) -> DocumentScore:
     """Score a document in disjoint windows of N tokens; with compared targets, at most N, the last window alone.
 
     The settings are those of `score_windows`.
@@ -105,6 +101,6 @@ def score_in_windows(
     attn_len = settings.seg_len
     if document.compared or not len(document.targets):
         last = Document(document.inputs[-attn_len:], document.targets[-attn_len:], document.compared)
-        return score_documents(model, [last], settings, precision=precision)[0]
-    stream = Stream(model, document.inputs, document.targets, settings, precision)
+        return score_documents(model, [last], settings)[0]
+    stream = Stream(model, document.inputs, document.targets, settings)
     return DocumentScore(score_windows(stream, stride=attn_len).losses_nats, True)

@@ -30,8 +30,6 @@ class Reading:
     """M, the longest segment L that will be read, and the limits on distance."""
     batch_size: int
     """B, in place of the one in the settings."""
-    precision: str = "fp32"
-    """Of matrix products, and of what is kept of the past."""
     by_tokens: bool = False
     """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
     sees in a whole segment; else it ends after every call of `read`."""
@@ -76,25 +74,24 @@ class Reader(ABC):
         self.seg_len, self.mem_len = reading.settings.seg_len, reading.settings.mem_len
         self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
-        self._autocast = autocast(self.device, reading.precision)
+        self._autocast = autocast(self.device, model.precision)
         self._read_before = 0  # tokens, since the text began
 
     def _prepare(self, model: LanguageModel) -> LanguageModel:
         """Return a copy without dropout, whose matrices are cast and packed once, not at every segment.
 
-        It shares the weights that need no other layout. A copy for the same precision is returned unchanged.
+        It shares the weights that need no other layout. Such a copy is returned unchanged.
         """
-        precision = self.reading.precision
-        if model.read_in == precision:
+        if model.is_packed:
             return model
         frozen = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
-        dtype = product_dtype(precision, model.dtype)
+        dtype = product_dtype(model.precision, model.dtype)
         # Compiled code cannot read weights in oneDNN's layout.
         with use_onednn(OneDnnUse(fp32=False, bf16=False)) if self.compiles else nullcontext():
             frozen.pack(dtype)
         if dtype != model.dtype:
             frozen.softmax = frozen.softmax.for_decoding(dtype)
-        frozen.read_in = precision
+        frozen.is_packed = True
         return frozen
 
     def _first_memory(self) -> Memory:

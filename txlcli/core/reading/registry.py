@@ -16,7 +16,6 @@ def make_reader(
     settings: EvalSettings,
     *,
     batch_size: int,
-    precision: str = "fp32",
     by_tokens: bool = False,
     length: int | None = None,
     tokens: int | None = None,
@@ -32,5 +31,5 @@ def make_reader(
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
         settings = dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
     tokens = tokens or batch_size * (length or 0)
-    reading = Reading(settings=settings, batch_size=batch_size, precision=precision, by_tokens=by_tokens, tokens=tokens)
+    reading = Reading(settings=settings, batch_size=batch_size, by_tokens=by_tokens, tokens=tokens)
     return READERS.get(model.settings.arch, StateReader)(model, reading)

@@ -36,12 +36,12 @@ class Sampling:
         return 1 if self.greedy else min(self.top_k or vocab_size, vocab_size)
 
 
-def reader_of_one_text(model: LanguageModel, settings: EvalSettings, *, precision: str) -> Reader:
+def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
     """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
     if not model.settings.recurrent_state and settings.mem_len == 0:
-        return WindowReader(model, Reading(settings=settings, batch_size=1, precision=precision))
+        return WindowReader(model, Reading(settings=settings, batch_size=1))
     by_tokens = model.settings.depends_on_segments
-    return make_reader(model, settings, batch_size=1, precision=precision, by_tokens=by_tokens)
+    return make_reader(model, settings, batch_size=1, by_tokens=by_tokens)
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:

@@ -38,8 +38,6 @@ class Stream:
     """Tokens predicted, (T,); target t follows input t."""
     settings: EvalSettings
     """L, M, B and the limits on distance; windows of N = L tokens are read W = B at once."""
-    precision: str = "fp32"
-    """Of matrix products."""
     on_tokens: Callable[[int], None] = lambda _: None
     """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
     new_reader: Callable[..., Reader] | None = None
@@ -123,7 +121,7 @@ def score(
     targets may be on the host.
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
-    new_reader = stream.new_reader or functools.partial(make_reader, stream.model, precision=stream.precision)
+    new_reader = stream.new_reader or functools.partial(make_reader, stream.model)
     reader = new_reader(stream.settings, batch_size=len(lanes.numbers), length=lanes.length)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
     for part in lanes.parts(reader.seg_len):
@@ -147,7 +145,7 @@ def score_with_likeliest(stream: Stream, count: int) -> tuple[Scores, NDArray[np
     rows = max(1, MAX_LOGITS // model.vocab_size)
 
     def look_up(hidden: Tensor, _targets: Tensor, _losses: Tensor) -> None:
-        with autocast(model.device, stream.precision):
+        with autocast(model.device, model.precision):
             log_probs = (model.log_probs(part[None])[0].topk(count) for part in hidden.flatten(0, 1).split(rows))
             values, ids = (torch.cat(top).unflatten(0, hidden.shape[:2]) for top in zip(*log_probs, strict=True))
         parts.append((ids.cpu(), values.exp().float().cpu()))  # (B, L, K) each

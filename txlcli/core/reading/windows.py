@@ -45,7 +45,7 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     tokens = count * sized.seg_len // stride
     for firsts, counted in islice(_batches(count, stream.settings, stride), share[0], None, share[1]):
         if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
-            reader = make_reader(model, sized, batch_size=len(firsts), precision=stream.precision, tokens=tokens)
+            reader = make_reader(model, sized, batch_size=len(firsts), tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
@@ -73,9 +73,7 @@ class WindowReader(Reader):
 
     def __init__(self, model: LanguageModel, reading: Reading) -> None:
         super().__init__(model, reading)
-        self._reader = make_reader(
-            self.model, reading.settings, batch_size=1, precision=reading.precision, by_tokens=True
-        )
+        self._reader = make_reader(self.model, reading.settings, batch_size=1, by_tokens=True)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:

@@ -64,6 +64,7 @@ class Training:
         model.embedding.gradient_of_rows = is_single_cpu and model.settings.tie_embeddings
         model.recompute(settings.recompute)
         model.set_attention_backend(settings.attention)
+        model.precision = settings.precision
         if settings.compile == "on":
             model.compile_layers()
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]

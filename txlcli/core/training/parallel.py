@@ -78,8 +78,7 @@ class DataParallel:
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
-        precision = self.settings.precision
-        return make_reader(self.model, settings, batch_size=batch_size, precision=precision, length=length)
+        return make_reader(self.model, settings, batch_size=batch_size, length=length)
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of this process."""

@@ -67,8 +67,7 @@ class FullyShardedParallel(DataParallel):
                 module.reshard()
 
     def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
-        precision = self.settings.precision
-        return _ShardedReader(self, Reading(settings=settings, batch_size=batch_size, precision=precision))
+        return _ShardedReader(self, Reading(settings=settings, batch_size=batch_size))
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of the parts of all weights that this process holds."""

@@ -51,8 +51,7 @@ def validate(
         if world.any_of(should_stop()):
             raise _Stopped
 
-    precision = parallel.settings.precision
-    stream = Stream(parallel.model, *split, settings, precision, after_segment, parallel.make_reader)
+    stream = Stream(parallel.model, *split, settings, after_segment, parallel.make_reader)
     with suppress(_Stopped):
         return score_in_processes(stream, world=world)
     return None

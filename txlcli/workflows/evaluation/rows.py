@@ -135,7 +135,7 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
         for first in range(0, len(spans), DOCUMENTS_AT_ONCE):
             batch = spans[first : first + DOCUMENTS_AT_ONCE]
             documents = [Document(stream.inputs[a:b], stream.targets[a:b]) for a, b in batch]
-            scores = score_documents(stream.model, documents, stream.settings, precision=stream.precision)
+            scores = score_documents(stream.model, documents, stream.settings)
             losses += [score.losses_nats for score in scores]
             stream.on_tokens(batch[-1][1])
         seconds = time.perf_counter() - started
@@ -178,9 +178,9 @@ def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None, None
-    xl = time_evaluation(opened.model, one_lane, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    xl = time_evaluation(opened.model, one_lane, repeat=SLOWDOWN_WINDOWS)
     windows = dataclasses.replace(one_lane, seg_len=attn_len, mem_len=0)
-    vanilla = time_vanilla(opened.model, windows, precision=opened.precision, repeat=SLOWDOWN_WINDOWS)
+    vanilla = time_vanilla(opened.model, windows, repeat=SLOWDOWN_WINDOWS)
     return xl.median, vanilla.median
 
 

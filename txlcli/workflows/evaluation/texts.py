@@ -77,7 +77,7 @@ class Scoring:
             self.reporter.progress(title, total=len(text.targets), unit="tokens") as bar,
             opened.model.softmax.at_temperature(temperature),
         ):
-            return function(Stream(opened.model, text.inputs, text.targets, self.settings, opened.precision, bar.reach))
+            return function(Stream(opened.model, text.inputs, text.targets, self.settings, bar.reach))
 
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""

@@ -144,7 +144,7 @@ class HarnessModel(LM):
         settings = self._settings
         if self._attn_len:
             settings = dataclasses.replace(settings, mem_len=0, seg_len=self._attn_len)
-        reader = sampling.reader_of_one_text(self._opened.model, settings, precision=self._opened.precision)
+        reader = sampling.reader_of_one_text(self._opened.model, settings)
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
             stops, max_tokens, sampling_options = _generation(options)
@@ -160,7 +160,6 @@ class HarnessModel(LM):
 
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
         model, settings, attn_len = self._opened.model, self._settings, self._attn_len
-        precision = self._opened.precision
         if unknown := sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents):
             LOGGER.warning(
                 f"{unknown:,} of {sum(len(document.targets) for document in documents):,} tokens are not in the "
@@ -171,15 +170,14 @@ class HarnessModel(LM):
             part = 32 * settings.batch_size
             parts = [documents[first : first + part] for first in range(0, len(documents), part)]
             shown = tqdm(parts, desc="scoring", disable=None)
-            return [score for some in shown for score in score_documents(model, some, settings, precision=precision)]
+            return [score for some in shown for score in score_documents(model, some, settings)]
         longest = max((document.compared for document in documents), default=0)
         if longest > attn_len:
             raise UsageError(f"attn_len={attn_len}: a continuation has {longest} tokens; give at least that")
         windows = windows_at_once(model.device, attn_len)
         in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0, batch_size=windows)
         return [
-            score_in_windows(model, document, in_windows, precision=precision)
-            for document in tqdm(documents, desc="scoring", disable=None)
+            score_in_windows(model, document, in_windows) for document in tqdm(documents, desc="scoring", disable=None)
         ]
 
 
