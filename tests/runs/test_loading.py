@@ -71,7 +71,7 @@ def test_averaged_weights_of_the_last_checkpoint_are_loaded(tmp_path):
 
 def test_the_state_of_the_training_is_not_loaded(tmp_path):
     run, weights = saved_run(tmp_path)
-    more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0.0": torch.ones(3), "rng.cpu": torch.ones(3)}
+    more = {"optimizer.w.exp_avg": torch.ones(3), "memory.0": torch.ones(3), "rng.cpu": torch.ones(3)}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint({**grouped("model", weights), **more}, state_of()))
     saved = open_run(tmp_path).checkpoint
     assert saved.tensors.keys() == grouped("model", weights).keys()

@@ -21,7 +21,7 @@ TENSORS = {
     "model.a": torch.arange(6.0).view(2, 3),
     "model.b.c": torch.tensor([1, 2], dtype=torch.bfloat16),
     "rng.cpu": torch.arange(5, dtype=torch.uint8),
-    "memory.0.0": torch.zeros(2, 0, 14),
+    "memory.0": torch.zeros(2, 0, 14),
     "optimizer.a.step": torch.tensor(3.0),
     "double": torch.tensor([1 / 3], dtype=torch.float64),
 }

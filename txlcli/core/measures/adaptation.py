@@ -6,6 +6,7 @@ Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored
 """
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ from txlcli.core.kernels.device import autocast, float32_products, send
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import read_segment
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Scores, Stream, Tokens, score
-from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.reading.scoring import Lanes, Scores, Stream, Tokens, score
 
 FLATNESS_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Candidates of theta, in units of one over the standard deviation of h_t . h_i: from a flat cache to a peaked one."""
@@ -196,11 +196,11 @@ def head_segments(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets (B, L) of the first segments of a split, at most `count`, in the evaluation's shape."""
     batch_size = min(settings.batch_size, max(1, len(ids) // (2 * settings.seg_len)))
-    seg_len = min(settings.seg_len, max(1, len(ids) // (2 * batch_size)))
-    segments = TrainingSegments(ids, batch_size=batch_size, seg_len=seg_len)
-    for number in range(min(count, segments.per_epoch - 1)):
-        tokens = torch.from_numpy(segments.at(StreamPosition(0, number))).to(device)
-        yield tokens[:, :-1], tokens[:, 1:]
+    whole = (len(ids) - 1) // batch_size * batch_size  # lanes of equal lengths
+    lanes = Lanes.of(whole, dataclasses.replace(settings, batch_size=batch_size))
+    parts = list(lanes.parts(settings.seg_len))
+    for part in parts[: min(count, max(1, len(parts) - 1))]:
+        yield lanes.cut(ids, device, part), lanes.cut(ids[1:], device, part)
 
 
 def _hidden_and_memory(

@@ -68,13 +68,10 @@ class AgingMemory(HiddenMemory):
 
     def leaving(self, kept: Tensor, rate: int) -> Tensor:
         """Return the positions (B, x, d) that are compressed after a segment, of which `kept` (B, L, d) is kept."""
-        count = leaving_count(self.positions.shape[1] + kept.shape[1], self.mem_len, rate) if self.mem_len else 0
-        return torch.cat([self.positions, kept], dim=1)[:, :count]
-
-
-def leaving_count(length: int, mem_len: int, rate: int) -> int:
-    """Return how many of the oldest positions leave a memory: whole groups of c, so that fewer than M + c stay."""
-    return max(0, length - mem_len) // rate * rate
+        positions = torch.cat([self.positions, kept], dim=1)
+        # Whole groups of c, so that fewer than M + c stay.
+        count = max(0, positions.shape[1] - self.mem_len) // rate * rate if self.mem_len else 0
+        return positions[:, :count]
 
 
 class CompressiveLayer(Layer):
@@ -89,8 +86,9 @@ class CompressiveLayer(Layer):
     ) -> LayerOutput:
         """Read one segment, then compress what leaves the memory; training adds the loss of the reconstruction."""
         output = super().forward(hidden, past, terms, count=count, read=read)
-        leaving = past.leaving(output.kept, self.compression.rate) if isinstance(past, AgingMemory) else None
-        if leaving is None or not leaving.shape[1]:
+        assert isinstance(past, AgingMemory)
+        leaving = past.leaving(output.kept, self.compression.rate)
+        if not leaving.shape[1]:
             return output
         slots = self.compression(leaving)
         if self.training and self.compression.convolution is not None:

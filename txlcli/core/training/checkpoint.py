@@ -4,8 +4,8 @@ The name of a tensor begins with its group: `model.` (weights), `average.` (thei
 `rng.` (random generators). The JSON is in the file's metadata. The file is written next to its path and renamed, so
 a reader sees either the complete old file or the complete new one.
 
-Memories are named `PART.LAYER`, the micro-batches of a step in the order of their lanes; generators `DEVICE.RANK`, on
-rank 0 `DEVICE`. So a run can resume with another number of processes.
+Memories of all lanes are named `LAYER`, generators `DEVICE.RANK`, on rank 0 `DEVICE`. So a run can resume with another
+number of processes.
 """
 
 import hashlib
@@ -171,22 +171,17 @@ def build_model(
 
 
 def gather_memories(world: World, memories: Sequence[Memory]) -> dict[str, Tensor]:
-    """Return the memories of all lanes on rank 0."""
-    gathered = {}
-    for number, memory in enumerate(memories):
-        for layer, tensor in enumerate(memory):
-            for rank, of_rank in enumerate(world.gather(tensor)):
-                gathered[f"{rank * len(memories) + number}.{layer}"] = of_rank
-    return gathered
+    """Return the memory of each layer, of all lanes, on rank 0."""
+    of_layers = (world.gather(torch.cat(parts)) for parts in zip(*memories, strict=True))
+    return {str(layer): torch.cat(of_ranks) for layer, of_ranks in enumerate(of_layers) if of_ranks}
 
 
 def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
-    """Restore the memories of the lanes in `parts`; the saved micro-batches may have been divided differently."""
-    saved = {name.partition(".")[0] for name in tensors}
-    for layer in range(len(memories[0])) if tensors else ():
-        of_all_lanes = torch.cat([tensors[f"{part}.{layer}"] for part in range(len(saved))])
+    """Restore the memories of the lanes in `parts`."""
+    for layer, of_all_lanes in tensors.items():
         for memory, part in zip(memories, parts, strict=True):
-            memory[layer] = of_all_lanes[part.start : part.stop].to(memory[layer].device, copy=True)
+            own = of_all_lanes[part.start : part.stop]
+            memory[int(layer)] = own.to(memory[int(layer)].device, copy=True)
 
 
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:

@@ -82,17 +82,14 @@ class World:
         """Return the tensors of all processes by rank on rank 0, in host memory, [] elsewhere; shapes may differ."""
         if self.size == 1:
             return [tensor]
-        tensor = tensor.detach().cpu().contiguous()
-        shapes = self.gather_objects((tensor.shape, tensor.dtype))
+        own = [tensor.detach().cpu().clone()]  # without the rest of its storage
         if not self.is_rank_zero:
-            if tensor.numel():
-                distributed.send(tensor, dst=0, group=self.hosts)
+            distributed.send_object_list(own, dst=0, group=self.hosts)
             return []
-        tensors = [tensor, *(torch.empty(shape, dtype=dtype) for shape, dtype in shapes[1:])]
-        for rank, received in enumerate(tensors):
-            if rank and received.numel():
-                distributed.recv(received, src=rank, group=self.hosts)
-        return tensors
+        received: list[list[Any]] = [[None] for _ in range(1, self.size)]
+        for rank, place in enumerate(received, 1):
+            distributed.recv_object_list(place, src=rank, group=self.hosts)
+        return [values[0] for values in (own, *received)]
 
     def from_rank_0(self, function: Callable[[], Result]) -> Result:
         """Call a function in rank 0, while the other processes wait, and return its result in all of them."""
