@@ -303,7 +303,7 @@ def big_text(tmp_path) -> Path:
 def test_any_number_of_workers_gives_the_same_store(tmp_path, tokenizer):
     text = big_text(tmp_path)
     size = 400 if tokenizer == "sentencepiece" else None
-    sizes = WorkSizes(parallel_from=1 << 16, chunk=1 << 18, word_chunk=1 << 18)  # so that worker processes start
+    sizes = WorkSizes(parallel_from=1 << 16, chunk=1 << 18)  # so that worker processes start
     options = [PrepareOptions(tokenizer=tokenizer, vocab_size=size, workers=n) for n in (1, 2)]
     stores = [prepare(str(text), tmp_path / f"data{one.workers}", one, sizes=sizes) for one in options]
     assert stores[0].fingerprint == stores[1].fingerprint

@@ -45,8 +45,7 @@ def test_a_symbol_missing_from_the_vocabulary_is_named(here):
     (here / "list.txt").write_text("<eos>\nfox\nthe\n")
     (here / "text.txt").write_text("the fox\nthe dog runs\n" * 30)
     assert refusal("prepare", "text.txt", "--vocab", "list.txt", code=1) == (
-        "the vocabulary of --vocab lacks 2 symbols of this text, such as 'dog', and has no unknown symbol; "
-        "choose a vocabulary of the same corpus"
+        'the vocabulary (word, 3 symbols) lacks "dog"; leave it out of the text'
     )
     assert not list((here / "data").glob("text*"))
 
@@ -58,4 +57,4 @@ def test_a_byte_missing_from_the_vocabulary_is_named(here):
     assert store("text").ids("train")[:4].tolist() == [0, 1, 1, 0]
     (here / "text.txt").write_text("ab\nbac\n" * 30)
     message = refusal("prepare", "text.txt", "--vocab", "vocab.json", "--force", code=1)
-    assert message.startswith("the vocabulary of --vocab lacks 1 symbols of this text, such as 'c', ")
+    assert message == "the vocabulary (byte, 2 symbols) lacks byte 0x63; leave it out of the text"

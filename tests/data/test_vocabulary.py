@@ -30,7 +30,7 @@ def words(lower_case: bool = False) -> Vocab:
 
 @given(st.binary(), ANY_TEXT)
 def test_all_bytes_are_encoded_and_decode_to_the_text(data, text):
-    assert Vocab.of_bytes(range(256)).encode_bytes(data).tolist() == list(data)
+    assert Vocab.of_bytes(range(256)).encode(data).tolist() == list(data)
     vocab = Vocab.of_bytes(reversed(range(256)))
     assert vocab.decode(vocab.encode(text)) == text
 

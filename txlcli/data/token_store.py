@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -53,8 +53,8 @@ class SplitInfo:
     """Number of original bytes."""
     unknown: int
     """Number of tokens whose symbol is not in the vocabulary."""
-    types: int
-    """Number of distinct ids."""
+    types: int = 0
+    """Number of distinct ids; 0 before they are written."""
     sha256: str = ""
     """Digest of the ids as stored in the file; empty before they are written."""
 
@@ -242,26 +242,33 @@ def _short(error: BaseException) -> str:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, disk: DiskFile, dtype: np.dtype[Any]) -> None:
-        self._disk, self._splits, self._dtype = disk, file.create_group("splits"), dtype
+    def __init__(self, file: h5py.File, disk: DiskFile, vocab_size: int) -> None:
+        self._disk, self._splits, self._vocab_size = disk, file.create_group("splits"), vocab_size
 
     def add(
         self,
         split: str,
         info: SplitInfo,
         blocks: Iterable[NDArray[Any]],
-        starts: Callable[[], NDArray[np.int64]] | None = None,
+        starts: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write one split from consecutive blocks of ids, `info.tokens` ids in total.
+        """Write one split from consecutive blocks of ids, `info.tokens` ids in total, which are counted by type.
 
-        Also write the offsets of documents that `starts` returns after the last block; those behind it are left out.
+        Also write the offsets of documents, `starts`, but for those behind the last id.
         """
         group = self._splits.create_group(split)
-        sha256 = self._write(group, IDS, info.tokens, self._dtype, blocks)
-        set_attributes(group, {"info": json.dumps(asdict(replace(info, sha256=sha256)))})
+        used = np.zeros(self._vocab_size, dtype=np.bool_)
+
+        def noted() -> Iterator[NDArray[Any]]:
+            for block in blocks:
+                used[block] = True
+                yield block
+
+        sha256 = self._write(group, IDS, info.tokens, smallest_dtype(self._vocab_size), noted())
+        complete = replace(info, types=int(used.sum()), sha256=sha256)
+        set_attributes(group, {"info": json.dumps(asdict(complete))})
         if starts is not None:
-            offsets = starts()
-            offsets = offsets[offsets < max(info.tokens, 1)]
+            offsets = starts[starts < max(info.tokens, 1)]
             sha256 = self._write(group, SENTENCE_STARTS, offsets.size, smallest_dtype(info.tokens), [offsets])
             set_attributes(group, {STARTS_DIGEST: sha256})
 
@@ -301,7 +308,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             with creating(draft) as (file, disk):
                 set_attributes(file, attributes)
                 file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-                yield StoreWriter(file, disk, smallest_dtype(vocab.size))
+                yield StoreWriter(file, disk, vocab.size)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or _short(error)

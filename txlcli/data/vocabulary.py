@@ -80,19 +80,45 @@ class Vocab:
 
     def encode(self, text: str | bytes) -> Ids:
         """Encode a text, or its UTF-8; a word vocabulary ends each complete line with the boundary."""
+        return self.encode_counting(text)[0]
+
+    def encode_counting(self, text: str | bytes) -> tuple[Ids, int]:
+        """Encode a text; also return the number of its symbols that have no id of their own."""
         self.check_has_text()
-        if self.tokenizer == "byte":
-            return self.encode_bytes(text if isinstance(text, bytes) else to_bytes(text))
-        if isinstance(text, bytes):
-            try:
-                text = text.decode()
-            except UnicodeDecodeError as error:
-                raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
-        elif not text.isascii():
-            to_bytes(text, "strict")
         if self.tokenizer == "sentencepiece":
-            return np.array(self.sentencepiece.encode(text), dtype=np.int64)
-        return self._look_up(self.split_words(text) if self.tokenizer == "word" else text)
+            ids = np.array(self.sentencepiece.encode(_as_text(text)), dtype=np.int64)
+            return ids, int((ids == self.unknown).sum())
+        symbols, numbers = self.number(text)
+        table = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
+        ids = table[numbers]
+        unknown = int((ids < 0).sum())
+        if unknown:
+            if self.unknown is None:
+                raise self._missing(symbols[int(np.argmin(table))])
+            ids[ids < 0] = self.unknown
+        return ids, unknown
+
+    def number(self, text: str | bytes) -> tuple[list[str], NDArray[np.integer]]:
+        """Split a text into bytes, characters or words, as the benchmarks do, with the boundary after each line.
+
+        Returns the distinct symbols in first-seen order, and the text as their numbers.
+        """
+        import pyarrow as arrow
+        from pyarrow import compute
+
+        if self.tokenizer == "byte":
+            data = text if isinstance(text, bytes) else to_bytes(text)
+            symbols = arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
+        elif self.tokenizer == "char":
+            symbols = arrow.array(np.frombuffer(_as_text(text).encode("utf-32-le"), dtype=np.uint32))
+        else:
+            boundary = None if self.boundary is None else self.symbols[self.boundary]
+            words = spell_line_ends(_as_text(text), boundary, lower_case=self.lower_case).strip()
+            # Arrow finds an empty word before a blank at the beginning, and in an empty text.
+            symbols = compute.utf8_split_whitespace(arrow.array([words or None], arrow.large_string())).flatten()
+        encoded = symbols.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        return distinct if self.tokenizer == "word" else list(map(chr, distinct)), encoded.indices.to_numpy()
 
     def check_has_text(self) -> None:
         """Raise an error if this vocabulary is that of a token file, whose text is not known."""
@@ -102,38 +128,10 @@ class Vocab:
                 "`vocab` FILE to give it one"
             )
 
-    def encode_bytes(self, data: bytes) -> Ids:
-        """Encode raw bytes; for byte vocabularies only."""
-        self.check_has_text()
-        if self.dropped:
-            data = data.translate(None, self.dropped)
-        ids = self._byte_table[np.frombuffer(data, dtype=np.uint8)]
-        if ids.size and ids.min() < 0:
-            raise self._missing(f"byte 0x{data[int(np.argmin(ids))]:02x}")
-        return ids
-
-    @cached_property
-    def _byte_table(self) -> Ids:
-        table = np.full(256, -1, dtype=np.int64)
-        table[[ord(symbol) for symbol in self.symbols]] = np.arange(len(self.symbols))
-        return table
-
-    def split_words(self, text: str) -> list[str]:
-        """Split a text into words as the benchmarks do, with the boundary after each complete line."""
-        boundary = None if self.boundary is None else self.symbols[self.boundary]
-        return spell_line_ends(text, boundary, lower_case=self.lower_case).split()
-
-    def _look_up(self, symbols: Sequence[str]) -> Ids:
-        ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
-        if ids.size and ids.min() < 0:
-            if self.unknown is None:
-                raise self._missing(json.dumps(symbols[int(np.argmin(ids))], ensure_ascii=False))
-            ids[ids < 0] = self.unknown
-        return ids
-
     def _missing(self, symbol: str) -> VocabularyError:
+        name = f"byte 0x{ord(symbol):02x}" if self.tokenizer == "byte" else json.dumps(symbol, ensure_ascii=False)
         return VocabularyError(
-            f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {symbol}; leave it out of the text"
+            f"the vocabulary ({self.tokenizer}, {self.size:,} symbols) lacks {name}; leave it out of the text"
         )
 
     @cached_property
@@ -258,6 +256,14 @@ def to_bytes(text: str, errors: str = "surrogateescape") -> bytes:
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])
         raise VocabularyError(f"the text has half a character, {half}, at {error.start}; leave it out") from error
+
+
+def _as_text(text: str | bytes) -> str:
+    """Return a text, or the text that is encoded in UTF-8."""
+    try:
+        return (text if isinstance(text, bytes) else to_bytes(text, "strict")).decode()
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"the text is not UTF-8 at byte {error.start}; convert it first") from error
 
 
 def spell_line_ends(text: str, boundary: str | None, *, lower_case: bool) -> str:

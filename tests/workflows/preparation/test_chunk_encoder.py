@@ -1,6 +1,5 @@
 import io
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,9 @@ from hypothesis import strategies as st
 from txlcli.corpora.locate import whole
 from txlcli.data.vocabulary import Vocab, count_lines, count_words
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.chunks import ChunkEncoder, join_files
+from txlcli.workflows.preparation.chunks import count_symbols, encode_chunk, join_files, read_chunk
+from txlcli.workflows.preparation.encoded_text import EncodedText
+from txlcli.workflows.reporter import CallbackReporter
 
 BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"
 
@@ -27,65 +28,85 @@ def test_lines_are_counted_like_universal_newlines(text):
     assert count_lines(text.encode()) == read.count("\n")
 
 
-def run(tmp_path: Path, encoder: ChunkEncoder, data: bytes):
-    (tmp_path / "text").write_bytes(data)
-    pieces = join_files(whole(tmp_path / "text"), close_last=encoder.boundary is not None)
-    encoded = encoder((pieces, tmp_path / "ids", []))
-    encoded = replace(encoded, symbols=encoded.symbols.to_pylist())
-    return encoded, np.load(encoded.path).tolist()
+def numbered(vocab: Vocab, text: str | bytes):
+    symbols, numbers = vocab.number(text)
+    assert symbols == list(dict.fromkeys(symbols))
+    return symbols, [symbols[number] for number in numbers]
 
 
 @given(st.binary(min_size=1))
 @example(b"a" * 70_000 + bytes([9, 7, 9, 8]))
-def test_bytes_are_numbered_in_first_seen_order(tmp_path_factory, data):
-    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("byte"), data)
-    assert encoded.symbols == [chr(value) for value in dict.fromkeys(data)]
-    assert bytes(ord(encoded.symbols[number]) for number in ids) == data
-    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(map(chr, data))
+def test_bytes_are_numbered_in_first_seen_order(data):
+    assert numbered(Vocab("byte"), data) == ([chr(value) for value in dict.fromkeys(data)], list(map(chr, data)))
 
 
 @given(st.text("ab\n\u00e9\u3042\U0001f600", min_size=1))
-def test_characters_are_numbered_in_first_seen_order(tmp_path_factory, text):
-    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("char"), text.encode())
-    assert encoded.symbols == list(dict.fromkeys(text))
-    assert "".join(encoded.symbols[number] for number in ids) == text
-    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(text)
+def test_characters_are_numbered_in_first_seen_order(text):
+    assert numbered(Vocab("char"), text) == (list(dict.fromkeys(text)), list(text))
 
 
-@given(st.text(BLANKS, min_size=1), st.booleans())
-def test_words_are_those_of_the_vocabulary(tmp_path_factory, text, closed):
-    boundary = "<eos>" if closed else None
-    encoded, ids = run(tmp_path_factory.mktemp("chunk"), ChunkEncoder("word", boundary), text.encode())
-    rules = Vocab("word", ["<eos>"] if closed else [], boundary=0 if closed else None)
-    lacks_line_end = closed and not text.encode().isspace() and not text.endswith(("\n", "\r"))
-    words = rules.split_words(text + "\n" * lacks_line_end)
-    assert [encoded.symbols[number] for number in ids] == words
-    assert encoded.symbols == list(dict.fromkeys(words))
-    assert dict(zip(encoded.symbols, encoded.counts.tolist(), strict=True)) == Counter(words)
+@given(st.text(BLANKS), st.booleans(), st.booleans())
+@example("", False, False)
+def test_words_are_those_of_str_split_with_the_boundary_at_each_line_end(text, closed, lower_case):
+    rules = Vocab("word", ["<eos>"] * closed, boundary=0 if closed else None, lower_case=lower_case)
+    read = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline=None).read()
+    words = (read.lower() if lower_case else read).replace("\n", " <eos> " if closed else " ").split()
+    assert numbered(rules, text) == (list(dict.fromkeys(words)), words)
 
 
-def test_every_blank_of_python_separates_words(tmp_path):
+def test_every_blank_of_python_separates_words():
     characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     text = "".join(f"a{character}b" for character in characters)
-    encoded, ids = run(tmp_path, ChunkEncoder("word"), text.encode())
-    assert [encoded.symbols[number] for number in ids] == text.replace("\r", "\n").split()
+    assert numbered(Vocab("word"), text)[1] == text.replace("\r", "\n").split()
+
+
+def encoded(tmp_path: Path, vocab: Vocab, data: bytes, starts=(), *, sentences=False):
+    (tmp_path / "text").write_bytes(data)
+    (tmp_path / "vocab.json").write_text(vocab.to_json(), encoding="utf-8")
+    pieces = join_files(whole(tmp_path / "text"), close_last=vocab.boundary is not None)
+    assert count_symbols(vocab, (pieces, [])) == Counter(numbered(vocab, read_chunk(pieces, is_utf8=False))[1])
+    chunk = encode_chunk(tmp_path / "vocab.json", (pieces, list(starts)), sentences=sentences)
+    return chunk, np.load(chunk.path).tolist()
 
 
 @pytest.mark.parametrize(
-    ("boundary", "text", "symbols", "ids", "words", "lines"),
+    ("boundary", "text", "ids", "words", "lines", "unknown", "starts"),
     [
-        ("<eos>", b" B a\nA c", ["b", "a", "<eos>", "c"], [0, 1, 2, 1, 3, 2], 4, 2),
-        (None, b" B a\nA c\n\n", ["b", "a", "c"], [0, 1, 1, 2], 4, 3),  # every id is a word
+        ("<eos>", b" B a\nA <unk> c", [2, 3, 0, 3, 1, 1, 0], 5, 2, 1, [3, 7]),
+        (None, b" B a\nA c\n\n", [1, 2, 2, 0], 4, 3, 1, []),  # every id is a word
     ],
 )
-def test_words_are_numbered_in_first_seen_order(tmp_path, boundary, text, symbols, ids, words, lines):
-    encoded, numbers = run(tmp_path, ChunkEncoder("word", boundary, lower_case=True), text)
-    assert (encoded.symbols, numbers, encoded.counts.tolist()) == (symbols, ids, np.bincount(ids).tolist())
-    assert (encoded.words, encoded.lines, encoded.bytes) == (words, lines, len(text) + (text[-1:] != b"\n"))
+def test_a_chunk_of_words_is_encoded_and_counted(tmp_path, boundary, text, ids, words, lines, unknown, starts):
+    symbols = ["<eos>"] * (boundary is not None) + ["<unk>", "b", "a"]
+    first = 0 if boundary else None
+    vocab = Vocab("word", symbols, boundary=first, unknown=symbols.index("<unk>"), lower_case=True)
+    chunk, numbers = encoded(tmp_path, vocab, text, sentences=True)
+    assert (numbers, chunk.tokens, chunk.starts.tolist()) == (ids, len(ids), starts)
+    assert (chunk.words, chunk.lines, chunk.bytes) == (words, lines, len(text) + (text[-1:] != b"\n"))
+    assert (chunk.unknown, chunk.literal_unknown) == (unknown, text.count(b"<unk>"))
+
+
+def test_documents_begin_at_ids_after_bytes_are_dropped(tmp_path):
+    chunk, ids = encoded(tmp_path, Vocab.of_bytes(b"abc", dropped=b"\n"), b"a\nb\nc", [0, 2, 4])
+    assert (ids, chunk.starts.tolist()) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_the_chunks_of_a_split_are_put_together(tmp_path):
+    vocab = Vocab.of_bytes(b"ab")
+    chunks = []
+    for text, starts in ((b"ab", [1]), (b"", []), (b"bba", [0, 2])):
+        chunks.append(encoded(tmp_path, vocab, text, starts)[0])
+    text = EncodedText({"train": chunks, "test": chunks[:1]})
+    info = text.info("train", count_line_ends=True)
+    assert (info.tokens, info.words, info.bytes, info.unknown, text.total("bytes")) == (5, 2, 5, 0, 7)
+    assert text.starts("train").tolist() == [0, 1, 2, 4]
+    with CallbackReporter().progress("writing") as step:
+        assert [block.tolist() for block in text.blocks("train", step)] == [[0, 1], [], [1, 1, 0]]
+    assert not list(tmp_path.glob("*.npy"))
 
 
 def test_an_error_about_invalid_utf8_names_the_file_and_the_byte(tmp_path):
-    with pytest.raises(
-        CorpusInputError, match=r"text: byte 2 is not valid UTF-8; give its `encoding`, such as cp1252, repair the file"
-    ):
-        run(tmp_path, ChunkEncoder("char"), b"ab\xffc")
+    (tmp_path / "text").write_bytes(b"ab\xffc")
+    reason = r"text: byte 2 is not valid UTF-8; give its `encoding`, such as cp1252, repair the file"
+    with pytest.raises(CorpusInputError, match=reason):
+        read_chunk(whole(tmp_path / "text"), is_utf8=True)

@@ -1,18 +1,18 @@
-"""Cuts the text of a split into chunks that end between words, and encodes each: the task of a worker process."""
+"""Cuts the text of a split into chunks that end between words; worker processes count and encode them."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field, replace
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txlcli.corpora.corpus import Slice
-from txlcli.data.sentencepiece_model import SentencePieceModel
-from txlcli.data.vocabulary import REPLACEMENT, TokenizerName, count_words, smallest_dtype, spell_line_ends
+from txlcli.data.vocabulary import REPLACEMENT, Vocab, count_words, smallest_dtype
 from txlcli.errors import CorpusInputError
 
 CHUNK = 2 << 20  # bytes; the unit of work and of memory
@@ -88,103 +88,71 @@ def read_chunk(chunk: Chunk, *, is_utf8: bool) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedChunk:
-    """One chunk after encoding; the file `path` holds its ids, an array of indices of the chunk's own symbols."""
+    """Counts of one chunk after encoding; its ids are an array in the file `path`."""
 
-    symbols: Any
-    """Arrow array of texts, in first-seen order: words, characters, the character of each byte's number, or the digits
-    of each id of a SentencePiece model."""
-    counts: NDArray[np.int64]
     path: Path
+    tokens: int
+    unknown: int
+    """Number of tokens whose symbol has no id of its own."""
+    literal_unknown: int
+    """Times that the text itself has the unknown symbol."""
     words: int
     lines: int
     bytes: int
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    starts: NDArray[np.integer]
     """Places of the ids that begin a document."""
-    nuls: int = 0
+    nuls: int
     """Number of NUL bytes."""
-    invalid: int = 0
+    invalid: int
     """Number of places that are not UTF-8, which only bytes may have."""
-    boundaries: int = 0
+    boundaries: int
     """Times that the text itself has the symbol that ends a line."""
 
 
-Job = tuple[Chunk, Path, list[int]]
-"""A chunk to read, the file for its ids, and the offsets in the chunk of the documents whose places are wanted."""
+Job = tuple[Chunk, list[int]]
+"""A chunk to read, and the offsets in it at which documents begin."""
 
 
-@dataclass(frozen=True)
-class ChunkEncoder:
-    """Splits text into symbols and encodes it; call it with a job."""
+def count_symbols(rules: Vocab, job: Job) -> Counter[str]:
+    """Count the symbols of a chunk, in first-seen order, as a vocabulary splits the text."""
+    symbols, numbers = rules.number(read_chunk(job[0], is_utf8=rules.tokenizer != "byte"))
+    return Counter(dict(zip(symbols, np.bincount(numbers).tolist(), strict=True)))
 
-    tokenizer: TokenizerName
-    boundary: str | None = None
-    lower_case: bool = False
-    model: bytes = b""
 
-    def __call__(self, job: Job) -> EncodedChunk:
-        """Read one chunk, count its symbols and write its ids."""
-        chunk, path, starts = job
-        data = read_chunk(chunk, is_utf8=self.tokenizer != "byte")
-        cuts = sorted({0, *starts})
-        symbols, ids, lengths = self._number([data[start:end] for start, end in pairwise([*cuts, len(data)])])
-        with path.open("wb") as file:  # sending the ids to the parent process would take longer than computing them
-            np.save(file, ids)
-        boundary = self.boundary or ""
-        words, lines = count_words(data, ids.size, self.tokenizer, has_boundary=bool(boundary))
-        return EncodedChunk(
-            symbols=symbols,
-            counts=np.bincount(ids, minlength=len(symbols)),
-            path=path,
-            words=words,
-            lines=lines,
-            bytes=len(data),
-            starts=(np.cumsum(lengths) - lengths)[np.isin(cuts, starts)],
-            nuls=data.count(0),
-            invalid=_count_invalid(data) if self.tokenizer == "byte" else 0,
-            boundaries=data.count(boundary.encode()) if boundary else 0,
-        )
+def encode_chunk(vocab_file: Path, job: Job, *, sentences: bool) -> EncodedChunk:
+    """Encode one chunk into a file next to the vocabulary; with `sentences`, a document begins after each boundary."""
+    chunk, starts = job
+    vocab = _open_vocabulary(vocab_file)
+    data = read_chunk(chunk, is_utf8=vocab.tokenizer != "byte")
+    cuts = sorted({0, *starts})
+    documents = [vocab.encode_counting(data[start:end]) for start, end in pairwise([*cuts, len(data)])]
+    ids = np.concatenate([ids for ids, _ in documents])
+    places = np.cumsum([0, *(len(ids) for ids, _ in documents[:-1])])[np.isin(cuts, starts)]
+    path = vocab_file.with_name(f"{uuid.uuid4().hex}.npy")
+    np.save(path, ids.astype(smallest_dtype(vocab.size)))  # faster than to send them to the parent process
+    boundary = vocab.symbols[vocab.boundary] if vocab.boundary is not None and vocab.symbols else ""
+    words, lines = count_words(data, ids.size, vocab.tokenizer, has_boundary=bool(boundary))
+    unknown = sum(count for _, count in documents)
+    return EncodedChunk(
+        path=path,
+        tokens=ids.size,
+        unknown=unknown,
+        literal_unknown=int((ids == vocab.unknown).sum()) - unknown,
+        words=words,
+        lines=lines,
+        bytes=len(data),
+        starts=np.flatnonzero(ids == vocab.boundary) + 1 if sentences else places,
+        nuls=data.count(0),
+        invalid=_count_invalid(data) if vocab.tokenizer == "byte" else 0,
+        boundaries=data.count(boundary.encode()) if boundary else 0,
+    )
 
-    def _number(self, documents: Sequence[bytes]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
-        """Return the symbols in first-seen order, the text as indices of them, and the number of ids per document."""
-        if self.tokenizer == "byte":
-            return *_number_codes(np.frombuffer(b"".join(documents), dtype=np.uint8), chr), _lengths(documents)
-        texts = [document.decode() for document in documents]
-        if self.tokenizer == "word":
-            return _number_words(spell_line_ends(text, self.boundary, lower_case=self.lower_case) for text in texts)
-        if self.tokenizer == "char":
-            codes = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32)
-            return *_number_codes(codes, chr), _lengths(texts)
-        ids = [np.array(_load(self.model).encode(text), dtype=np.uint32) for text in texts]
-        return *_number_codes(np.concatenate(ids), str), _lengths(ids)
+
+@functools.lru_cache(maxsize=1)
+def _open_vocabulary(path: Path) -> Vocab:
+    """Read the vocabulary once per process: sending it with each chunk would take longer."""
+    return Vocab.from_json(path.read_text(encoding="utf-8"))
 
 
 def _count_invalid(data: bytes) -> int:
     return data.decode(errors="replace").count(REPLACEMENT) - data.count(REPLACEMENT.encode())
-
-
-def _lengths(documents: Sequence[Sized]) -> NDArray[np.int64]:
-    return np.array([len(document) for document in documents], dtype=np.int64)
-
-
-_load = functools.cache(SentencePieceModel)  # a worker process unpickles an encoder for each job
-
-
-def _number_codes(codes: NDArray[Any], symbol: Callable[[int], str]) -> tuple[Any, NDArray[Any]]:
-    """Number bytes, the code points of characters, or ids."""
-    import pyarrow as arrow
-
-    encoded = arrow.array(codes).dictionary_encode()
-    symbols = arrow.array(map(symbol, encoded.dictionary.to_pylist()), arrow.large_string())
-    return symbols, encoded.indices.to_numpy().astype(smallest_dtype(len(symbols)))
-
-
-def _number_words(texts: Iterable[str]) -> tuple[Any, NDArray[Any], NDArray[np.int64]]:
-    """Number the words that str.split would return; also return their number in each text."""
-    import pyarrow as arrow
-    from pyarrow import compute
-
-    stripped = [text.strip() or None for text in texts]  # Arrow finds an empty word before a blank at the beginning
-    lists = compute.utf8_split_whitespace(arrow.array(stripped, arrow.large_string()))
-    words = lists.flatten().dictionary_encode()
-    counts = compute.fill_null(compute.list_value_length(lists), 0).to_numpy()
-    return words.dictionary, words.indices.to_numpy().astype(smallest_dtype(len(words.dictionary))), counts

@@ -1,17 +1,18 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
-import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from txlcli.corpora.corpus import CorpusError, Slice
 from txlcli.corpora.documents import Documents
-from txlcli.data.sentencepiece_model import FIXED_PIECES, train
+from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
 from txlcli.data.token_store import TokenStore, writing
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
@@ -20,9 +21,12 @@ from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunks import (
     CHUNK,
-    ChunkEncoder,
+    EncodedChunk,
+    Job,
     align_to_characters,
+    count_symbols,
     cut_into_chunks,
+    encode_chunk,
     join_files,
     read_chunk,
 )
@@ -35,10 +39,9 @@ from txlcli.workflows.reporter import Reporter
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
-CHUNKS_NUMBERED_TOGETHER = 4
-"""Numbering the symbols of a chunk also reads all symbols of the chunks before; a group of chunks needs that once."""
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 
+Result = TypeVar("Result")
 Splits = dict[str, tuple[Slice, ...]]
 
 
@@ -49,8 +52,6 @@ class WorkSizes:
     parallel_from: int = 16 << 20
     """Smaller texts are read by one process: starting more takes longer than they save."""
     chunk: int = CHUNK
-    word_chunk: int = 8 << 20
-    """Chunk size for words. Each chunk lists its distinct words, and longer chunks repeat fewer of them."""
     unigram_sample: int = 24 << 20
     """Most text on which a unigram model of SentencePiece is trained: it takes 20 bytes of memory per byte."""
     bpe_sample: int = 64 << 20
@@ -165,16 +166,27 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     closes_lines = plan.tokenizer == "word" and rule.boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
-    model, sampled = b"" if plan.vocab is None else plan.vocab.model, list[str]()
-    if plan.tokenizer == "sentencepiece" and plan.vocab is None:
+    vocab, sampled = plan.vocab, list[str]()
+    if vocab is None and plan.tokenizer == "sentencepiece":
         with reporter.progress("training SentencePiece"):
-            model, sampled = _train_sentencepiece(plan, splits, sizes)
-    encoder = ChunkEncoder(plan.tokenizer, rule.boundary, rule.lower_case, model)
-    encoded = _encode(plan, splits, documents, encoder, work, reporter, sizes)
-    vocab = rules.build(plan, rule, encoded, text.vocabulary_file, model)
-    final, is_unknown = rules.final_ids(encoded, vocab)
+            vocab, sampled = _train_sentencepiece(plan, splits, sizes)
+    read = partial(_read_chunks, plan, splits, documents, sizes, reporter)
+
+    def count(symbols_of: Vocab) -> dict[str, Counter[str]]:
+        counts = {split: Counter[str]() for split in splits}
+        read("counting symbols", partial(count_symbols, symbols_of), lambda split, found: counts[split].update(found))
+        return counts
+
+    vocab = vocab or rules.build(plan, rule, text.vocabulary_file, count)
+    vocab_file = work / "vocab.json"
+    vocab_file.write_text(vocab.to_json(), encoding="utf-8")
+    sentences = plan.corpus.sentences and not documents and vocab.boundary is not None
+    chunks: dict[str, list[EncodedChunk]] = {split: [] for split in splits}
+    encode = partial(encode_chunk, vocab_file, sentences=sentences)
+    read("encoding", encode, lambda split, chunk: chunks[split].append(chunk))
+    encoded = EncodedText(chunks)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
-    infos = {split: encoded.info(split, final, is_unknown, count_line_ends=count_line_ends) for split in splits}
+    infos = {split: encoded.info(split, count_line_ends=count_line_ends) for split in splits}
     changes = {
         **text.changes,
         "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
@@ -194,12 +206,11 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
-    boundary = vocab.boundary if plan.corpus.sentences and not documents else None
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = None if documents is None and boundary is None else partial(encoded.starts, split)
-            writer.add(split, info, encoded.blocks(split, final, step, boundary), starts)
+            starts = encoded.starts(split) if documents or sentences else None
+            writer.add(split, info, encoded.blocks(split, step), starts)
     return TokenStore.open(plan.store)
 
 
@@ -216,7 +227,7 @@ def _size(slices: tuple[Slice, ...]) -> int:
     return sum(piece.size for piece in slices)
 
 
-def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[bytes, list[str]]:
+def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[Vocab, list[str]]:
     """Train a SentencePiece model, on the first part of each chunk if the text is long; return a note if it is."""
     if "train" not in splits:
         raise CorpusInputError(
@@ -237,35 +248,25 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
 
     model = train(lines(), size=vocab_size, bpe=plan.bpe)
     note = f"SentencePiece was trained on {sample:,} of the {size:,} bytes of train, spread evenly, to save memory"
-    return model, [note] if size > sample else []
+    return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
 
-def _encode(
+def _read_chunks(
     plan: Plan,
     splits: Splits,
     documents: Documents | None,
-    encoder: ChunkEncoder,
-    work: Path,
-    reporter: Reporter,
     sizes: WorkSizes,
-) -> EncodedText:
-    """Encode all chunks, in worker processes if there are many, and count their symbols."""
+    reporter: Reporter,
+    description: str,
+    function: Callable[[Job], Result],
+    take: Callable[[str, Result], None],
+) -> None:
+    """Pass the result of a function of each chunk to `take`, computed in worker processes if there are many."""
     total = sum(map(_size, splits.values()))
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
-    chunk_size = sizes.word_chunk if plan.tokenizer == "word" else sizes.chunk
-    encoded = EncodedText()
-    with reporter.progress("reading", total, "B") as step, mapping(encoder, workers) as encode:
+    with reporter.progress(description, total, "B") as step, mapping(function, workers) as each:
         for split, pieces in splits.items():
-            jobs = (
-                (
-                    chunk,
-                    work / f"{split}-{number}.ids",
-                    documents.starts(chunk) if documents else [],
-                )
-                for number, chunk in enumerate(cut_into_chunks(pieces, chunk_size))
-            )
-            chunks = encode(jobs)
-            while group := list(itertools.islice(chunks, CHUNKS_NUMBERED_TOGETHER)):
-                encoded.add(split, group)
-                step.advance(sum(chunk.bytes for chunk in group))
-    return encoded
+            chunks = cut_into_chunks(pieces, sizes.chunk)
+            for result in each((chunk, documents.starts(chunk) if documents else []) for chunk in chunks):
+                take(split, result)
+                step.advance(sizes.chunk)

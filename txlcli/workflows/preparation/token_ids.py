@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,8 @@ def write_store(plan: Plan, work: Path, reporter: Reporter) -> TokenStore:
                 words=0,  # not known
                 bytes=tokens if has_bytes else 0,
                 unknown=0 if vocab.unknown is None else int(counts[vocab.unknown :][:1].sum()),
-                types=int(np.count_nonzero(counts)),
             )
-            firsts = partial(starts.__getitem__, split) if has_documents else None
-            writer.add(split, info, _blocks(splits[split], step), firsts)
+            writer.add(split, info, _blocks(splits[split], step), starts[split] if has_documents else None)
     return TokenStore.open(plan.store)
 
 

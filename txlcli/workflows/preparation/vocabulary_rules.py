@@ -1,17 +1,14 @@
 """Builds the vocabulary of a store from the symbol counts of its text, and describes the conventions used."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from txlcli import corpora
 from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
-from txlcli.data.sentencepiece_model import BOUNDARY, UNKNOWN
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
-from txlcli.errors import CorpusInputError, VocabularyError
+from txlcli.errors import CorpusInputError
 from txlcli.exchange import vocabularies
 from txlcli.workflows.preparation.encoded_text import EncodedText
 from txlcli.workflows.preparation.planning import Plan
@@ -68,24 +65,30 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     return described
 
 
-def build(plan: Plan, rule: VocabularyRule, encoded: EncodedText, vocabulary_file: Path | None, model: bytes) -> Vocab:
-    """Return the given vocabulary, or build one."""
-    if plan.vocab is not None:
-        _check_given(encoded, plan.vocab)
-        return plan.vocab
-    if plan.tokenizer == "sentencepiece":
-        return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model)
-    splits = [split for split in rule.splits if split in encoded.splits] or encoded.splits
-    if plan.tokenizer == "byte":
-        present = [ord(symbol) for symbol in encoded.by_frequency(splits)]
-        values = range(256) if rule.all_bytes else (value for value in present if value not in rule.dropped)
-        return Vocab.of_bytes(values, dropped=rule.dropped)
+def build(
+    plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, count: Callable[[Vocab], Mapping[str, Counter[str]]]
+) -> Vocab:
+    """Build the vocabulary of a text; `count` counts the symbols of each split, split by the rules of a vocabulary."""
+    if rule.all_bytes and plan.tokenizer == "byte":
+        return Vocab.of_bytes(range(256))
+    rules = Vocab(
+        plan.tokenizer,
+        [] if rule.boundary is None else [rule.boundary],
+        boundary=None if rule.boundary is None else 0,
+        lower_case=rule.lower_case,
+        dropped=rule.dropped,
+    )
     if vocabulary_file is not None and plan.own_convention:
         symbols = _read_list(vocabulary_file, rule.specials)
     else:
-        frequent = encoded.by_frequency(splits, plan.min_count)
+        counts = count(rules)
+        total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
+        total = total or sum(counts.values(), total)
+        frequent = [symbol for symbol, times in total.most_common() if times >= plan.min_count]
+        if plan.tokenizer == "byte":
+            return Vocab.of_bytes((ord(symbol) for symbol in frequent), dropped=rule.dropped)
         symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
-        if rule.unknown is not None and rule.unknown not in symbols and not set(encoded.symbols) <= set(symbols):
+        if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
             symbols.append(rule.unknown)
     boundary, unknown = (symbols.index(name) if name in symbols else None for name in (rule.boundary, rule.unknown))
     return Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
@@ -99,36 +102,10 @@ def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
     return symbols
 
 
-def _check_given(encoded: EncodedText, vocab: Vocab) -> None:
-    """Reject a given vocabulary that lacks a symbol of the text and has no unknown symbol."""
-    if vocab.tokenizer == "sentencepiece" or vocab.unknown is not None:
-        return
-    dropped = {chr(value) for value in vocab.dropped}
-    if lacking := [symbol for symbol in encoded.symbols if symbol not in vocab.ids_of and symbol not in dropped]:
-        raise VocabularyError(
-            f"the vocabulary of `vocab` lacks {len(lacking):,} symbols of this text, such as {lacking[0]!r}, and has "
-            "no unknown symbol; choose a vocabulary of the same corpus"
-        )
-
-
 def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     """Return the splits that the vocabulary is built from if what the rule needs is missing; None otherwise."""
     missing = text.vocabulary_file is None if rule.file else not set(rule.splits) & set(text.splits)
     return " and ".join(text.splits) if missing and not rule.all_bytes else None
-
-
-def final_ids(encoded: EncodedText, vocab: Vocab) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return for each symbol number its id, -1 if the vocabulary drops it, and True if <unk> replaces it.
-
-    <unk> in the text itself is a word. The symbols of SentencePiece are its ids, with one for unknown characters.
-    """
-    if vocab.tokenizer == "sentencepiece":
-        ids = np.array(encoded.symbols).astype(np.int64)
-        return ids, ids == vocab.unknown
-    ids = np.array([vocab.ids_of.get(symbol, -1) for symbol in encoded.symbols], dtype=np.int64)
-    if vocab.unknown is None:
-        return ids, np.zeros(ids.size, dtype=bool)
-    return np.where(ids < 0, vocab.unknown, ids), ids < 0
 
 
 def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str]:
@@ -147,7 +124,7 @@ def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str
             f"the text itself has {EOS if vocab.boundary is None else vocab.symbols[vocab.boundary]} {times:,} times; "
             "at the end of a line it is the same symbol as the line end"
         )
-    if vocab.unknown is not None and (times := encoded.count(vocab.symbols[vocab.unknown])):
+    if vocab.unknown is not None and (times := encoded.total("literal_unknown")):
         yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
 
 
