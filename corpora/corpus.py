@@ -80,7 +80,7 @@ class ReadOptions:
 
     released: bool = False
     shares: tuple[float, ...] | None = None
-    starts: Callable[[Sequence[Slice]], list[int]] | None = None
+    starts: Callable[[Sequence[Slice]], Sequence[int]] | None = None
     """Offsets, in the concatenation of slices, between which own text is cut; None to cut at line ends."""
 
 

@@ -13,7 +13,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
@@ -49,7 +49,8 @@ def read(source: Path, options: ReadOptions) -> Text:
         splits = {split: tuple(texts[path] for path in paths) for split, paths in by_split.items()}
         conventions["split"] = "the folder's own files"
     else:
-        splits = cut([*texts.values()], source, options.shares or SHARES, options.starts)
+        pieces = [*texts.values()]
+        splits = cut(pieces, source, options.shares or SHARES, options.starts and options.starts(pieces))
     changes = {
         "files_skipped": len(left_out),
         "hidden_files_skipped": hidden,
@@ -100,16 +101,19 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
 
 
 def cut(
-    pieces: list[Slice], source: Path, shares: tuple[float, ...], starts: Callable[[Sequence[Slice]], list[int]] | None
+    pieces: list[Slice],
+    source: Path,
+    shares: tuple[float, ...],
+    boundaries: Sequence[int] | None,
+    unit: str = "documents",
 ) -> dict[str, tuple[Slice, ...]]:
-    """Cut a text by shares in percent: between documents if `starts` finds them, else at line ends or blanks."""
+    """Cut a text by shares in percent: at `boundaries`, where units of it begin, else at line ends or blanks."""
     slices = [piece for piece in pieces if piece.size]
     total = sum(piece.size for piece in slices)
     if not total:
         raise CorpusError(f"{source}: there is no text in it; give a file or folder that has some")
     wanted = {name: total * share / 100 for name, share in zip(SPLITS, shares, strict=True) if share}  # bytes
     cuts, exact = [0], 0.0
-    boundaries = None if starts is None else starts(slices)
     for before, after in itertools.pairwise(wanted.values()):
         exact += before
         distance = math.ceil(min(before, after) / 2) - 1  # so that neither split becomes empty
@@ -124,7 +128,7 @@ def cut(
         for name, ends in zip(wanted, itertools.pairwise([*cuts, total]), strict=True)
     }
     if not all(splits.values()):
-        fault = f"{total:,} bytes are too short" if boundaries is None else f"{len(boundaries):,} documents are too few"
+        fault = f"{total:,} bytes are too short" if boundaries is None else f"{len(boundaries):,} {unit} are too few"
         raise CorpusError(f"{source}: {fault} to split; give more text or another --split")
     return splits
 

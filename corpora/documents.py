@@ -26,15 +26,15 @@ class Documents:
     """The documents of files: each file is one, or its records are, or texts between blank lines."""
 
     unit: str
-    """Either files, records or blank-lines."""
+    """Either files, records, blank-lines, or index, for documents whose offsets are known."""
     block: int = BLOCK
     """Bytes that are searched at once."""
     offsets: "dict[Path, array[int]]" = field(default_factory=dict)
-    """Where the documents of each file begin, in bytes; of records, as they were written."""
+    """Where the documents of each file begin, in bytes."""
 
-    def starts(self, pieces: Sequence[Slice]) -> list[int]:
+    def starts(self, pieces: Sequence[Slice]) -> "array[int]":
         """Return the offsets in the concatenation of slices at which documents begin."""
-        found, done = list[int](), 0
+        found, done = array("q"), 0
         for piece in pieces:
             if piece.path not in self.offsets:
                 text = text_of(piece.path)
@@ -42,7 +42,7 @@ class Documents:
                 self.offsets[piece.path] = array("q", [text.start, *after])
             offsets = self.offsets[piece.path]
             first, end = (bisect.bisect_left(offsets, place) for place in (piece.start, piece.stop))
-            found += [done + offset - piece.start for offset in offsets[first:end]]
+            found.extend(done + offset - piece.start for offset in offsets[first:end])
             done += piece.size
         return found
 

@@ -11,10 +11,9 @@ Splits      files in the order of the sha256 of their relative names, so that al
 import hashlib
 import itertools
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
-from .corpus import SHARES, ReadOptions, Slice, Text, VocabularyRule, from_card
+from .corpus import SHARES, ReadOptions, Text, VocabularyRule, from_card
 from .directory import cut
 from .locate import text_files, whole
 
@@ -31,12 +30,9 @@ def read(source: Path, options: ReadOptions) -> Text:
     """Cut between source files, each of which is a document."""
     names = (path.relative_to(source) for path in text_files(source) if path.suffix == ".py")
     ordered = sorted(filter(_belongs, names), key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
-    pieces = [piece for name in ordered for piece in whole(source / name)]
-    return Text(cut(pieces, source, options.shares or SHARES, _file_starts))
-
-
-def _file_starts(pieces: Sequence[Slice]) -> list[int]:
-    return list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
+    pieces = [piece for name in ordered for piece in whole(source / name) if piece.size]
+    starts = list(itertools.accumulate((piece.size for piece in pieces[:-1]), initial=0))
+    return Text(cut(pieces, source, options.shares or SHARES, starts))
 
 
 def _belongs(name: Path) -> bool:

@@ -211,7 +211,7 @@ def test_ids_that_the_vocabulary_does_not_have_are_named(untouched, wrong, size,
 def test_too_few_ids_to_split_are_rejected(untouched):
     write_ids(untouched / "all.bin", [1, 2, 3])
     assert refusal("prepare", "all.bin", code=1) == (
-        "all.bin: 3 ids are too few to split; give more, or another --split"
+        "all.bin: 3 ids are too few to split; give more text or another --split"
     )
 
 

@@ -1,6 +1,7 @@
 """Token files of nanoGPT, llm.c and Megatron: read as their authors describe them, and refused if damaged."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from txlcli.exchange import token_files
 IDS = [5, 0, 40_000, 7, 7, 12, 65_499]
 
 
-def ids_of(parts):
-    return [int(number) for part in parts for block in part.blocks() for number in block]
+def ids_of(tokens, pieces):
+    return [int(number) for piece in pieces for block in tokens.blocks(piece) for number in block]
 
 
 def read(path, dtype=None):
     tokens = token_files.find(path, dtype)
-    return token_files.format_of(tokens), {split: ids_of(parts) for split, parts in tokens.items()}
+    return tokens.format, {split: ids_of(tokens, pieces) for split, pieces in tokens.splits.items()}
 
 
 def refusal(path, dtype=None):
@@ -90,9 +91,10 @@ def test_every_type_of_ids_of_megatron_is_read(tmp_path, type_code, code, ids):
     index = {"documents": [0, 2, 2, 3], "modes": bytes(3)}  # a document of two sequences, an empty one, a mode each
     path = megatron(tmp_path, ids, [1, 0, 2], type_code=type_code, itemsize=struct.calcsize(code), code=code, **index)
     assert read(path) == ("Megatron", {"": ids})
-    (part,) = token_files.find(path, None)[""]
-    assert part.starts.tolist() == [0, 1]
-    assert part.between(1, 3).starts.tolist() == [0]
+    tokens = token_files.find(path, None)
+    (piece,), size = tokens.splits[""], struct.calcsize(code)
+    assert tokens.documents.starts([piece]).tolist() == [0, size]
+    assert tokens.documents.starts([replace(piece, start=size)]).tolist() == [0]
 
 
 @pytest.mark.parametrize(("ids", "index"), [("DATA.BIN", "DATA.IDX"), ("data.bin", "data.IDX")])
@@ -112,9 +114,9 @@ def test_the_files_of_a_directory_are_splits_in_the_order_of_their_names(tmp_pat
 
 def test_other_files_and_directories_are_text(tmp_path):
     (tmp_path / "words.txt").write_text("the text")
-    assert token_files.find(tmp_path / "words.txt", None) == {}
+    assert token_files.find(tmp_path / "words.txt", None) is None
     (tmp_path / "firmware.bin").write_bytes(b"\1\2\3")
-    assert token_files.find(tmp_path, None) == {}
+    assert token_files.find(tmp_path, None) is None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def test_ids_with_an_index_in_a_directory_need_no_names_of_splits(tmp_path):
     megatron(tmp_path, IDS, [7])
     assert read(tmp_path) == ("Megatron", {"": IDS})
     (tmp_path / "data.bin").unlink()
-    assert token_files.find(tmp_path, None) == {}
+    assert token_files.find(tmp_path, None) is None
     with pytest.raises(CorpusError, match=r"an index of Megatron is not text; put the \.bin of the same name"):
         signatures.reject_other_than_text(tmp_path / "data.idx")
 
@@ -286,7 +288,10 @@ def test_an_unknown_version_of_llm_c_is_rejected_unless_the_file_has_no_header(t
 def test_files_of_two_formats_or_without_a_split_are_rejected(tmp_path):
     (tmp_path / "train.bin").write_bytes(packed("H", IDS))
     (tmp_path / "val.bin").write_bytes(llm_c(IDS))
-    assert refusal(tmp_path) == f"{tmp_path}: its files are of llm.c and nanoGPT; keep one format in a folder"
+    assert (
+        refusal(tmp_path)
+        == f"{tmp_path}: its files are of llm.c uint16 and nanoGPT uint16 ids; keep one format in a folder"
+    )
     (tmp_path / "val.bin").rename(tmp_path / "more.bin")
     assert refusal(tmp_path) == (
         f"{tmp_path}/more.bin: its name mentions no split, or several; rename it, or move it away"

@@ -179,8 +179,9 @@ def _tokens(sample, work):
         index.write_bytes(data[1:])
         if not is_index:
             index.unlink()
-        for part in token_files.find(ids, None)[""]:
-            assert sum(len(block) for block in part.blocks()) == part.count
+        tokens = token_files.find(ids, None)
+        for piece in tokens.splits[""]:
+            assert sum(block.nbytes for block in tokens.blocks(piece)) == piece.size
 
     return refused(read)
 

@@ -285,6 +285,8 @@ class StoreWriter:
                 self._disk.raise_error()
             digest.update(numbers.data)
             done += numbers.size
+        if done < count:
+            raise StoreError(f"{group.name}: {done:,} of {count:,} numbers; a source became shorter while it was read")
         return digest.hexdigest()
 
 

@@ -6,16 +6,18 @@ Megatron    ids in the .bin; the .idx has their type and the length and offset o
 """
 
 import struct
+from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.corpora.corpus import SPLITS
-from txlcli.corpora.locate import is_companion, splits_in, text_files
+from txlcli.corpora.corpus import SPLITS, Slice
+from txlcli.corpora.documents import Documents
+from txlcli.corpora.locate import is_companion, splits_in, text_files, whole
 from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
 
@@ -57,43 +59,24 @@ MAX_IDS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class TokenPart:
-    """Ids in a file."""
+class TokenFiles:
+    """Files of token ids."""
 
-    path: Path
     format: str
     dtype: np.dtype[Any]
-    offset: int
-    """First byte."""
-    count: int
-    """Number of ids."""
-    starts: NDArray[np.int64] | None = field(default=None, compare=False)
-    """First id of each document; None if the file does not tell."""
+    splits: Mapping[str, tuple[Slice, ...]]
+    """Bytes of the ids of each split; those of files without splits are under "" until they are cut."""
+    documents: Documents | None = None
+    """Where documents begin; None if the files do not tell."""
 
-    def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the ids in blocks."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            for start in range(0, self.count, BLOCK):
-                expected = min(BLOCK, self.count - start)
-                block = np.fromfile(file, self.dtype, expected)
-                if len(block) < expected:
-                    raise CorpusInputError(f"{self.path}: became shorter while it was read; prepare it again")
-                yield block
-
-    def between(self, start: int, stop: int) -> "TokenPart":
-        """Return the ids from `start` up to `stop`."""
-        starts = None if self.starts is None else self.starts[(self.starts >= start) & (self.starts < stop)] - start
-        offset = self.offset + start * self.dtype.itemsize
-        return replace(self, offset=offset, count=stop - start, starts=starts)
+    def blocks(self, piece: Slice) -> Iterator[NDArray[Any]]:
+        """Yield the ids in a part of a file, in blocks."""
+        for block in piece.blocks():
+            yield np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
 
 
-Tokens = Mapping[str, tuple[TokenPart, ...]]
-"""Ids of each split; those of a single file are under "" until they are cut."""
-
-
-def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Tokens:
-    """Return the token files at a path; empty if it is text.
+def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> TokenFiles | None:
+    """Return the token files at a path; None if it is text.
 
     Token files are a file that ends with .bin or .idx, and the .bin files of a directory if one is named after train,
     or if there is no text. Ids without a header are of the type `dtype`, by default that of an export of txl with a
@@ -105,16 +88,20 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
         ending = source.suffix.lower()
         by_split = {"": [source.with_suffix(BIN) if ending == IDX else source]} if ending in (BIN, IDX) else {}
     exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
-    tokens = {split: tuple(_open(path, dtype or exported) for path in paths) for split, paths in by_split.items()}
-    formats = sorted({part.format for parts in tokens.values() for part in parts})
-    if len(formats) > 1:
-        raise CorpusInputError(f"{source}: its files are of {' and '.join(formats)}; keep one format in a folder")
-    return tokens
-
-
-def format_of(tokens: Tokens) -> str | None:
-    """Return the name of the format of token files; None if there are none."""
-    return next((parts[0].format for parts in tokens.values()), None)
+    opened = {split: [_open(path, dtype or exported) for path in paths] for split, paths in by_split.items()}
+    files = [file for files in opened.values() for file in files]
+    if kinds := sorted({(file.format, file.dtype.name) for file in files}):
+        if len(kinds) > 1:
+            named = " and ".join(" ".join(kind) for kind in kinds)
+            raise CorpusInputError(f"{source}: its files are of {named} ids; keep one format in a folder")
+        offsets = {path: starts for file in files if file.documents for path, starts in file.documents.offsets.items()}
+        return TokenFiles(
+            files[0].format,
+            files[0].dtype,
+            {split: tuple(file.splits[""][0] for file in files) for split, files in opened.items()},
+            Documents("index", offsets=offsets) if sum(map(len, offsets.values())) > 1 else None,
+        )
+    return None
 
 
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
@@ -134,8 +121,8 @@ def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     return {split: paths for split, paths in by_split.items() if paths}
 
 
-def _open(path: Path, dtype: str | None) -> TokenPart:
-    """Return the ids of a file."""
+def _open(path: Path, dtype: str | None) -> TokenFiles:
+    """Return the ids of a file, under ""."""
     if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
     for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
@@ -144,7 +131,7 @@ def _open(path: Path, dtype: str | None) -> TokenPart:
     return _of_llm_c(path, dtype) or _without_header(path, dtype)
 
 
-def _without_header(path: Path, dtype: str | None) -> TokenPart:
+def _without_header(path: Path, dtype: str | None) -> TokenFiles:
     size, kind = path.stat().st_size, _type_of(dtype or "uint16")
     if size % kind.itemsize:
         raise CorpusInputError(
@@ -153,16 +140,15 @@ def _without_header(path: Path, dtype: str | None) -> TokenPart:
         )
     if packed_format(path) == "zip":
         raise CorpusInputError(f"{path}: an archive, such as a checkpoint of PyTorch, not ids; write its ids to a .bin")
-    part = TokenPart(path, WITHOUT_HEADER, kind, 0, size // kind.itemsize)
-    if kind.itemsize > 1 and _has_fractions(_head_of(part)):
+    if kind.itemsize > 1 and _has_fractions(_head_of(path)):
         raise CorpusInputError(f"{path}: its bytes are those of floating-point numbers; write the ids as whole numbers")
-    other, is_certain = other_type(part)
+    other, is_certain = other_type(path, kind)
     if other and (is_certain or dtype is None):
         otherwise = "" if is_certain else f", or `dtype` {kind.name} if that is right"
         raise CorpusInputError(
             f"{path}: its bytes are those of {other} ids, not of {dtype or kind.name}; give `dtype` {other}{otherwise}"
         )
-    return part
+    return TokenFiles(WITHOUT_HEADER, kind, {"": whole(path)})
 
 
 def _type_of(dtype: str) -> np.dtype[Any]:
@@ -170,24 +156,24 @@ def _type_of(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype.removesuffix("-be")).newbyteorder(">" if dtype.endswith("-be") else "<")
 
 
-def other_type(part: TokenPart) -> tuple[str | None, bool]:
-    """Return the type that ids without a header have by their first bytes, and True if the type of `part` is wrong.
+def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
+    """Return the type that ids without a header have by their first bytes, and True if `dtype` is wrong.
 
-    None if it is the type of `part`, or if the bytes are too few or too alike to tell.
+    None if it is that type, or if the bytes are too few or too alike to tell.
     """
-    head = _head_of(part)
-    if part.format != WITHOUT_HEADER or len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
+    head = _head_of(path)
+    if len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
         return None, False
     certain = _type_by_zeros(head)
     likely = certain or _type_by_size(head) or _type_by_distribution(head)
-    if likely is None or _type_of(likely).str.replace("u", "i") == part.dtype.str.replace("u", "i"):
+    if likely is None or _type_of(likely).str.replace("u", "i") == dtype.str.replace("u", "i"):
         return None, False
     return likely, certain is not None
 
 
-def _head_of(part: TokenPart) -> NDArray[np.uint8]:
+def _head_of(path: Path) -> NDArray[np.uint8]:
     """Return the first bytes of a file, a multiple of 8."""
-    with part.path.open("rb") as file:
+    with path.open("rb") as file:
         head = np.frombuffer(file.read(8 * PROBE), np.uint8)
     return head[: len(head) // 8 * 8]
 
@@ -224,7 +210,7 @@ def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
     return "uint16-be" if unevenness > MIN_RATIO * other else "uint16"
 
 
-def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:
+def _of_llm_c(path: Path, dtype: str | None) -> TokenFiles | None:
     """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
     with path.open("rb") as file:
         head = file.read(LLM_C_BEGINNING.size).ljust(LLM_C_BEGINNING.size, b"\0")
@@ -232,7 +218,7 @@ def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:
     kind, size = LLM_C_TYPES.get((magic, version)), path.stat().st_size
     ids = np.dtype(kind or "uint16").newbyteorder("<")
     if kind and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
-        return TokenPart(path, "llm.c", ids, 4 * LLM_C_HEADER, count)
+        return TokenFiles("llm.c", ids, {"": (Slice(path, 4 * LLM_C_HEADER, size),)})
     if dtype is None and magic in {known for known, _ in LLM_C_TYPES}:
         raise CorpusInputError(
             f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
@@ -241,7 +227,7 @@ def _of_llm_c(path: Path, dtype: str | None) -> TokenPart | None:
     return None
 
 
-def _of_megatron(path: Path, index: Path) -> TokenPart:
+def _of_megatron(path: Path, index: Path) -> TokenFiles:
     """Return the ids of a .bin, which must be the documents of its index, one after the other."""
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
@@ -256,9 +242,9 @@ def _of_megatron(path: Path, index: Path) -> TokenPart:
             bounds = np.fromfile(file, "<i8", documents)
             is_ordered = (np.diff(bounds, prepend=0, append=sequences) >= 0).all()
             if is_complete and is_ordered and np.array_equal(offsets, np.cumsum(sizes) - sizes):
-                count = path.stat().st_size // dtype.itemsize
-                starts = np.append(offsets // dtype.itemsize, count)[bounds]
-                return TokenPart(path, "Megatron", dtype, 0, count, np.unique(starts[starts < count]))
+                starts = np.unique(np.append(offsets, path.stat().st_size)[bounds])
+                documents = Documents("index", offsets={path: array("q", starts.tobytes())})
+                return TokenFiles("Megatron", dtype, {"": whole(path)}, documents)
     raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 

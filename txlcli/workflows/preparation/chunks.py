@@ -3,7 +3,7 @@
 import functools
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -109,7 +109,7 @@ class EncodedChunk:
     """Times that the text itself has the symbol that ends a line."""
 
 
-Job = tuple[Chunk, list[int]]
+Job = tuple[Chunk, Sequence[int]]
 """A chunk to read, and the offsets in it at which documents begin."""
 
 

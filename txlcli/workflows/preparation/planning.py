@@ -12,7 +12,7 @@ from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab
 from txlcli.errors import CorpusInputError, StoreError, UnknownNameError, UsageError, VocabularyError
 from txlcli.exchange import token_files, vocabularies
-from txlcli.exchange.token_files import Tokens
+from txlcli.exchange.token_files import TokenFiles
 from txlcli.paper.metrics import metric_of
 from txlcli.system.input_files import check_regular
 from txlcli.workflows.options import PrepareOptions
@@ -39,8 +39,8 @@ class Plan:
     """An existing vocabulary; None if it is built from the text."""
     vocab_file: Path | None
     """File of the vocabulary, if there is one."""
-    tokens: Tokens
-    """Token files, whose ids are kept; empty for text."""
+    tokens: TokenFiles | None
+    """Token files, whose ids are kept; None for text."""
     files: "tuple[TextFile, ...]"
     """Files whose text must be extracted: rows, compressed files, other encodings; empty for plain text."""
 
@@ -90,7 +90,7 @@ def make_plan(corpus_or_path: str, options: PrepareOptions, data_dir: Path) -> P
     exported = _exported_vocabulary(own, options) if own else None
     size = exported.size if exported else None
     try:
-        tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else {}
+        tokens = token_files.find(own, options.dtype, size) if own and options.tokenizer is None else None
         files = containers.find(own, options.column, options.encoding) if own and not tokens else ()
     except CorpusError as error:
         raise CorpusInputError(str(error)) from error
@@ -153,11 +153,12 @@ def _exported_vocabulary(source: Path, options: PrepareOptions) -> Vocab | None:
 
 
 def _reject_unused(
-    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: Tokens, *, has_rows: bool
+    options: PrepareOptions, corpus: Corpus, tokenizer: TokenizerName, tokens: TokenFiles | None, *, has_rows: bool
 ) -> None:
     """Reject options that would have no effect, and a vocabulary that encodes no text."""
     built = None if tokens or tokenizer == corpus.unit else tokenizer
-    has_header, is_cut = token_files.format_of(tokens) != token_files.WITHOUT_HEADER, "" in tokens
+    has_header = tokens is None or tokens.format != token_files.WITHOUT_HEADER
+    is_cut = tokens is not None and "" in tokens.splits
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
         ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .csv or .tsv"),

@@ -14,7 +14,6 @@ from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, tra
 from txlcli.data.token_store import TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
-from txlcli.exchange import token_files
 from txlcli.system.command_lines import command_line
 from txlcli.system.locks import exclusive, remove_abandoned, temporary_directory
 from txlcli.workflows.options import PrepareOptions
@@ -113,11 +112,7 @@ def run(
     reporter = reporter or Reporter()
     plan = make_plan(corpus_or_path, options, data_dir)
     origin = f"from {plan.source}" if plan.source else f"downloaded to {plan.downloads} and kept there"
-    title = (
-        f"token ids of {token_files.format_of(plan.tokens)}"
-        if plan.tokens
-        else f"{plan.corpus.title} ({plan.tokenizer})"
-    )
+    title = f"token ids of {plan.tokens.format}" if plan.tokens else f"{plan.corpus.title} ({plan.tokenizer})"
     if options.source is None and plan.corpus.name == corpus_or_path and Path(corpus_or_path).exists():
         reporter.say(f"{corpus_or_path} is the benchmark; `source` {corpus_or_path} reads the files of that name here")
     reporter.say(f"preparing {title}, {origin}, into {plan.store}")
@@ -136,7 +131,7 @@ def run_plan(plan: Plan, reporter: Reporter, sizes: WorkSizes | None = None) -> 
         directory.mkdir(parents=True, exist_ok=True)
         with _only_process(plan), temporary_directory(directory, WORK_DIRECTORY) as work:
             if plan.tokens:
-                return write_store(plan, work, reporter)
+                return write_store(plan, plan.tokens, work, reporter)
             return _prepare_text(plan, work, reporter, sizes or WorkSizes())
     except CorpusError as error:
         hint = f'; or "txl prepare {plan.corpus.name} --source PATH" with the files' if plan.source is None else ""
