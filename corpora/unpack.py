@@ -3,17 +3,15 @@
 import bz2
 import errno
 import gzip
-import io
 import lzma
 import re
-import shutil
 import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .corpus import CorpusError
 from .signatures import HEAD, format_of
@@ -36,13 +34,17 @@ def unpack(archive: Path, directory: Path, wanted: str) -> None:
 
     The archive is read to its end and its checksums. A compressed file loses the ending of its name.
     """
-    extracted = 0
+    left, extracted = max_bytes(archive), 0
     try:
         for path, content in _files(archive):
             name = archive.stem if path is None else re.split(r"[/\\:]", path)[-1]
             if path is None or re.fullmatch(wanted, name):
                 with (directory / name).open("wb") as file:
-                    shutil.copyfileobj(content, file, BLOCK)
+                    while block := content.read(BLOCK):
+                        left -= len(block)
+                        if left < 0:
+                            raise too_large(archive)
+                        file.write(block)
                 extracted += 1
     except RuntimeError as error:  # it is encrypted, or of an unknown method or version
         raise CorpusError(f"{archive}: {error}; unpack it with another program and name the folder") from error
@@ -67,54 +69,26 @@ def too_large(archive: Path) -> CorpusError:
     )
 
 
-class Bounded(io.RawIOBase):
-    """A stream that yields no more bytes than an archive may unpack to; an error follows."""
-
-    def __init__(self, archive: Path, file: IO[bytes]) -> None:
-        self._archive, self._file, self._left = archive, file, max_bytes(archive)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read at most a block into a buffer; return the number of bytes."""
-        block = self._file.read(min(len(buffer), BLOCK))
-        self._left -= len(block)
-        if self._left < 0:
-            raise too_large(self._archive)
-        buffer[: len(block)] = block
-        return len(block)
-
-
 def _files(archive: Path) -> Iterator[tuple[str | None, Any]]:
     """Yield the path in the archive and the content of each file; a compressed file has no path."""
     kind = format_of(archive)
     if kind == "zip":
-        yield from _zip_members(archive)
+        with zipfile.ZipFile(archive) as source:
+            for member in source.infolist():  # opening compares the two names of a member, so that damage hides no file
+                with source.open(member) as content:
+                    yield member.filename, content
     elif kind not in OPENERS:
         raise RuntimeError(f"the format {kind} is not known")
     else:
-        with OPENERS[kind](archive, "rb") as file:
-            is_tar = file.read(HEAD).startswith(*TAR)
-            file.seek(0)
-            stream = Bounded(archive, file)
-            yield from _tar_members(stream) if is_tar else [(None, stream)]
-
-
-def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as source:
-        if sum(member.file_size for member in source.infolist()) > max_bytes(archive):
-            raise too_large(archive)  # zipfile reads at most the size that the member declares
-        for member in source.infolist():
-            with source.open(member) as content:  # compares the two names of the member, so that damage hides no file
-                yield member.filename, content
-
-
-def _tar_members(stream: Bounded) -> Iterator[tuple[str, IO[bytes] | None]]:
-    with tarfile.open(fileobj=stream, mode="r|") as source:
-        for member in source:
-            if member.isfile() and not member.issparse():
-                yield member.name, source.extractfile(member)
-    while stream.read(BLOCK):  # the checksum is at the end
-        pass
+        with OPENERS[kind](archive, "rb") as stream:
+            is_tar = stream.read(HEAD).startswith(*TAR)
+            stream.seek(0)
+            if not is_tar:
+                yield None, stream
+                return
+            with tarfile.open(fileobj=stream, mode="r|") as members:
+                for part in members:
+                    if part.isfile() and not part.issparse():
+                        yield part.name, members.extractfile(part)
+            while stream.read(BLOCK):  # the checksum is at the end
+                pass

@@ -20,6 +20,7 @@ def zip_of(path, name, stream, size):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, b"")
         info = archive.getinfo(name)
+        archive.fp.seek(-info.compress_size, 1)
         info.file_size, info.compress_size = size, len(stream)
         archive.fp.write(stream)
         archive.start_dir = archive.fp.tell()

@@ -1,6 +1,5 @@
 """Lossless SentencePiece models: training on a stream of text, encoding and decoding."""
 
-import contextlib
 import ctypes
 import io
 import re
@@ -86,24 +85,16 @@ def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:
     The library cannot be interrupted, so it runs in a process of its own, which ends with this one.
     """
     command = [sys.executable, "-m", __name__, str(size), "bpe" if bpe else "unigram"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                for line in _short_lines(lines):
-                    process.stdin.write(f"{line}\n".encode())
-            output, _ = process.communicate()
-        except BaseException:
-            process.kill()
-            raise
+    text = "".join(f"{line}\n" for line in _short_lines(lines)).encode()
+    process = subprocess.run(command, input=text, stdout=subprocess.PIPE, check=False)
     if process.returncode == FAILED:
-        raise _explain(output.decode(), size)
+        raise _explain(process.stdout.decode(), size)
     if process.returncode:
         raise CorpusInputError(
             f"the training of SentencePiece ended with code {process.returncode}, possibly because memory ran out; "
             "free some, or choose another `tokenizer`"
         )
-    return output
+    return process.stdout
 
 
 def _train_on_stdin(size: int, model_type: str) -> None:

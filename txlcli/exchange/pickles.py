@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
+from txlcli.corpora.unpack import max_bytes
 from txlcli.system.input_files import MAX_VOCABULARY, read_bytes, read_stream
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
@@ -19,9 +20,6 @@ OF_TOKENIZERS = re.compile(
 """Names of the other objects in the vocabularies of Hugging Face and of the released code; these are not built."""
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """First of the five pickles of a file that `torch.save` wrote before it wrote zip files; the fourth is the content."""
-
-SMALL, MAX_RATIO = 64 << 20, 20
-"""Bytes that every zip file may unpack to, and the largest ratio beyond that; weights can hardly be packed at all."""
 
 
 class UnsafePickleError(Exception):
@@ -87,7 +85,7 @@ def load_torch(path: Path) -> Any:
 
 def check_unpacked(size: int, path: Path) -> None:
     """Check the size in bytes that the content of a file has in memory."""
-    if size > max(SMALL, MAX_RATIO * path.stat().st_size):
+    if size > max_bytes(path):
         raise ValueError(f"it would unpack to {size >> 20:,} MiB, far more than its size")
 
 
