@@ -28,7 +28,7 @@ from txlcli.core.backend import Rotation, ScoreTerms, aligned
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.linear import Linear, wide_heads
+from txlcli.core.model.linear import Linear, joined_heads
 from txlcli.core.model.module_list import ModuleList
 from txlcli.errors import UsageError
 
@@ -158,7 +158,7 @@ class RelativeEncoding(TiedRelativeEncoding):
         """Yield the results of `_project_by_layer`, with one product and a sum of all gradients of a bias."""
         n_layers, multiple = len(self.w_k_position), row_multiple(encoding.device)
         count, width = (size + -size % multiple for size in encoding.shape)
-        weight = wide_heads(torch.cat([matrix.weight for matrix in self.w_k_position]), self.settings.d_head, width)
+        weight = joined_heads(self.w_k_position, self.settings.d_head, width)
         keys = F.linear(aligned(encoding, width, count), weight).unflatten(1, (n_layers, -1)).unbind(1)
         biases = (bias.expand(n_layers, -1, -1).unbind() for bias in (self.content_bias, self.position_bias))
         return zip(keys, *biases, strict=True)

@@ -20,7 +20,7 @@ from txlcli.core.backend import Attend, AttendContext, Rotation, ScoreTerms, ali
 from txlcli.core.kernels.device import cast_for_products
 from txlcli.core.model.attention import Attention, split_heads
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.linear import Linear, wide_heads
+from txlcli.core.model.linear import Linear, joined_heads
 from txlcli.core.model.sublayers import GruGate, make_feed_forward, make_norm
 
 
@@ -79,23 +79,26 @@ class HiddenMemory(Past):
         return torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
 
 
-class _ContextProduct(torch.autograd.Function):
-    """The product of [SG(m) o h] with a matrix, whose backward pass leaves out SG(m) unless it needs a gradient."""
+class _ContextProducts(torch.autograd.Function):
+    """Products of h with W_q, and of [SG(m) o h] with W_kE and W_v; SG(m) has a gradient only if it is needed."""
 
     @staticmethod
-    def forward(ctx: Any, past: Tensor, segment: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, past: Tensor, segment: Tensor, w_query: Tensor, w_key_value: Tensor) -> tuple[Tensor, Tensor]:
         context = torch.cat([past, segment], dim=1)  # (B, K, d)
-        ctx.save_for_backward(context, weight)
-        ctx.mem_len = past.shape[1]
-        return F.linear(context, weight)
+        ctx.save_for_backward(context, segment, w_query, w_key_value)
+        return F.linear(segment, w_query), F.linear(context, w_key_value)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        (context, weight), (grad,) = ctx.saved_tensors, grad_outputs
-        first = 0 if ctx.needs_input_grad[0] else ctx.mem_len
-        grad_context = grad[:, first:] @ weight.expand(len(grad), -1, -1)  # one product per lane: rows are not copied
-        grad_past = grad_context[:, : ctx.mem_len] if ctx.needs_input_grad[0] else None
-        return grad_past, grad_context[:, ctx.mem_len - first :], grad.flatten(0, 1).mT @ context.flatten(0, 1)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (context, segment, w_query, w_key_value), (grad_query, grad) = ctx.saved_tensors, grad_outputs
+        mem_len, weight = context.shape[1] - segment.shape[1], w_key_value.expand(len(grad), -1, -1)
+        return (
+            grad[:, :mem_len] @ weight if ctx.needs_input_grad[0] else None,
+            # One product per lane, so that rows are not copied, which adds its result to the gradient of the queries.
+            torch.baddbmm(grad_query @ w_query, grad[:, mem_len:], weight),
+            grad_query.flatten(0, 1).mT @ segment.flatten(0, 1),
+            grad.flatten(0, 1).mT @ context.flatten(0, 1),
+        )
 
 
 class Layer(nn.Module):
@@ -178,11 +181,16 @@ class Layer(nn.Module):
         assert self.attend_context is not None
         attention, drop, segment = self.attention, self.projection_dropout, self.attention_input(layer_input)
         heads, d_head, width = attention.n_heads, attention.d_head, segment.shape[-1]
-        remembered = self.attention_input(aligned(past.states, width))
-        weight = wide_heads(torch.cat([attention.w_k_content.weight, attention.w_v.weight]), d_head, width)
-        projected: Tensor = _ContextProduct.apply(remembered, segment, cast_for_products(weight))  # section 3.2
-        key_value = drop(projected).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
-        query = split_heads(drop(F.linear(segment, wide_heads(attention.w_q.weight, d_head, width))), heads)
+        w_query, w_key_value = (attention.w_q,), (attention.w_k_content, attention.w_v)
+        if past.length:
+            remembered = self.attention_input(aligned(past.states, width))
+            weights = (joined_heads(matrices, d_head, width) for matrices in (w_query, w_key_value))
+            queries, keys_values = _ContextProducts.apply(remembered, segment, *weights)  # section 3.2
+        else:
+            weight = joined_heads(w_query + w_key_value, d_head, width)
+            queries, keys_values = F.linear(segment, weight).tensor_split([len(weight) // 3], dim=-1)
+        query = split_heads(drop(queries), heads)
+        key_value = drop(keys_values).unflatten(-1, (2, heads, -1))  # (B, K, 2, H, D)
         attended = self.attend_context(query, key_value, terms, width=d_head, dropout=attention.active_dropout)
         output = aligned(attention.w_o.weight.unflatten(1, (heads, -1)), query.shape[3]).flatten(1)
         return F.linear(attended.transpose(1, 2).flatten(2), aligned(output, output.shape[1], width))

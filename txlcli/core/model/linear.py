@@ -3,13 +3,13 @@
 Axes: T rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from txlcli.core.backend import aligned
-from txlcli.core.kernels.device import row_multiple
+from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.kernels.linear import Packed, by_onednn
 from txlcli.core.model.backends import FAST
 
@@ -41,10 +41,14 @@ class Linear(nn.Linear):
         return self.backend.linear(rows, self.weight, self.bias)
 
 
-def wide_heads(weight: Tensor, d_head: int, width: int) -> Tensor:
-    """Append zeros to a weight (heads * D, d): D up to the multiple of the device, and d up to `width`."""
-    head_width = d_head + -d_head % row_multiple(weight.device)
-    return aligned(weight.unflatten(0, (-1, d_head)), width, head_width).flatten(0, 1)
+def joined_heads(matrices: Iterable[nn.Linear], d_head: int, width: int) -> Tensor:
+    """Return the weights (H * D, d) of matrices one below the other, in the dtype of products.
+
+    Zeros are appended: to D up to the multiple of the device, and to d up to `width`.
+    """
+    weight = torch.cat([matrix.weight for matrix in matrices])
+    wide = aligned(weight.unflatten(0, (-1, d_head)), width, d_head + -d_head % row_multiple(weight.device))
+    return cast_for_products(wide.flatten(0, 1))
 
 
 def merge(matrices: Sequence[nn.Linear], dtype: torch.dtype) -> Packed:
