@@ -116,7 +116,7 @@ def _report(error: BaseException) -> int | None:
 
 def _write_end(message: str, code: int) -> None:
     """Write the last line: a signal is not an error."""
-    write = console.answer if code - 128 in signals.WORDS else console.complain
+    write = console.warn if code - 128 in signals.WORDS else console.complain
     write(message)
 
 

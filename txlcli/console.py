@@ -85,14 +85,9 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Write one line to stderr, also with --quiet: a part of what the user asked for has failed, not the command."""
+    """Write one line to stderr, also with --quiet: a part of the command has failed, or the user asked for it."""
     if launcher.is_main():
         _write_message(on_one_line(with_flags(message)))
-
-
-def answer(message: str) -> None:
-    """Write one line to stderr, also with --quiet: what the user has just asked for, next to the results."""
-    _write_message(on_one_line(message))
 
 
 def complain(message: str) -> None:

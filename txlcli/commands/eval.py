@@ -73,7 +73,7 @@ def _start_processes(processes: int, arguments: list[str], rank_timeout_s: float
     """Run this command line in several processes; return their exit code."""
     code = launcher.start_processes(processes, arguments, rank_timeout_s=rank_timeout_s, next_step="evaluate again")
     if code - 128 in signals.WORDS:
-        console.answer(signals.WORDS[code - 128])
+        console.warn(signals.WORDS[code - 128])
     return code
 
 

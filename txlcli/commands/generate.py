@@ -103,7 +103,7 @@ def converse(conversation: "Conversation", *, raw: bool = False) -> None:
         if prompt == "/reset":
             conversation.reset()
         elif prompt == "/help":
-            console.answer(COMMANDS)
+            console.warn(COMMANDS)
         elif prompt:
             _reply(prompt, conversation, raw=raw)
 

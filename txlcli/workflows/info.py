@@ -6,10 +6,8 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import h5py
-import numpy as np
 import torch
 
 from txlcli import __version__
@@ -29,7 +27,6 @@ class Installation:
     platform: str
     packages: dict[str, str]
     hdf5: str
-    blas: str
     processors: int
     threads: int
     cpu_capability: str
@@ -52,7 +49,6 @@ def describe(data_dir: Path, runs_dir: Path) -> Installation:
         platform=platform.platform(),
         packages={name: metadata.version(name) for name in PACKAGES},
         hdf5=h5py.version.hdf5_version,
-        blas=_blas(),
         processors=processors.available(),
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
@@ -67,10 +63,3 @@ def describe(data_dir: Path, runs_dir: Path) -> Installation:
             name: value for name, value in sorted(os.environ.items()) if name.startswith(("TXL_", "OMP_", "GOMP_"))
         },
     )
-
-
-def _blas() -> str:
-    """Return the libraries that multiply matrices: those of PyTorch and of NumPy."""
-    of_torch = [name for name in ("mkl", "mkldnn") if getattr(torch.backends, name).is_available()]
-    config: Any = np.show_config(mode="dicts")
-    return f"PyTorch: {', '.join(of_torch) or 'default'}; NumPy: {config['Build Dependencies']['blas']['name']}"
