@@ -133,10 +133,7 @@ def test_options_that_exclude_each_other_are_rejected(options, because, given):
         ),
         (EvalOptions, {"protocols": PROTOCOLS, "mem_len": (5, 0)}, "`mem_len` 0: `protocols` compare a memory with"),
         (EvalOptions, {"protocols": ("disjont",)}, 'unknown protocol "disjont"; did you mean "disjoint"? (known: '),
-        *(
-            (AttentionOptions, heads, "Figure 6 has room for 24 heads; select fewer with `heads`")
-            for heads in ({"auto": 25}, {"heads": HEADS * 25})
-        ),
+        (AttentionOptions, {"heads": HEADS * 25}, "Figure 6 has room for 24 heads; select fewer with `heads`"),
         (ReclOptions, {"start": 3, "step": 4, "longest": 6}, "`longest` 6: give at least `start` + `step`, 7"),
         *(
             (TrainOptions, {"name": name}, f'`name` "{name}" is not a plain name; use letters, digits, ".", "-" and')
