@@ -83,7 +83,7 @@ def test_a_row_shows_recipe_store_parameters_steps_and_best_validation(here):
     lowest = min(line["loss_nats"] for line in reports("runs/word") if line["kind"] == "valid")
     assert (word["metric"], word["best_valid"]) == ("ppl", pytest.approx(math.exp(lowest)))
     (row,) = (row for row in cells(done("runs")) if row[0] == "byte")
-    assert row == ["byte", "finished", "7", f"{entry['best_valid']:.4g}", "-", "bpc", entry["saved"]]
+    assert row == ["byte", "finished", "7", f"{entry['best_valid']:.4g}", "bpc", entry["saved"]]
 
 
 def test_a_stopped_run_is_unfinished_and_a_killed_one_interrupted(here):
