@@ -246,7 +246,9 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
     if not is_framed:
         table.box, table.show_edge, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
     for number, column in enumerate(cells[0][:count]):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=count > 2)
+        table.add_column(
+            column, justify="left" if number == 0 or not column else "right", overflow="fold", no_wrap=count > 2
+        )
     for row in cells[1:]:
         table.add_row(*row[:count])
     return table, count
