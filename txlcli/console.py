@@ -190,10 +190,15 @@ def duration(seconds: float) -> str:
 def show_rows(
     title: str, entries: Sequence[Mapping[str, object]], fields: Sequence[str], notes: Sequence[str] = ()
 ) -> None:
-    """Write a table to stdout: a row for each entry, a column for each of the fields that any of them has."""
+    """Write the table of `rows_of` to stdout."""
+    show_table(title, *rows_of(entries, fields), notes)
+
+
+def rows_of(entries: Sequence[Mapping[str, object]], fields: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table: a row for each entry, a column for each field that any of them has."""
     names = [name for name in fields if any(entry.get(name) is not None for entry in entries)]
     rows = [[in_words(entry.get(name), name) for name in names] for entry in entries]
-    show_table(title, [name.replace("_", " ") for name in names], rows, notes)
+    return [name.replace("_", " ") for name in names], rows
 
 
 def facts_of(result: object) -> list[list[str]]:

@@ -17,6 +17,8 @@ from txlcli.workflows.workspace import RunWorkspace
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SpeedResult
 
+THROUGHPUT = ("work", "tokens_per_s", "ms_per_token", "share_of_peak", "peak_memory_bytes")
+
 
 def speed(
     options: SpeedOptions,
@@ -55,22 +57,11 @@ def show(result: "SpeedResult") -> None:
     if result.slowdown:
         _show_slowdown(title, result)
         title = "throughput"
-    cells = [
-        [
-            row.work,
-            f"{row.tokens_per_s:,.0f}",
-            _short(row.ms_per_token),
-            f"{row.share_of_peak:.1%}",
-            *([f"{row.peak_memory_bytes / 2**20:,.0f}"] if row.peak_memory_bytes else []),
-        ]
-        for row in result.throughput
-    ]
-    notes = [
-        f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
-        "keys and distinct distances only.",
-    ]
-    columns = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")[: len(cells[0])]  # the last one on CUDA only
-    console.show_table(title, columns, cells, notes)
+    note = (
+        f"share of peak: of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
+        "keys and distinct distances only."
+    )
+    console.show_rows(title, list(map(vars, result.throughput)), THROUGHPUT, [note])
 
 
 def _show_slowdown(title: str, result: "SpeedResult") -> None:
