@@ -135,29 +135,33 @@ class Vocab:
         )
 
     @cached_property
-    def pieces(self) -> list[bytes] | None:
-        """Bytes of each token of bytes and SentencePiece, which may be part of a character; None for others."""
+    def pieces(self) -> list[bytes]:
+        """Bytes of each token, which may be part of a character: of words without the blank between two of them."""
         if self.tokenizer == "sentencepiece":
             return self.sentencepiece.pieces
-        return [bytes([ord(symbol)]) for symbol in self.symbols] if self.tokenizer == "byte" else None
+        if self.tokenizer == "byte":
+            return [bytes([ord(symbol)]) for symbol in self.symbols]
+        texts = list(self.symbols)
+        if self.boundary is not None:
+            texts[self.boundary] = "\n"
+        if self.unknown is not None and self.tokenizer == "char":
+            texts[self.unknown] = REPLACEMENT
+        return [text.encode() for text in texts]
 
-    def decode(self, ids: Iterable[int] | Ids) -> str:
+    def _bytes(self, ids: Iterable[int], after: int | None) -> Iterator[bytes]:
+        """Yield the bytes of each token, with a blank between two words; `after` is the id before them."""
+        has_blanks = self.tokenizer in ("word", "ids")
+        for number in ids:
+            is_inside = has_blanks and after is not None and self.boundary not in (after, number)
+            yield b" " * is_inside + self.pieces[number]
+            after = number
+
+    def decode(self, ids: Iterable[int]) -> str:
         """Decode ids: exactly for bytes (if they are UTF-8), characters and SentencePiece.
 
         Words are joined by blanks, and a boundary becomes a line end. Ids without text are written as numbers.
         """
-        if self.pieces is not None:
-            return b"".join(self.pieces[number] for number in ids).decode("utf-8", errors="replace")
-        return "".join(self._texts(ids, None))
-
-    def _texts(self, ids: Iterable[int], after: int | None) -> Iterator[str]:
-        """Yield the text of each symbol, with a blank between two words; `after` is the id before them."""
-        for number in ids:
-            has_blank = self.tokenizer != "char" and after is not None and self.boundary not in (after, number)
-            is_lost = self.tokenizer == "char" and number == self.unknown
-            symbol = REPLACEMENT if is_lost else "\n" if number == self.boundary else self.symbols[number]
-            yield " " * has_blank + symbol
-            after = number
+        return "".join(self.spell(ids))
 
     def decode_blocks(self, blocks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
         """Decode consecutive blocks of ids to UTF-8, or to the bytes of a byte vocabulary."""
@@ -165,23 +169,16 @@ class Vocab:
         after: int | None = None
         for block in blocks:
             numbers = block.tolist()
-            if self.pieces is not None:
-                yield b"".join(map(self.pieces.__getitem__, numbers))
-            else:
-                yield "".join(self._texts(numbers, after)).encode()
-                after = numbers[-1] if numbers else after
+            yield b"".join(self._bytes(numbers, after))
+            after = numbers[-1] if numbers else after
 
     def spell(self, ids: Iterable[int], *, after: int | None = None) -> Iterator[str]:
         """Decode ids one at a time; bytes are held back until they form a complete character.
 
         `after` is the id before them, which determines if a word begins with a blank; None at the beginning of a text.
         """
-        if self.pieces is None:
-            yield from self._texts(ids, after)
-            return
         characters = codecs.getincrementaldecoder("utf-8")("replace")
-        for number in ids:
-            yield characters.decode(self.pieces[number])
+        yield from map(characters.decode, self._bytes(ids, after))
         yield characters.decode(b"", final=True)
 
     def symbol(self, number: int) -> str:
