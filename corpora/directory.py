@@ -25,6 +25,7 @@ SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
 BACKUP = re.compile(r"(~|\.bak|\.orig|\.swp)$|^#.*#$")
 """Names that editors give to backups."""
+OTHERWISE = "rename or move such files, or give --split 90,5,5 to cut the whole text"
 JSON = re.compile(rb'\s*(\{\s*["}]|\[\s*[{"])')
 """Beginning of JSON, whatever the name of the file."""
 
@@ -37,7 +38,7 @@ def read(source: Path, options: ReadOptions) -> Text:
         raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
     reject_other_than_text(*files)
     _reject_versions(files)
-    by_split = _files_by_split(files, source) if source.is_dir() and options.shares is None else {}
+    by_split = files_by_split(files, source, OTHERWISE) if source.is_dir() and options.shares is None else {}
     used = list(itertools.chain(*by_split.values())) or files
     texts = {path: text_of(path) for path in used}
     left_out = [path for path in listed if path not in texts and path.stat().st_size]
@@ -79,8 +80,10 @@ def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str
         yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"
 
 
-def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]:
+def files_by_split(files: list[Path], directory: Path, otherwise: str) -> dict[str, list[Path]]:
     """Return the files of each split, in the order of the splits; empty if no name mentions a split.
+
+    The error for a file that belongs to no split says what to do `otherwise`.
 
     Below the first level, names count only if one of them is train: source code has many files named test.
     """
@@ -94,8 +97,7 @@ def _files_by_split(files: list[Path], directory: Path) -> dict[str, list[Path]]
     if others:
         raise CorpusError(
             f"{directory}: {list_names([example], directory)} names a split, "
-            f"{list_names(others, directory)} names none or several; rename or move such files, "
-            "or give --split 90,5,5 to cut the whole text"
+            f"{list_names(others, directory)} names none or several; {otherwise}"
         )
     return {split: paths for split in SPLITS if (paths := [path for path in files if named[path] == {split}])}
 

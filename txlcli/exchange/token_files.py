@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txlcli.corpora.corpus import SPLITS, Slice
+from txlcli.corpora.corpus import Slice
+from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files, whole
 from txlcli.corpora.signatures import format_of as packed_format
@@ -107,18 +108,12 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     """Return the .bin files of each split, or all under "" if none has a split; none if the directory has text."""
     visible = text_files(directory)
-    files = {path: splits_in(path.relative_to(directory)) for path in visible if path.suffix.lower() == BIN}
-    is_named = {"train"} in files.values() or is_export
+    files = [path for path in visible if path.suffix.lower() == BIN]
+    is_named = is_export or any(splits_in(path.relative_to(directory)) == {"train"} for path in files)
     others = [path for path in visible if path.suffix.lower() not in (BIN, IDX, ".pkl") and not is_companion(path)]
     if not files or (others and not is_named):
         return {}
-    unnamed = [path for path, splits in files.items() if len(splits) != 1]
-    if len(unnamed) == len(files):
-        return {"": unnamed}
-    if unnamed:
-        raise CorpusInputError(f"{unnamed[0]}: its name mentions no split, or several; rename it, or move it away")
-    by_split = {split: [path for path in files if files[path] == {split}] for split in SPLITS}
-    return {split: paths for split, paths in by_split.items() if paths}
+    return files_by_split(files, directory, "rename or move such files") or {"": files}
 
 
 def _open(path: Path, dtype: str | None) -> TokenFiles:

@@ -1,6 +1,5 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from txlcli.data.vocabulary import MAX_IDS, Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.exchange.token_files import VOCABULARY, WITHOUT_HEADER, TokenFiles, other_type
 from txlcli.workflows.preparation.planning import Plan
+from txlcli.workflows.preparation.sources import digest
 from txlcli.workflows.reporter import Reporter, Step
 
 Splits = dict[str, tuple[Slice, ...]]
@@ -28,9 +28,7 @@ def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) 
     total = sum(counts.values())
     with reporter.progress("counting ids", total, "tokens") as step:
         counted = {split: _count(pieces, plan, tokens, step) for split, pieces in splits.items()}
-    vocab = plan.vocab or Vocab.of_ids(
-        plan.options.vocab_size or max(largest for largest, _, _ in counted.values()) + 1
-    )
+    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(largest for largest, _ in counted.values()) + 1)
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {VOCABULARY.removesuffix(".json")}
     skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
@@ -41,7 +39,7 @@ def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) 
             **({"documents": "as in the index"} if tokens.documents else {}),
         },
         notes=_notes(plan, tokens, vocab, splits),
-        source_digest=hashlib.sha256(b"".join(digest for _, _, digest in counted.values())).hexdigest(),
+        source_digest=digest(splits),
         every_byte_scored=has_bytes,
     )
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", total, "tokens") as step:
@@ -72,11 +70,10 @@ def _blocks(pieces: tuple[Slice, ...], tokens: TokenFiles, step: Step) -> Iterat
             step.advance(len(block))
 
 
-def _count(pieces: tuple[Slice, ...], plan: Plan, tokens: TokenFiles, step: Step) -> tuple[int, int, bytes]:
-    """Return the largest id, the number of unknown ones, and the digest of the ids as uint32, whatever their type."""
+def _count(pieces: tuple[Slice, ...], plan: Plan, tokens: TokenFiles, step: Step) -> tuple[int, int]:
+    """Return the largest id and the number of unknown ones."""
     limit = plan.vocab.size if plan.vocab else plan.options.vocab_size or MAX_IDS
     largest = unknown = 0
-    sha256 = hashlib.sha256()
     for piece in pieces:
         for block in _blocks((piece,), tokens, step):
             if len(wrong := block[(block < 0) | (block >= limit)]):
@@ -88,8 +85,7 @@ def _count(pieces: tuple[Slice, ...], plan: Plan, tokens: TokenFiles, step: Step
                 )
             largest = max(largest, int(block.max()))
             unknown += int((block == (plan.vocab and plan.vocab.unknown)).sum())
-            sha256.update(block.astype("<u4").tobytes())
-    return largest, unknown, sha256.digest()
+    return largest, unknown
 
 
 def _notes(plan: Plan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:

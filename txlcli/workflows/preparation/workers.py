@@ -1,11 +1,9 @@
 """Maps a function over items in worker processes, results in order."""
 
-import itertools
 import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +17,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DEFAULT_LIMIT = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
-QUEUED_PER_WORKER = 2
 
 
 def default_workers() -> int:
@@ -37,7 +34,7 @@ def mapping(function: Callable[[Item], Result], workers: int) -> Iterator[Callab
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize) as pool:
         try:
-            yield lambda items: _in_order(pool, function, items, workers * QUEUED_PER_WORKER)
+            yield lambda items: pool.map(function, items)
         except BrokenProcessPool as error:
             raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
@@ -55,14 +52,3 @@ def _exit_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _in_order(
-    pool: ProcessPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item], limit: int
-) -> Iterator[Result]:
-    """Yield results in order, with at most `limit` items in progress, so that memory stays bounded."""
-    jobs = (pool.submit(function, item) for item in items)
-    waiting = deque(itertools.islice(jobs, limit))
-    while waiting:
-        yield waiting.popleft().result()
-        waiting.extend(itertools.islice(jobs, 1))
