@@ -51,7 +51,9 @@ def _divide(two, three):
 def _settings(recipe, n_layers):
     from txlcli.config import recipe as recipes
 
-    return recipes.load(recipe, ["train.precision=bf16", "train.compile=on", f"model.n_layers={n_layers}"])
+    changes = ["train.precision=bf16", "train.compile=on", f"model.n_layers={n_layers}"]
+    has_mean = recipes.load(recipe).train.average == "mean"  # which begins at the end
+    return recipes.load(recipe, [*changes, "train.average_from=1"] if has_mean else changes)
 
 
 def _model(settings):

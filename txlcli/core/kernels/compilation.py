@@ -102,9 +102,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function as one graph, at the first call with tensors of other shapes once more.
 
     If the compiler fails, a warning says why, and the function is called as it is.
-    Rows are padded by the model, not by the compiler, and small kernels that do not depend on each other are joined.
+    The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
+    rows. Small kernels that do not depend on each other are joined.
     """
-    options: dict[str, str | int | bool | Callable[..., object]] = {"shape_padding": False, "combo_kernels": True}
+    options: dict[str, str | int | bool | Callable[..., object]] = {
+        "shape_padding": False,
+        "comprehensive_padding": False,
+        "combo_kernels": True,
+    }
     fused: Callable[P, R] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     failures = compiler_failures()
 
