@@ -3,20 +3,26 @@
 Run with TRITON_INTERPRET=1, which Triton reads when it is imported; several tiles take minutes (-m slow).
 """
 
+import dataclasses
 import math
 import os
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from tests.core import tape
 from tests.core.attention_cases import call, draw
 from tests.core.builders import POSITIONS, draw_tokens, make_decoder, small_model
 from tests.core.kernels import test_attention_equality as equality
 from tests.core.kernels.test_attention_equality import RELATIVE, TERMS, with_gradients
-from tests.core.training.test_loop import losses_of, new_training, run
+from tests.core.training.test_step import ADAPTIVE, Graphs, ModelAsOnCuda, assert_close, ids_of, trained
 from tests.samples import sampled
-from txlcli.core.model import attention
+from txlcli.core.backend import ScoreTerms
+from txlcli.core.kernels.device import use_row_multiple
+from txlcli.core.model import attention, backends
+from txlcli.core.model.dropout import Dropout
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton interprets its kernels with TRITON_INTERPRET=1 only", allow_module_level=True)
@@ -169,44 +175,36 @@ def test_the_operator_of_tokens_follows_the_rules_of_pytorch():
     torch.library.opcheck(attention_triton.attend_token, (*(tensor.float() for tensor in rows), *rest))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_compiled_function_has_no_break_at_attention(dropout):
-    tensors = cast(arguments(RELATIVE, seg_len=5, key_len=9, reach=9, width=16))
+def kept_weights(query, key, reach, rate):
+    """The attention weights (B, H, L, K) that the kernel keeps with the next seed; K is at most D."""
+    count, width = key.shape[2:]
+    units = torch.eye(count, width).expand(*key.shape[:2], -1, -1)  # as values they give the weights
+    query, key = query.detach().float(), key.detach().float()
+    return attention_triton.attend(query, key, units, ScoreTerms(reach), dropout=rate)[..., :count] != 0
 
-    def function(query, key, value, terms, *, dropout):
-        return attention_triton.attend(query * 2, key, value, terms, dropout=dropout) + 1
 
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    results = []
-    for called in (function, compiled):
-        torch.manual_seed(3)
-        results.append(with_gradients(called, tensors, reach=9, dropout=dropout))
-    assert set(largest_differences(*results).values()) == {0.0}
+def attend_masked(query, key, value, terms, *, dropout):
+    """The definition, without the attention weights that the kernel drops with the next seed."""
+    if not dropout:
+        return attention.attend(query, key, value, terms)
+    kept = kept_weights(query, key, terms.reach, dropout)
+    units = torch.eye(*key.shape[2:], dtype=query.dtype).expand_as(key)
+    weights = attention.attend(query, key, units, terms)[..., : key.shape[2]] * kept
+    return (weights / (1 - dropout) if dropout < 1 else weights) @ value
 
 
 @pytest.mark.parametrize(("terms", "rate"), sampled(2, ["all terms", "no positions"], [0.3, 1.0]))
 def test_output_and_gradients_with_dropout_equal_the_definition_with_one_mask(terms, rate):
-    keys = 37
+    keys, results = 37, []
     tensors = arguments(TERMS[terms], seg_len=21, key_len=keys, reach=keys, width=keys)
-    unit_vectors = torch.eye(keys, dtype=torch.float64).expand(
-        B, H, keys, keys
-    )  # as values they give the probabilities
-
-    def seeded(query, key, value, terms, *, dropout):
+    for function, given in ((attention_triton.attend, cast(tensors)), (attend_masked, tensors)):
         torch.manual_seed(7)
-        return attention_triton.attend(query, key, value, terms, dropout=rate)
-
-    mask = (call(seeded, **cast(tensors | {"value": unit_vectors}), reach=keys).detach() != 0).double()
-
-    def masked(query, key, value, terms, *, dropout):
-        kept = attention.attend(query, key, unit_vectors, terms) * mask
-        return (kept / (1 - rate) if rate < 1 else kept) @ value
-
-    seen = torch.ones(21, keys).tril(keys - 21).bool()
-    assert mask[..., seen].mean().item() == pytest.approx(1 - rate, abs=0.02)
-    expected = with_gradients(masked, tensors, reach=keys)
-    for name, difference in largest_differences(with_gradients(seeded, cast(tensors), reach=keys), expected).items():
+        results.append(with_gradients(function, given, reach=keys, dropout=rate))
+    for name, difference in largest_differences(*results).items():
         assert difference < 3e-5, name
+    seen = torch.ones(21, keys).tril(keys - 21).bool()
+    kept = kept_weights(tensors["query"], tensors["key"], keys, rate)[..., seen].float()
+    assert kept.mean().item() == pytest.approx(1 - rate, abs=0.02)
 
 
 def test_each_call_drops_others_and_one_seed_the_same():
@@ -258,27 +256,56 @@ def test_a_model_trains_as_with_the_definition(position):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+class WithTheirMasks(ModelAsOnCuda):
+    """Transformer-XL by the definition, with the masks of compiled layers."""
+
+    def set_attention_backend(self, name):
+        super().set_attention_backend(name)
+        drop = backends.COMPILED.dropout
+        of_relu = lambda hidden, *rate, **variational: drop(F.relu(hidden), *rate, **variational)  # noqa: E731
+        for layer in self.layers:
+            layer.attention.attend = attend_masked
+        for module in self.modules():
+            if isinstance(module, Dropout):
+                module.backend = dataclasses.replace(module.backend, dropout=drop, activation=of_relu)
+
+
+ADAPTED = {**ADAPTIVE, "dropout": 0.0}
+BURST = {"batch_size": 8, "ids": ids_of("with a burst of rare ids"), "optimizer": "sgd"}
+PENALTIES = {"activation_penalty": 2.0, "slowness_penalty": 1.0}
+REGULARISED = {"dropout": 0.3, "attention_dropout": 0.3, "variational_dropout": True, "word_dropout": 0.2}
+REGULARISED |= {"d_model": 16, "d_inner": 24, "d_head": 13}  # padding changes masks; D is at least K
+SMALL_MODEL = {"n_layers": 1, "n_heads": 1}
+
+
 @pytest.mark.parametrize(
-    ("shape", "dropout", "steps"),
+    ("model_changes", "changes", "replays", "compiler"),
     [
-        ({}, 0.0, 20),
-        ({"cutoffs": (4, 7), "div_val": 2}, 0.0, 20),
-        ({"n_layers": 1, "variational_dropout": True, "word_dropout": 0.2}, 0.3, 6),
+        pytest.param(*case, id=name, marks=pytest.mark.slow if case[-1] is None else ())
+        for name, case in {
+            "traced, adaptive": ({**ADAPTED, **SMALL_MODEL}, BURST | {"steps": 9}, 11, "aot_eager"),
+            "traced, regularised": ({**REGULARISED, **SMALL_MODEL}, {"steps": 6}, 7, "aot_eager"),
+            "the paper's": ({}, {}, 23, None),
+            "adaptive": (ADAPTED, BURST, 27, None),
+            "adaptive, an empty tail": (ADAPTED, BURST | {"ids": ids_of("without the last tail")}, 31, None),
+            "regularised": (REGULARISED, {}, 23, None),
+            "jittered": ({}, {"reread_len": 3, "seg_len_jitter": True, **PENALTIES}, 27, None),
+        }.items()
     ],
-    ids=["the paper's", "adaptive", "regularised"],
 )
-def test_steps_of_compiled_layers_have_the_losses_of_the_definition(tmp_path, shape, dropout, steps):
-    """With dropout of the same layers uncompiled, which have the same masks."""
-    changes = {"dropout": dropout, "shape": shape, "valid": False, "max_steps": steps}
-    with torch.compiler.set_stance("force_eager"):
-        how = {"compile": "on"} if dropout else {"attention": "reference"}
-        expected = losses_of(run(new_training(tmp_path / "eager", **changes, **how)))
-    compiled = new_training(tmp_path / "compiled", **changes, compile="on")
-    with torch._inductor.config.patch(fallback_random=True):
-        losses = losses_of(run(compiled))
-    assert len(losses) == steps
-    assert losses == pytest.approx(expected, rel=1e-6)
+def test_compiled_steps_equal_those_of_the_definition(model_changes, changes, replays, compiler):
+    """Twenty steps with the same masks, captured once the memory is full, padded; fewer where kernels are not fused."""
+    torch.compiler.reset()
+    graphs = Graphs(tape.call_again)
+    expected = trained(model_changes, attention="reference", cls=WithTheirMasks, **changes)
+    with (
+        use_row_multiple(8),
+        torch._inductor.config.patch(fallback_random=True),
+        torch.compiler.set_stance("default", force_backend=compiler),
+    ):
+        given = trained(model_changes, capture_graph=graphs, compile="on", **changes)
+    assert graphs.replays == replays
+    assert_close(given, expected, of_numbers=1e-6, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("same_length", "max_distance"), sampled(2, ["m", "off"], [None, 8]))
