@@ -14,7 +14,7 @@ from txlcli.system import processors
 def test_info_names_versions_stores_and_runs(here):
     facts = json_of("info")
     assert (facts["txl"], facts["python"]) == (txlcli.__version__, platform.python_version())
-    assert facts["packages"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(facts["packages"]["torch"])  # a build for CUDA may add its release
     assert facts["hdf5"] == h5py.version.hdf5_version
     assert facts["threads"] == torch.get_num_threads()
     assert set(facts["stores"]) == {"novel", "char", "word", "sentencepiece"}
