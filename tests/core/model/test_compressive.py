@@ -150,8 +150,7 @@ def test_the_definition_of_attention_gives_the_same_outputs_and_gradients():
         objective, _, memory = model.objective(tokens[:, :L], tokens[:, -L:], memory, Objective(mem_len=M))
         objective.backward()
         results.append([objective, *memory, *(parameter.grad for parameter in model.parameters())])
-    for given, expected in zip(*results, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(*results, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,7 @@ def test_gradients_are_those_of_a_limit_of_keys(backend):
             hidden, memory = model(tokens[:, at : at + L], memory, mem_len=M, **limits)
         model.losses(hidden, tokens[:, -L:]).mean().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    for given, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
