@@ -483,12 +483,7 @@ def forward(
 
 
 def forward_segments(
-    segments: list[list[int]],
-    weights: dict,
-    *,
-    mem_len: int,
-    memory_start: str = "empty",
-    **options: Any,
+    segments: list[list[int]], weights: dict, *, mem_len: int, memory_start: str = "empty", **options: Any
 ) -> tuple[list[ndarray], list[ndarray]]:
     """One (L, V) of log-probabilities per segment, in reading order from the first memory, and the last memory (3.2).
 

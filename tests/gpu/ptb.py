@@ -41,13 +41,7 @@ EVALUATION_S, PACE_S = 60.0, 60.0
 """Time that is kept for the evaluation, and the longest one of measuring a step."""
 TOY_STEPS, TOY_BYTES, TOY_TYPES = 12, 60_000, 211
 TOY_STORE = "made-up"
-TOY_CHANGES = (
-    *rows.TOY,
-    "train.mem_len=0",
-    "train.reread_len=8",
-    "train.valid_every=6",
-    f"corpus.store={TOY_STORE}",
-)
+TOY_CHANGES = (*rows.TOY, "train.mem_len=0", "train.reread_len=8", "train.valid_every=6", f"corpus.store={TOY_STORE}")
 
 
 def recipe_for(minutes):

@@ -8,16 +8,7 @@ import torch
 
 from tests import reference
 from tests.core import oracle, tape
-from tests.core.builders import (
-    POSITIONS,
-    V,
-    cut,
-    decoded,
-    draw_tokens,
-    make_decoder,
-    read_segments,
-    small_model,
-)
+from tests.core.builders import POSITIONS, V, cut, decoded, draw_tokens, make_decoder, read_segments, small_model
 from tests.extensions import registered_slopes
 from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS

@@ -88,10 +88,7 @@ def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
     )
 
 
-@pytest.mark.parametrize(
-    ("profile", "max_steps", "fits"),
-    [(4, None, 3), (1, 4, 0)],
-)
+@pytest.mark.parametrize(("profile", "max_steps", "fits"), [(4, None, 3), (1, 4, 0)])
 def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, profile, max_steps, fits):
     options = TrainOptions(profile=profile, max_steps=max_steps)
     with pytest.raises(UsageError, match=f"`profile` {profile}: {fits} steps fit between .* every 4 steps; "):
