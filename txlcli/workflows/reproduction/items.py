@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from txlcli.core.measures.recl import Recl
@@ -122,9 +122,8 @@ def table6(runner: Runner, item: str) -> Section:
     models = {part: _measure(runner, part) for part in parts(item)}
     section, mem_len = _ablations(runner, item, models), runner.settings(STANDARD).train.mem_len
     further = (3 * mem_len, 2 * mem_len)  # the paper's 450 and 300 keys, of 150 in training
-    by_seed = _losses_at(runner, STANDARD, further)
     for row, length in zip(published.TABLES[6].rows[len(models) :], further, strict=True):
-        value = Measured(tuple(perplexity(losses[length]) for losses in by_seed))
+        value = runner.measure(STANDARD, "valid", "ppl", mem_len=length)
         section.grids[0].rows.append(_row(row, "-", str(value), str(length)))
     section.claims.extend(_check_lengths(runner, models[LONGEST]))
     return section
@@ -164,12 +163,6 @@ def _measure(runner: Runner, part: str) -> Lengths:
     )
 
 
-def _losses_at(runner: Runner, part: str, mem_lens: Sequence[int]) -> list[dict[int, float]]:
-    """Return the loss in nats by memory length, for each seed."""
-    options = EvalOptions(split="valid", mem_len=tuple(mem_lens))
-    return [{row.mem_len: row.loss_nats for row in result.rows} for result in runner.evaluate_all(part, options)]
-
-
 def _row(row: published.Ablation, *ours: str) -> list[str]:
     words = [row.remark, "recurrence" if row.recurrence else "no recurrence", row.encoding, f"{row.loss_part} loss"]
     init = "-" if row.ppl_init is None else f"{row.ppl_init:.2f}"
@@ -183,12 +176,14 @@ def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
     """
     trained, mem_len = lengths.trained, runner.settings(LONGEST).train.mem_len
     increases, longer = dict.fromkeys((2 * mem_len, 4 * mem_len), 0.0), []
-    measured = _losses_at(runner, LONGEST, sorted({*increases, trained * 3 // 2}))
-    for losses in (tried | more for tried, more in zip(lengths.tried, measured, strict=True)):
-        longer.append(perplexity(min(loss for length, loss in losses.items() if length > trained)))
+    further = [*increases, trained * 3 // 2]
+    measured = [runner.measure(LONGEST, "valid", "ppl", mem_len=length).values for length in further]
+    for tried, values in zip(lengths.tried, zip(*measured, strict=True), strict=True):
+        ppl = {length: perplexity(loss) for length, loss in tried.items()} | dict(zip(further, values, strict=True))
+        longer.append(min(value for length, value in ppl.items() if length > trained))
         for length, increase in increases.items():
-            best = min(loss for other, loss in losses.items() if other <= length)
-            increases[length] = max(increase, perplexity(losses[length] - best) - 1)
+            best = min(value for other, value in ppl.items() if other <= length)
+            increases[length] = max(increase, ppl[length] / best - 1)
     helps = f"Attention longer than in training ({trained} keys at most) lowers the perplexity"
     harmless = (
         f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
