@@ -5,6 +5,7 @@ The parameters of both are searched on the validation split and applied to anoth
 Axes: B batch, L segment, C entries of the cache, d model width, T tokens scored, K candidates.
 """
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -207,8 +208,19 @@ def _hidden_and_memory(
     model: LanguageModel, inputs: Tensor, memory: Memory, settings: EvalSettings
 ) -> tuple[Tensor, Memory]:
     """Return the last hidden states (B, L, d) of inputs (B, L), with gradient, and the new memory."""
-    with torch.backends.cudnn.flags(enabled=False):  # it computes the gradients of an LSTM in training mode only
+    with _without_cudnn():
         return read_segment(model, inputs, memory, settings)
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Leave out cuDNN inside this block: it computes the gradients of an LSTM in training mode only."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:

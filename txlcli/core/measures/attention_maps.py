@@ -168,7 +168,8 @@ def observe(
         number: int, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
     ) -> Tensor:
         if begin >= first:
-            sums.add(number, begin, term_scores(query[0], key[0], terms))
+            with torch.autocast(query.device.type, enabled=False):
+                sums.add(number, begin, term_scores(query[0], key[0], terms))
         return attend(query, key, value, terms, dropout=dropout)
 
     for number, layer in enumerate(decoder.model.layers):
