@@ -14,15 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import is_dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
 from txlcli.system.command_lines import flag
-from txlcli.system.memory import format_size
 from txlcli.system.plain_json import as_json
 from txlcli.workflows.reporter import Reporter, Step
 
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 MAX_WIDTH, MAX_HEIGHT = 10_000, 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
 BAR_WIDTH = 12
-UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-MIB = 1 << 20
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also halves of characters, which have no UTF-8
@@ -144,76 +139,17 @@ def show_json(result: Any) -> None:
     _write(_NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
-def show_result(result: Any, show: Callable[[Any], None] | None = None, *, json: bool) -> None:
-    """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`, or as its fields."""
+def show_result(result: Any, show: Callable[[Any], None], *, json: bool) -> None:
+    """Write a result, a dataclass, to stdout: as one JSON object if `json`, else with `show`."""
     if json:
         show_json(result)
     else:
-        (show or partial(show_facts, ""))(result)
+        show(result)
 
 
-def in_words(value: object, name: str = "") -> str:
-    """Return a value of a result as a person reads it, by the unit in its name; "-" if there is none.
-
-    Digests of parts are left out.
-    """
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        parts = {key: in_words(part, name or key) for key, part in value.items() if not key.endswith("sha256")}
-        value = [f"{key} {part}" for key, part in parts.items()]
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(in_words, value))
-    if value in (None, ""):
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return _with_unit(value, name) if isinstance(value, int | float) else str(value)
-
-
-def _with_unit(number: float, name: str) -> str:
-    if name.endswith("bytes") and number >= MIB:
-        return format_size(number)
-    if name.endswith("seconds"):
-        return duration(number)
-    if "share" in name.split("_"):
-        return f"{number:.2%}"
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.0f}" if 1000 <= number < 1e9 else f"{number:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in a suitable unit."""
-    unit, length = next(((unit, length) for unit, length in UNITS if seconds >= 2 * length), UNITS[-1])
-    return f"{seconds / length:,.1f} {unit}"
-
-
-def show_rows(
-    title: str, entries: Sequence[Mapping[str, object]], fields: Sequence[str], notes: Sequence[str] = ()
-) -> None:
-    """Write the table of `rows_of` to stdout."""
-    show_table(title, *rows_of(entries, fields), notes)
-
-
-def rows_of(entries: Sequence[Mapping[str, object]], fields: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a table: a row for each entry, a column for each field that any of them has."""
-    names = [name for name in fields if any(entry.get(name) is not None for entry in entries)]
-    rows = [[in_words(entry.get(name), name) for name in names] for entry in entries]
-    return [name.replace("_", " ") for name in names], rows
-
-
-def facts_of(result: object) -> list[list[str]]:
-    """Return the fields of a result, or the entries of a mapping, by name and in words, without empty ones."""
-    if isinstance(result, Mapping):
-        rows = [[name, in_words(value)] for name, value in result.items()]
-    else:
-        facts = {name: value for name, value in vars(result).items() if name != "notes"}
-        rows = [[name.replace("_", " "), in_words(value, name)] for name, value in facts.items()]
-    return [row for row in rows if row[1] != "-"]
-
-
-def show_facts(title: str, result: object, notes: Sequence[str] = ()) -> None:
-    """Write a table of the fields of a result, or the entries of a mapping, to stdout, and the notes below it."""
-    show_table(title, ("", ""), facts_of(result), [*notes, *getattr(result, "notes", ())])
+def show_facts(title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> None:
+    """Write a table of names and values to stdout, without those that are None."""
+    show_table(title, ("", ""), [[name, str(fact)] for name, fact in facts.items() if fact is not None], notes)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
@@ -251,9 +187,7 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
     if not is_framed:
         table.box, table.show_edge, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
     for number, column in enumerate(cells[0][:count]):
-        table.add_column(
-            column, justify="left" if number == 0 or not column else "right", overflow="fold", no_wrap=count > 2
-        )
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold", no_wrap=count > 2)
     for row in cells[1:]:
         table.add_row(*row[:count])
     return table, count

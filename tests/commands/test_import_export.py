@@ -175,7 +175,7 @@ def test_without_a_store_the_text_can_still_be_prepared(here):
     assert json_of("import", "hf", "--name", "taken")["prepare"].endswith(" --name taken-2")
     assert card("runs/taken")["settings"]["corpus"]["store"] == "taken-2"
     table = dict(cells(done("import", "hf", "--force")))
-    assert (table["system"], table["source"]) == ("Hugging Face TransfoXL", "hf")
+    assert table["weights of"] == "Hugging Face TransfoXL (hf)"
     assert json_of("eval", "hf", "--text", "novel/test.txt")["rows"][0]["tokens"] > 0
 
 

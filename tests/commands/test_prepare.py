@@ -106,7 +106,7 @@ def test_words_missing_from_train_are_unknown_and_counted(txl, tmp_path):
     wt103 = store(tmp_path, "wt103")
     assert wt103.vocab.decode(wt103.ids("valid")) == "a <unk> <unk>\n"
     assert wt103.info("valid").unknown == 2
-    assert " 50 │" in result.stdout
+    assert "50.00 %" in result.stdout
     assert "note: no test split in this source" in result.stdout
     result = txl("wt103", "--source", tmp_path / "wiki.valid.tokens", "--name", "part")
     assert "note: no train split in this source: the vocabulary is built from valid" in result.stdout
@@ -281,8 +281,8 @@ def test_list_shows_the_existing_stores(txl, book, tmp_path):
     (tmp_path / "data/broken.h5").write_bytes(b"?")
     result = txl("--list")
     assert result.exit_code == 0
-    assert "my-book: vocabulary all 256 bytes" in result.stdout
-    assert "ptb: line end <eos>, case lower" in result.stdout
+    assert "my-book: vocabulary: all 256 bytes" in result.stdout
+    assert "ptb: line end: <eos>; case: lower" in result.stdout
     assert "data/broken.h5 is damaged" in result.stderr
     listed = json.loads(txl("--list", "--json").stdout)["stores"]
     assert [entry["name"] for entry in listed] == ["my-book", "ptb"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.cards import read_log
 from tests.commands.novel import card, done, json_of, refusal
 from tests.commands.test_recurrent import recipe_of
+from txlcli.paper.metrics import format_measure
 from txlcli.runs import log_file
 
 
@@ -23,7 +24,7 @@ def test_the_report_has_the_numbers_of_the_other_commands(here):
     lines = markdown.splitlines()
     evals = read_log("runs/byte/evals.jsonl")[1:]  # the newest of M = 5, and that of M = 0
     for row in (evals[-1], read_log("runs/byte/evals.jsonl")[0]):
-        start = f"| novel test | {row['mem_len']} | {row['tokens']:,} | {row['bpc']:.4g} |"
+        start = f"| novel test | M = {row['mem_len']} | {row['tokens']:,} | {format_measure(row['bpc'])} | "
         assert len([line for line in lines if line.startswith(start)]) == 1
     show = json_of("runs", "show", "byte")
     assert f"| parameters | {show['parameters']:,} |" in lines
@@ -50,7 +51,7 @@ def test_a_report_says_what_a_run_lacks(here):
     markdown = Path("runs/lstm/report/report.md").read_text(encoding="utf-8")
     assert 'runs/lstm has no attention to single tokens (arch = "lstm")' in markdown
     assert "no token store at none/novel.h5" in markdown
-    assert "| text | mem len | tokens | bpc |" in markdown
+    assert "| novel test | state | " in markdown
     assert "![Losses of training and validation by step.](curves.png)" in markdown
 
 

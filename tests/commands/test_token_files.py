@@ -139,7 +139,7 @@ def test_the_directory_of_nanogpt_becomes_a_store_without_text(ids_of_nanogpt):
     shown = done("prepare", "shakespeare", "--force").stdout
     line = next(line for line in shown.splitlines() if line.startswith("│ train"))
     cells = [cell.strip() for cell in line.strip("│").split("│")]
-    assert cells == ["train", "997", "17", "-", "-", "0"]  # words and bytes are not known
+    assert cells == ["train", "997", "17", "-", "-", "0.00 %"]  # words and bytes are not known
 
 
 def test_a_single_file_is_cut_by_its_ids(untouched):

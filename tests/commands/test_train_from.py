@@ -46,7 +46,7 @@ def test_a_run_begins_with_the_best_weights_and_the_settings_of_another_and_a_fr
     done("train", "--resume", "tuned", "--max-steps", 2)  # the card keeps its origin
     assert card("runs/tuned")["origin"] == origin
     assert json_of("runs", "show", "tuned")["origin"] == origin
-    assert "run runs/byte, weights best.safetensors, step" in done("runs", "show", "tuned").stdout
+    assert "runs/byte/best.safetensors, step" in done("runs", "show", "tuned").stdout
 
 
 def test_a_file_of_weights_of_a_run_is_a_beginning_and_can_be_evaluated_but_not_resumed(here):

@@ -1,7 +1,7 @@
 """`txl compress` and `txl decompress`: lossless compression with a run's predictions."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -11,6 +11,9 @@ from txlcli.commands.options import Json
 from txlcli.runs import run_directory
 from txlcli.workflows.options import CompressOptions, DecompressOptions
 from txlcli.workflows.workspace import CpuWorkspace, Workspace
+
+if TYPE_CHECKING:
+    from txlcli.workflows.compress import CompressResult, DecompressResult
 
 RunToUse = Annotated[
     str, Argument(metavar="RUN", help="Run that predicts the bytes of the file.", autocompletion=names_of("runs"))
@@ -38,7 +41,7 @@ def compress(
     from txlcli.workflows import compress as workflow
 
     result = workflow.compress(run_name, source, target, options, workspace)
-    console.show_result(result, json=json)
+    console.show_result(result, show_compressed, json=json)
 
 
 def decompress(
@@ -60,4 +63,28 @@ def decompress(
     from txlcli.workflows import compress as workflow
 
     result = workflow.decompress(run_name, source, target, options, workspace)
-    console.show_result(result, json=json)
+    console.show_result(result, show_restored, json=json)
+
+
+def show_compressed(result: "CompressResult") -> None:
+    """Write the sizes to stdout as a table."""
+    size, packed, predicted = result.bytes, result.compressed_bytes, result.predicted_bits / 8
+    rows = [
+        ["size", f"{size:,} bytes to {packed:,}" + (f" ({100 * packed / size:.2f} %)" if size else "")],
+        ["bits per byte", f"{result.bits_per_byte:.4f}" if result.bits_per_byte else "-"],
+        ["by the predictions", f"{predicted:,.0f} bytes, and {packed - predicted:,.0f} of header and rounding"],
+        ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],
+    ]
+    if result.escaped_symbols:
+        rows.append(["not in the vocabulary", f"{result.escaped_symbols:,} symbols, coded by their bytes"])
+    rows.append(["time", _rate(result)])
+    console.show_table(f"{result.compressed}: {result.file} with {result.run}", ("", ""), rows)
+
+
+def show_restored(result: "DecompressResult") -> None:
+    """Write the size and the rate to stdout."""
+    console.show_line(f"{result.file}: {result.bytes:,} bytes restored in {_rate(result)}")
+
+
+def _rate(result: "DecompressResult") -> str:
+    return f"{result.seconds:,.1f} s, {result.bytes / max(result.seconds, 1e-9):,.0f} bytes per second"

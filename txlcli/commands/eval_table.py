@@ -135,4 +135,4 @@ def plot(path: Path, result: EvalResult) -> None:
             "with memory": (mem_lens, [row.one_lane_ms_per_token for row in timed]),
         }
     x_label = "attention length (tokens)" if in_windows else "memory length M (tokens)"
-    plots.plot_curves(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])
+    plots.plot_panels(path, panels, x_label=x_label, title=result.scoring.text.title, log_y=[TIME])

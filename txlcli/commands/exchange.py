@@ -1,7 +1,8 @@
 """`txl import` and `txl export`: exchange weights, tokens and text with other systems."""
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
@@ -12,6 +13,11 @@ from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.workflows.options import ExportOptions, ImportOptions
 from txlcli.workflows.workspace import Workspace
+
+if TYPE_CHECKING:
+    from txlcli.workflows.exchange.export_run import ExportedRun
+    from txlcli.workflows.exchange.export_store import ExportedStore
+    from txlcli.workflows.exchange.import_run import ImportedRun
 
 
 def import_run(
@@ -31,7 +37,19 @@ def import_run(
     """
     from txlcli.workflows.exchange import import_run as workflow
 
-    console.show_result(workflow.run(source, options, workspace), json=json)
+    console.show_result(workflow.run(source, options, workspace), _show_import, json=json)
+
+
+def _show_import(result: "ImportedRun") -> None:
+    facts = {
+        "weights of": f"{result.system} ({result.source})",
+        "vocabulary": f"{result.vocab_size:,} symbols",
+        "line end, unknown": f"{result.boundary or 'none'}, {result.unknown or 'none'}",
+        "norm, cutoffs": f"{result.norm}, {list(result.cutoffs) or 'none'} (from {result.settings_from})",
+        "token store": result.store or "none chosen; --store selects one with this vocabulary",
+        "next": result.next,
+    }
+    console.show_facts(f"{result.run}: {result.parameters:,} parameters", facts, result.notes)
 
 
 def export(
@@ -59,7 +77,7 @@ def export(
         run_directory.find(name, workspace.runs_dir)  # a wrong name is reported before PyTorch is imported
         from txlcli.workflows.exchange import export_run
 
-        console.show_result(export_run.run(name, directory, options, workspace.runs_dir), json=json)
+        console.show_result(export_run.run(name, directory, options, workspace.runs_dir), _show_run, json=json)
         return
     from txlcli.data.token_store import TokenStore
     from txlcli.workflows.exchange import export_store
@@ -67,4 +85,22 @@ def export(
     if not path.exists() and run_directory.is_run(name, workspace.runs_dir):
         raise UsageError(f"{name} is a run; export its token store, or leave out --format {options.format}")
     result = export_store.run(TokenStore.open(path), directory, options, workspace.reporter)
-    console.show_result(result, json=json)
+    console.show_result(result, _show_store, json=json)
+
+
+def _show_run(result: "ExportedRun") -> None:
+    next_command: list[str] | None = ["txl", "import", result.folder]
+    if "load.py" in result.files:
+        next_command = None if result.notes else ["python", f"{result.folder}/load.py", "score", "FILE"]
+    facts = {"files": ", ".join(result.files), "next": next_command and shlex.join(next_command)}
+    console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
+
+
+def _show_store(result: "ExportedStore") -> None:
+    facts = {
+        "files": ", ".join(result.files),
+        "tokens": ", ".join(f"{split} {count:,}" for split, count in result.tokens.items()),
+        "dtype": result.dtype,
+        "prepare again": shlex.join(["txl", "prepare", result.folder]),
+    }
+    console.show_facts(f"{result.store} as {result.format} files in {result.folder}", facts, result.notes)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -19,6 +20,7 @@ matplotlib.rcdefaults()  # a matplotlibrc in the working directory could change 
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float | None]]]
 """x and y values of each curve by its name; None leaves a gap."""
+NO_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -35,23 +37,35 @@ def literal(text: str) -> str:
 
 def plot_curves(
     path: Path,
+    curves: Curves,
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+    log_y: bool = False,
+    styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
+) -> None:
+    """Plot curves to a file; `styles` holds matplotlib's line properties by name."""
+    panels = {y_label: curves}
+    plot_panels(path, panels, x_label=x_label, title=title, log_y=[y_label] if log_y else [], styles=styles)
+
+
+def plot_panels(
+    path: Path,
     panels: Mapping[str, Curves],
     *,
     x_label: str,
     title: str,
     log_x: bool = False,
     log_y: Collection[str] = (),
-    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
 ) -> None:
-    """Plot sets of curves side by side to a file.
-
-    `panels` has them by the label of their y axis, `styles` matplotlib's properties of lines by the name of the curve.
-    """
+    """Plot several sets of curves side by side to a file; `panels` has them by the label of their y axis."""
     rows = max(map(len, panels.values()))
     figure = new_figure(max(6.4, 4.8 * len(panels)), 4.2 + (0.25 * rows if rows > 1 else 0))
     for axes, (y_label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, (x, y) in curves.items():
-            style: dict[str, Any] = {"marker": "o", "label": literal(name), **(styles or {}).get(name, {})}
+            style: dict[str, Any] = {"marker": "o", "label": literal(name), **styles.get(name, {})}
             axes.plot(x, np.array(y, dtype=float), **style)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(alpha=0.3)

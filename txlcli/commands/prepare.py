@@ -15,7 +15,7 @@ from txlcli.workflows.workspace import StoresDir
 if TYPE_CHECKING:
     from txlcli.workflows.preparation.preparing import PreparedStore
 
-COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown_percent")
+COLUMNS = ("split", "tokens", "types", "words", "bytes", "unknown")
 
 
 def prepare(
@@ -52,9 +52,12 @@ def prepare(
 
 def show(result: "PreparedStore") -> None:
     """Write a table of the splits, their beginnings, and the conventions of a store to stdout."""
-    store, splits = result.store, result.to_json()["splits"]
-    title = f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}"
-    console.show_rows(title, [{"split": split, **info} for split, info in splits.items()], COLUMNS)
+    store, splits, rows = result.store, result.to_json()["splits"], []
+    for split, info in splits.items():
+        words, size = (f"{info[name]:,}" if info[name] else "-" for name in ("words", "bytes"))
+        share = f"{info['unknown_percent']:.2f} %"
+        rows.append([split, f"{info['tokens']:,}", f"{info['types']:,}", words, size, share])
+    console.show_table(f"{store.path}: {store.corpus}, unit {store.unit}, V = {store.vocab.size:,}", COLUMNS, rows)
     for split, info in splits.items():
         console.show_line(f"{split} begins: {info['begins']}")
     for key, value in store.conventions.items():
@@ -69,13 +72,20 @@ def show(result: "PreparedStore") -> None:
 
 def _show_list(data_dir: Path, json: bool) -> None:
     """Write the stores, with the size of each split, and their conventions to stdout; complain about damaged ones."""
+    from txlcli.corpora.corpus import SPLITS
     from txlcli.data.token_store import TokenStore, stores_in
 
-    entries = []
+    stores: list[TokenStore] = []
     for path in stores_in(data_dir):
         try:
             store = TokenStore.open(path)
-            entry = {
+            _ = store.vocab  # a damaged vocabulary is reported here
+            stores.append(store)
+        except TxlError as error:
+            console.complain(str(error))
+    if json:
+        entries = [
+            {
                 "name": store.name,
                 "corpus": store.corpus,
                 "tokenizer": store.tokenizer,
@@ -83,15 +93,18 @@ def _show_list(data_dir: Path, json: bool) -> None:
                 "tokens": {split: info.tokens for split, info in store.splits.items()},
                 "conventions": store.conventions,
             }
-            entries.append(entry)
-        except TxlError as error:
-            console.complain(str(error))
-    if json:
+            for store in stores
+        ]
         console.show_json({"stores": entries})
         return
-    if not entries:
+    if not stores:
         console.show_line(f'no token stores in {data_dir}; make one with "txl prepare stdlib"')
         return
-    columns = ("name", "corpus", "tokenizer", "vocabulary_size", "tokens")
-    notes = [f"{entry['name']}: {console.in_words(entry['conventions'])}" for entry in entries]
-    console.show_rows(f"token stores in {data_dir}", entries, columns, notes)
+    rows = []
+    for store in stores:
+        tokens = [f"{store.splits[split].tokens:,}" if split in store.splits else "-" for split in SPLITS]
+        rows.append([store.name, store.corpus, store.tokenizer, f"{store.vocab.size:,}", *tokens])
+    console.show_table(f"token stores in {data_dir}", ("store", "corpus", "tokenizer", "V", *SPLITS), rows)
+    for store in stores:
+        conventions = "; ".join(f"{key}: {value}" for key, value in store.conventions.items())
+        console.show_line(f"{store.name}: {conventions}")

@@ -73,7 +73,7 @@ def plot(path: Path, result: "ProbeResult") -> None:
         return list(rows), [None if loss is None else bits(loss) for loss in nats]
 
     mem_len = scoring.settings.mem_len
-    plots.plot_curves(
+    plots.plot_panels(
         path,
         {
             "bits saved per token": {"copy": curve("copy_saved_nats"), "recall": curve("recall_saved_nats")},

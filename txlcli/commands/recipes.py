@@ -18,8 +18,8 @@ from txlcli.paper import metrics
 from txlcli.workflows.options import ScaleOptions
 from txlcli.workflows.workspace import StoresDir, Workspace
 
-COLUMNS = ("name", "parameters", "metric", "paper_valid", "paper_test")
-NOTE = "paper valid, paper test: published results. See txl recipes show NAME"
+COLUMNS = ("recipe", "store", "parameters", "metric", "valid", "test", "table")
+NOTE = "valid, test: published; table: in the paper. See txl recipes show NAME"
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of a packaged recipe.", autocompletion=names_of("recipes"))]
 
@@ -42,7 +42,7 @@ def recipes(context: typer.Context, json: Json = False) -> None:
     if json:
         console.show_json({"recipes": entries})
     else:
-        console.show_rows("packaged recipes", entries, COLUMNS, [NOTE])
+        console.show_table("packaged recipes", COLUMNS, [_cells(entry) for entry in entries], [NOTE])
 
 
 @app.command("show")
@@ -155,3 +155,11 @@ def _entry(name: str) -> dict[str, Any]:
         "paper_test": published.test,
         "description": re.split(r"[:;]|\.(?:\s|$)", header)[0],
     }
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    """Return the row of a recipe in the list."""
+    table = re.match(r"Table (\d+)", entry["description"])
+    count = f"{entry['parameters']:,}" if entry["parameters"] else "-"
+    numbers = [str(entry[key] or "-") for key in ("paper_valid", "paper_test")]
+    return [entry["name"], entry["store"], count, entry["metric"], *numbers, table[1] if table else "-"]

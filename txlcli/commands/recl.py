@@ -73,9 +73,18 @@ def _notes(result: "ReclResult") -> list[str]:
     if any(point.grid_ended for model in result.models for point in model.recl):
         notes.append(">=: every step improved perplexity; give a larger --longest.")
     notes.append("r: share of the positions, the hardest for the best model of the group (Appendix C).")
-    return notes + [
-        f"{name}: {console.in_words(model.source)}; {model.precision}" for name, model in _named(result).items()
-    ]
+    return notes + [f"{name}: {_describe_context(model)}; {model.precision}" for name, model in _named(result).items()]
+
+
+def _describe_context(model: "ReclModel") -> str:
+    source = model.source
+    if source["context"] == "state":
+        return "recurrent state, zeros before the context"
+    if source["context"] == "window":
+        most = source["longest_window_tokens"]
+        return f"one window{f' of at most {most:,} tokens' if most else ''}, no memory"
+    limit = f", max_distance = {source['max_distance']}" if source["max_distance"] else ""
+    return f"L = {source['seg_len']}, M = {source['mem_len']}, same_length = {source['same_length']}{limit}"
 
 
 def plot_gains(path: Path, result: "ReclResult") -> None:
@@ -88,7 +97,7 @@ def plot_gains(path: Path, result: "ReclResult") -> None:
     }
     y_label = f"perplexity gained by {result.step_tokens:,} more tokens"
     title = f"{result.text}, r = {result.models[0].recl[0].top_r:g}"
-    plots.plot_curves(path, {y_label: curves}, x_label="context length (tokens)", title=title)
+    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)
 
 
 def plot_perplexities(path: Path, result: "ReclResult") -> None:
@@ -97,4 +106,4 @@ def plot_perplexities(path: Path, result: "ReclResult") -> None:
 
     curves = {name: (result.context_tokens, model.ppl) for name, model in _named(result).items()}
     y_label = f"perplexity per {result.unit}"
-    plots.plot_curves(path, {y_label: curves}, x_label="context length (tokens)", title=result.text)
+    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=result.text)

@@ -75,6 +75,10 @@ def show(result: "ReproduceResult") -> None:
 
 def show_costs(result: "CostsResult") -> None:
     """Write the numbers of training runs to stdout."""
+    columns = ("item", "training runs", "missing", "steps", "tokens")
+    lines = [
+        [row.item, *(f"{number:,}" for number in (row.models, row.missing, row.steps, row.tokens))]
+        for row in result.items
+    ]
     note = "Steps and tokens: of the missing training runs. Models that several items need count for each."
-    fields = ("item", "models", "missing", "steps", "tokens")
-    console.show_rows(f"{result.scale} scale", list(map(vars, result.items)), fields, [result.description, note])
+    console.show_table(f"{result.scale} scale", columns, lines, [result.description, note])

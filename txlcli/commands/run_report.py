@@ -7,10 +7,12 @@ from pathlib import Path
 
 from txlcli import __version__, console
 from txlcli.commands.options import Json, Run
-from txlcli.commands.runs import app, plot_curves, settings_of
+from txlcli.commands.runs import app, describe, plot_curves, settings_of
 from txlcli.errors import RunError, TxlError
+from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
+from txlcli.runs.log_file import Report
 from txlcli.system.atomic_files import errors_of_writing
 from txlcli.workflows import overview, ranking
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
@@ -18,8 +20,6 @@ from txlcli.workflows.reproduction.section import Grid, Section
 from txlcli.workflows.workspace import RunWorkspace, Workspace
 
 SAMPLE_TOKENS = 300
-SETTING = ("text", "protocol", "method", "mem_len", "attn_len", "stride", "tokens")
-"""Fields that tell the recorded evaluations of a run apart."""
 
 
 @app.command("report")
@@ -47,11 +47,9 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         return dataclasses.replace(section, title=title)
 
     sections = [
-        Section(title="Run", grids=[Grid(["", ""], console.facts_of(overview.summarize(past)))]),
+        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(past)))]),
         Section(
-            title="Settings",
-            notes=["Other settings have their defaults."],
-            grids=[Grid(["", ""], console.facts_of(settings_of(run)))],
+            title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
         ),
         _training(past, directory),
         _evaluations(past),
@@ -84,11 +82,26 @@ def _training(past: History, directory: Path) -> Section:
 
 def _evaluations(past: History) -> Section:
     """Show the newest evaluation of each text with each setting."""
-    newest = {tuple(row.get(name) for name in SETTING): row for row in past.evals}
-    if not newest:
-        return Section(title="Evaluations", notes=["None yet: run txl eval."])
-    grid = Grid(*console.rows_of(list(newest.values()), [*SETTING, past.run.metric, "slowdown"]))
-    return Section(title="Evaluations", notes=["The newest result of each setting."], grids=[grid])
+    newest = {(row["text"], row["tokens"], _setting(row)): row for row in past.evals}
+    rows = [
+        [
+            text,
+            setting,
+            f"{tokens:,}",
+            metrics.format_measure(past.in_metric(row)),
+            metrics.format_ratio(row["slowdown"]) if row.get("slowdown") else "-",
+        ]
+        for (text, tokens, setting), row in newest.items()
+    ]
+    columns = ["text", "setting", "tokens", metrics.METRIC_TITLES[past.run.metric], "slowdown"]
+    notes = ["The newest result of each setting."] if rows else ["None yet: run txl eval."]
+    return Section(title="Evaluations", notes=notes, grids=[Grid(columns, rows)] if rows else [])
+
+
+def _setting(row: Report) -> str:
+    length = f"N = {row['attn_len']}" if row.get("attn_len") else f"M = {row['mem_len']}"
+    length = "state" if row["attn_len_max"] is None else length
+    return ", ".join(filter(None, (row.get("protocol"), row.get("method"), length)))
 
 
 def _samples(run_name: str, options: ReportOptions, workspace: Workspace) -> Section:

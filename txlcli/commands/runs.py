@@ -18,18 +18,16 @@ from txlcli.runs.history import History
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
 from txlcli.workflows import overview
 from txlcli.workflows.options import PlotOptions
-from txlcli.workflows.overview import Comparison, SeedGroup
+from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
 from txlcli.workflows.workspace import RunsDir
 
 if TYPE_CHECKING:
     from txlcli.workflows.difference import LossDifference
 
-LIST_COLUMNS = ("name", "state", "step", "best_valid", "test", "metric", "saved")
-LIST_NOTE = "best valid: in training; test: best score. Details: txl runs show RUN"
+LIST_COLUMNS = ("run", "state", "valid", "test", "saved")
+LIST_NOTE = "valid: best in training; test: best score. Details: txl runs show RUN"
 SAME_SETTINGS = "The settings are the same."
 OTHER_TEXTS = "The texts or vocabularies differ: these losses cannot be compared."
-OF_ONE_RUN = ("name", "folder", "saved")
-"""Fields that runs are not compared by."""
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"marker": "", "linewidth": 1.0, "alpha": 0.45},
     "valid": {"markersize": 4.0},
@@ -70,7 +68,19 @@ def list_(where: RunsDir, json: Json = False) -> None:
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
-    console.show_rows(f"runs in {where.runs_dir}", list(map(vars, entries)), LIST_COLUMNS, [LIST_NOTE])
+    console.show_table(f"runs in {where.runs_dir}", LIST_COLUMNS, [_list_row(entry) for entry in entries], [LIST_NOTE])
+
+
+def _list_row(entry: RunSummary) -> list[str]:
+    saved = entry.saved[5:16].replace("T", " ")  # month, day, hour, minute
+    state = entry.state
+    if state in ("unfinished", "interrupted") and entry.step is not None and entry.max_steps:
+        state += f" {entry.step / entry.max_steps:.0%}"
+    return [entry.name, state, _result(entry, entry.best_valid), _result(entry, entry.test), saved]
+
+
+def _result(entry: RunSummary, result: float | None) -> str:
+    return "-" if result is None else f"{metrics.format_measure(result)} {entry.metric}"
 
 
 @app.command("show")
@@ -86,18 +96,42 @@ def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
-    notes = []
+    console.show_table(f"run {entry.name}", ("", ""), [*describe(entry), *settings_of(run)])
+
+
+def settings_of(run: run_directory.Run) -> list[list[str]]:
+    """Return the settings of a run that are not the default, each with its name."""
+    return [[key, recipe.format_value(value)] for key, value in recipe.changed_keys(run.settings).items()]
+
+
+def describe(entry: RunSummary) -> list[list[str]]:
+    """Return the state and the results of a run in words, each with its name."""
+    steps = f" (step {entry.step:,} of {entry.max_steps:,})" if entry.max_steps else ""
+    valid, test = _result(entry, entry.best_valid), _result(entry, entry.test)
+    if entry.best_valid_step is not None:
+        valid += f" at step {entry.best_valid_step:,}"
+    if entry.valid_tokens:
+        valid += f", on {entry.valid_tokens:,} tokens"
+    if entry.test_mem_len is not None:
+        test += f" with M = {entry.test_mem_len}"
     if (entry.test_readings or 1) > 1:
-        notes.append(f"test: the best of {entry.test_readings} scores, since valid was not evaluated")
+        test += f", the best of {entry.test_readings} (valid was not evaluated)"
+    rows = [
+        ["folder", entry.folder],
+        ["saved", entry.saved[:16].replace("T", " ")],
+        ["state", entry.state + steps],
+        ["recipe", str(entry.recipe)],
+        ["store", str(entry.store)],
+        ["parameters", f"{entry.parameters:,}"],
+        ["best valid", valid],
+        ["test", test],
+    ]
+    if origin := entry.origin:
+        new = f", {origin.new_symbols:,} new symbols" if origin.new_symbols else ""
+        rows.append(["began with", f"{origin.run}/{origin.weights}, step {origin.step:,}{new}"])
     if entry.state in ("unfinished", "interrupted"):
-        notes.append(f"to continue: {shlex.join(['txl', 'train', '--resume', entry.name])}")
-    facts = [*console.facts_of(entry), *console.facts_of(settings_of(run))]
-    console.show_table(f"run {entry.name}", ("", ""), facts, notes)
-
-
-def settings_of(run: run_directory.Run) -> dict[str, str]:
-    """Return the settings of a run that are not the default, by name."""
-    return {key: recipe.format_value(value) for key, value in recipe.changed_keys(run.settings).items()}
+        rows.append(["next", shlex.join(["txl", "train", "--resume", entry.name])])
+    return rows
 
 
 @app.command("compare")
@@ -131,15 +165,48 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 
+COMPARED = {
+    "recipe": "recipe",
+    "parameters": "parameters",
+    "state": "state",
+    "step": "step",
+    "best valid": "best_valid",
+    "  at step": "best_valid_step",
+    "last valid": "last_valid",
+    "last train": "last_train",
+    "test": "test",
+    "test bits/byte": "bits_per_byte",
+    "tokens/s": "tokens_per_s",
+    "settings changed": "changes",
+}
+"""Fields of the runs that are compared, by their name in the table."""
+
+
 def _show_comparison(result: Comparison) -> None:
-    facts = [dict(console.facts_of(run)) for run in result.runs]
-    names = [name.replace("_", " ") for name in vars(result.runs[0]) if name not in OF_ONE_RUN]
-    rows = [[name, *(run.get(name, "-") for run in facts)] for name in names if any(name in run for run in facts)]
+    runs, names = result.runs, dict(COMPARED)
+    if result.same_text and len({run.metric for run in runs}) == 1:
+        del names["test bits/byte"]
+    rows = [[label, *(_cell(run, name) for run in runs)] for label, name in names.items()]
+    rows = [row for row in rows if {*row[1:]} != {"-"}]
     rows += [[name, *map(recipe.format_value, values)] for name, values in result.settings.items()]
     notes = [] if result.settings else [SAME_SETTINGS]
     notes += [] if result.same_text else [OTHER_TEXTS]
     notes += map(_describe_seeds, result.seeds)
-    console.show_table("runs compared", ["", *(run.name for run in result.runs)], rows, notes)
+    console.show_table("runs compared", ["", *(run.name for run in runs)], rows, notes)
+
+
+def _cell(run: RunSummary, name: str) -> str:
+    """Return a field of a run in words; "-" if it is None, or without changes."""
+    value = getattr(run, name)
+    if value in (None, ()):
+        return "-"
+    if name == "changes":
+        return ", ".join(f"at {change.step:,}" for change in value)
+    if name in ("best_valid", "last_valid", "last_train", "test"):
+        return _result(run, value)
+    if name == "bits_per_byte":
+        return metrics.format_measure(value)
+    return value if isinstance(value, str) else f"{value:,.0f}"
 
 
 def _describe_seeds(group: SeedGroup) -> str:
@@ -174,10 +241,11 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
 
     plots.plot_curves(
         path,
-        {metrics.METRIC_TITLES[runs[0].metric]: curves},
+        curves,
         x_label="steps",
+        y_label=metrics.METRIC_TITLES[runs[0].metric],
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        log_y=[metrics.METRIC_TITLES["ppl"]],
+        log_y=runs[0].metric == "ppl",
         styles=styles,
     )
 
@@ -200,9 +268,15 @@ def difference(
 
 
 def _show_difference(result: "LossDifference") -> None:
-    verdict = "is more than chance" if result.significant else "may be chance"
+    rows = [
+        [source.file, source.run, source.evaluation, f"{source.loss_nats:.4f}", f"{metrics.bits(source.loss_nats):.4f}"]
+        for source in (result.first, result.second)
+    ]
+    nats = (result.difference_nats, result.low_nats, result.high_nats)
+    for name, value in zip(("difference", "95 % interval from", "to"), nats, strict=True):
+        rows.append([name, "", "", f"{value:+.4f}", f"{metrics.bits(value):+.4f}"])
+    verdict = "The difference is more than chance" if result.significant else "The difference may be chance"
     interval = "excludes" if result.significant else "contains"
-    note = (
-        f"The difference {verdict}: the 95 % interval {interval} 0. It covers this text, not other seeds of training."
-    )
-    console.show_facts(f"{result.tokens:,} tokens", result, [note])
+    notes = [f"{verdict}: the interval {interval} 0. It covers this text, not other seeds of training."]
+    headings = ("losses", "run", "evaluation", "nats/token", "bits/token")
+    console.show_table(f"{result.tokens:,} tokens", headings, rows, notes)

@@ -17,8 +17,6 @@ from txlcli.workflows.workspace import RunWorkspace
 if TYPE_CHECKING:
     from txlcli.workflows.speed import SpeedResult
 
-THROUGHPUT = ("work", "tokens_per_s", "ms_per_token", "share_of_peak", "peak_memory_bytes")
-
 
 def speed(
     options: SpeedOptions,
@@ -52,16 +50,27 @@ def speed(
 
 
 def show(result: "SpeedResult") -> None:
-    """Write the tables to stdout; all times are medians."""
+    """Write the tables to stdout."""
     title = f"{result.model} on {result.device}, {result.precision}"
     if result.slowdown:
         _show_slowdown(title, result)
         title = "throughput"
-    note = (
-        f"share of peak: of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
-        "keys and distinct distances only."
-    )
-    console.show_rows(title, list(map(vars, result.throughput)), THROUGHPUT, [note])
+    cells = [
+        [
+            row.work,
+            f"{row.tokens_per_s:,.0f}",
+            _spread(row.ms_per_token, row.low_high_ms),
+            f"{row.share_of_peak:.1%}",
+            *([f"{row.peak_memory_bytes / 2**20:,.0f}"] if row.peak_memory_bytes else []),
+        ]
+        for row in result.throughput
+    ]
+    notes = [
+        f"of peak: share of the {result.peak_gflops_per_s:,.0f} GFLOP/s of a large matrix product, counting visible "
+        "keys and distinct distances only.",
+    ]
+    columns = ("work", "tokens/s", "ms/token", "of peak", "peak MiB")[: len(cells[0])]  # the last one on CUDA only
+    console.show_table(title, columns, cells, notes)
 
 
 def _show_slowdown(title: str, result: "SpeedResult") -> None:
@@ -70,27 +79,41 @@ def _show_slowdown(title: str, result: "SpeedResult") -> None:
     cells = [
         [
             f"{row.attn_len:,}",
-            _short(row.xl_ms_per_token),
-            _short(row.vanilla_ms_per_token),
+            _spread(row.xl_ms_per_token, row.xl_low_high_ms),
+            _spread(row.vanilla_ms_per_token, row.vanilla_low_high_ms),
             metrics.format_ratio(row.slowdown),
             f"{row.paper_slowdown:,}x" if row.paper_slowdown else "-",
-            f"{_short(row.vanilla_batched_ms_per_token)} ({metrics.format_ratio(row.slowdown_batched)})",
-            f"{_short(row.xl_single_ms_per_token)} ({metrics.format_ratio(row.slowdown_single)})",
         ]
         for row in rows
     ]
     notes = [
-        f"Table 9, ms per token, medians of {result.repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
+        f"Table 9, median (low-high) of {result.repeat}. XL: one lane, M = attention, L = {rows[0].seg_len}.",
         "vanilla: the same weights without memory, recomputing one window per prediction.",
-        "batched: with the fastest number of windows at once; XL, L = 1: token by token; each with its slowdown.",
     ]
-    columns = ("attention", "XL", "vanilla", "slowdown", "paper", "vanilla batched", "XL, L = 1")
-    console.show_table(title, columns, cells, notes)
+    console.show_table(title, ("attention", "XL ms/token", "vanilla ms/token", "slowdown", "paper"), cells, notes)
+    cells = [
+        [
+            f"{row.attn_len:,}",
+            f"{_short(row.vanilla_batched_ms_per_token)} ({row.windows})",
+            metrics.format_ratio(row.slowdown_batched),
+            _short(row.xl_single_ms_per_token),
+            metrics.format_ratio(row.slowdown_single),
+        ]
+        for row in rows
+    ]
+    columns = ("attention", "batched", "slowdown batched", "L = 1", "slowdown L = 1")
+    note = "batched: with the fastest number of windows at once (in brackets); L = 1: token by token, vs. one window."
+    console.show_table("vanilla batched, and XL one token at a time, ms/token", columns, cells, [note])
 
 
-def _short(ms: float) -> str:
-    """Format a time with digits according to its size."""
-    return f"{ms:.{3 if ms < 1 else 2 if ms < 100 else 0}f}"
+def _spread(median: float, ends: tuple[float, float]) -> str:
+    return f"{_short(median)} ({'-'.join(_short(end, like=median) for end in ends)})"
+
+
+def _short(number: float, *, like: float | None = None) -> str:
+    """Format a time with digits according to its size, or to that of `like`."""
+    size = number if like is None else like
+    return f"{number:.{3 if size < 1 else 2 if size < 100 else 0}f}"
 
 
 def plot_times(path: Path, result: "SpeedResult") -> None:
@@ -106,4 +129,4 @@ def plot_times(path: Path, result: "SpeedResult") -> None:
     }
     curves = {name: ([row.attn_len for row in rows], ms_per_token) for name, ms_per_token in times.items()}
     x_label, y_label = "attention length (tokens)", "ms per token"
-    plots.plot_curves(path, {y_label: curves}, x_label=x_label, title=result.model, log_y=[y_label])
+    plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=result.model, log_y=True)

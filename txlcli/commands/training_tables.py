@@ -3,40 +3,94 @@
 from txlcli import console
 from txlcli.core.measures.profiling import StepProfile
 from txlcli.paper import metrics
+from txlcli.system.memory import format_size
 from txlcli.workflows.training.execution import TrainingResult
 from txlcli.workflows.training.forecast import ScaleForecast, TrainingForecast
 
+UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
 MAX_KERNELS, MAX_NAME = 20, 60
 """Kernels of a profile to list, and characters of their names."""
-OF_DEVICES = ("devices", "batch_size_per_device", "tokens_per_s", "seconds", "fits", "total_bytes", "exchanged_bytes")
-"""Columns of the forecast for GPUs; the parts of the total follow."""
 
 
 def show_forecast(forecast: TrainingForecast) -> None:
     """Print the plan of a training run as one line and its cost as a table."""
-    console.show_line(f"would train {forecast.plan}")
-    facts = vars(forecast) | {"step_bytes": forecast.step_bytes.to_json(), "plan": None}
-    rows = [[name.replace("_", " "), console.in_words(fact, name)] for name, fact in facts.items() if fact]
-    note = "Times: of an idle machine. Memory: without the libraries and, on a GPU, the workspace of single operations."
-    console.show_table("", ("", ""), rows, [note])
+    plan = forecast.plan
+    console.show_line(f"would train {plan}")
+    memory = "memory of a step" if plan.processes == 1 else "memory of a process"
+    extent = "the whole recipe" if plan.steps == plan.max_steps else f"{plan.steps:,} steps"
+    facts = {
+        **{f"parameters, {part}": f"{count:,}" for part, count in forecast.parameters_by_part.items() if count},
+        "parameters": f"{plan.parameters:,}",
+        **{
+            f"{memory}, {purpose}": format_size(size) for purpose, size in forecast.step_bytes.to_json().items() if size
+        },
+        "memory of the host, copy for saving": format_size(forecast.snapshot_bytes),
+        "operations per token": f"{forecast.training_flops_per_token / 1e9:,.3f} GFLOP",
+        f"operations of {extent}": f"{forecast.training_flops:.3g} FLOP",
+        "tokens/s expected": format_rate(forecast.tokens_per_s),
+        f"time of {extent}": duration(forecast.seconds),
+        "the paper's valid result": forecast.published.get("valid"),
+        "the paper's test result": forecast.published.get("test"),
+    }
+    console.show_facts("", facts, _notes(forecast))
+
+
+def format_rate(tokens_per_s: float) -> str:
+    """Return a rate without decimals, or with two significant digits if it is small."""
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2g}"
+
+
+def _notes(forecast: TrainingForecast) -> list[str]:
+    peak = f"{forecast.peak_flops_per_s / 1e9:,.0f} GFLOP/s"
+    source = f", as for {forecast.share_source}" if forecast.share_source else " measured just now"
+    timed = ", as in training steps timed just now" if forecast.step_was_timed else source
+    return [
+        f"Expected on an idle machine: {_percent(forecast.share_of_peak)} of the {peak} of a matrix product{timed}. "
+        "Memory: without the libraries and, on a GPU, the workspace of single operations.",
+        *([f"Share of tokens in each tail band: from {forecast.tails_by}."] if forecast.tails else []),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in a suitable unit."""
+    for unit, length in UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"
 
 
 def show_devices(forecast: ScaleForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table; what decides comes first."""
-    sizes = [{f"{part}_bytes": size for part, size in row.device_bytes.items()} for row in forecast.by_devices]
-    rows = [vars(row) | of_row for row, of_row in zip(forecast.by_devices, sizes, strict=True)]
-    parts = [part for part in sizes[0] if part not in OF_DEVICES and any(of_row[part] for of_row in sizes)]
+    rows = forecast.by_devices
+    parts = [part for part in rows[0].device_bytes if part != "total" and any(row.device_bytes[part] for row in rows)]
+    headings = ["GPUs", "batch of each"]
+    headings += ["tokens/s", "days"] if forecast.device_flops_per_s else []
+    headings += ["fits"] if forecast.device_memory_bytes else []
+    headings += ["total memory", "sent per step", *parts]
+    lines = []
+    for row in rows:
+        line = [f"{row.devices}", f"{row.batch_size_per_device:,}"]
+        if row.tokens_per_s is not None and row.seconds is not None:
+            line += [format_rate(row.tokens_per_s), f"{row.seconds / 86_400:,.2f}"]
+        line += [] if row.fits is None else ["yes" if row.fits else "no"]
+        line += [format_size(row.device_bytes["total"]), format_size(row.exchanged_bytes)]
+        lines.append([*line, *(format_size(row.device_bytes[part]) for part in parts)])
     title = (
         f"{forecast.recipe}: {forecast.parameters:,} parameters, batches of {forecast.batch_size}, "
         f"{forecast.steps:,} steps, {forecast.precision}; memory of each GPU"
     )
     notes = [f"Memory: without the workspace of single operations; it fits up to {forecast.usable_share:.0%}."]
     if forecast.device_flops_per_s is not None:
-        sources = {row.share_source: row.share_of_peak for row in forecast.by_devices}
-        shares = " or ".join(f"{share:.2%} (as for {source})" for source, share in sources.items())
+        sources = {row.share_source: _percent(row.share_of_peak) for row in rows}
+        shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
         exchange = "" if forecast.bandwidth_bytes_per_s else ", without the gradient exchange; add --bandwidth"
         notes.append(f"Time: at {shares} of the peak rate{exchange}.")
-    console.show_rows(title, rows, [*OF_DEVICES, *parts], notes)
+    console.show_table(title, headings, lines, notes)
 
 
 def show_result(result: TrainingResult) -> None:
@@ -48,7 +102,7 @@ def show_result(result: TrainingResult) -> None:
         "steps": f"{result.step:,} of {run.settings.train.max_steps:,}",
         "epochs": f"{result.epoch:.2f}",
         f"best valid {run.metric}": best if result.best_nats < float("inf") else "-",
-        "of the GPU's peak": None if result.mfu is None else f"{result.mfu:.1%}",
+        "of the GPU's peak": None if result.mfu is None else _percent(result.mfu),
         "next": result.next_command,
     }
     console.show_facts(f"{run.name}: {run.parameters:,} parameters", facts)
@@ -58,8 +112,11 @@ def show_result(result: TrainingResult) -> None:
 
 def _show_profile(profile: StepProfile) -> None:
     """Print the kernels that take the most time in a step as a table."""
-    kernels = [vars(kernel) | {"name": kernel.name[:MAX_NAME]} for kernel in profile.kernels[:MAX_KERNELS]]
+    rows = [
+        [kernel.name[:MAX_NAME], f"{kernel.calls_per_step:,.1f}", f"{kernel.ms_per_step:,.3f}", f"{kernel.share:.1%}"]
+        for kernel in profile.kernels[:MAX_KERNELS]
+    ]
     steps = f"steps {profile.first_step:,} to {profile.first_step + profile.steps - 1:,}"
     all_kernels = f"{profile.calls_per_step:,.0f} kernels a step, {profile.ms_per_step:,.2f} ms"
     notes = [f"All: {all_kernels}. Trace: {profile.trace}; open it at https://ui.perfetto.dev."]
-    console.show_rows(f"kernels of {steps}", kernels, ("name", "calls_per_step", "ms_per_step", "share"), notes)
+    console.show_table(f"kernels of {steps}", ("kernel", "calls a step", "ms a step", "share"), rows, notes)
