@@ -11,6 +11,7 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
+from txlcli.config.settings import Settings
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
@@ -48,13 +49,13 @@ def train(
     dry_run, runs_dir = launch.dry_run, workspace.runs_dir
     if not dry_run:
         signals.explain_end(_kept_by_a_signal(options, workspace))
-    if not dry_run and (interrupted := _run_before_restart(recipe_source, options, runs_dir)):
-        recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if options.resume is None:
         recipe_source, options = resolve(recipe_source, options, workspace.data_dir, runs_dir, console.say)
     elif recipe_source is not None or dry_run:
         raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
     name, settings = read_settings(recipe_source, options, runs_dir)
+    if not dry_run and (interrupted := _run_before_restart(settings, options, runs_dir)):
+        recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
     if (launch.processes > 1 or launch.restarts) and not launcher.is_started() and not dry_run:
         settings.train.check_processes(launch.processes)
         arguments = context.find_root().obj
@@ -68,7 +69,8 @@ def train(
     from txlcli.workflows.training import forecast
 
     if not dry_run:
-        _train_each(recipe_source, with_seeds(recipe_source, options, launch.seeds, runs_dir), workspace, json)
+        runs = with_seeds(name, settings.train.seed, options, launch.seeds, runs_dir)
+        _train_each(recipe_source, runs, workspace, json)
     elif launcher.is_main():
         processes = max(launch.processes, launcher.world_size())
         cost = forecast.run(recipe_source, options, workspace, processes=processes)
@@ -114,7 +116,7 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
 
 
-def _run_before_restart(source: str | None, options: TrainOptions, runs_dir: Path) -> str | None:
+def _run_before_restart(settings: Settings, options: TrainOptions, runs_dir: Path) -> str | None:
     """Return the run that this process resumes, since it was started again after a failure."""
     if launcher.restart_count() == 0:
         return None
@@ -122,5 +124,5 @@ def _run_before_restart(source: str | None, options: TrainOptions, runs_dir: Pat
     if options.name is None or not run_directory.is_run(options.name, runs_dir):
         return None
     run = run_directory.find(options.name, runs_dir)
-    same = run.settings == read_settings(source, options, runs_dir)[1]
-    return str(run.directory) if same and (run.directory / run_directory.LAST).exists() else None
+    has_begun = run.settings == settings and (run.directory / run_directory.LAST).exists()
+    return str(run.directory) if has_begun else None

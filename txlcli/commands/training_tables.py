@@ -6,6 +6,7 @@ from txlcli.paper import metrics
 from txlcli.system.memory import format_size
 from txlcli.workflows.training.execution import TrainingResult
 from txlcli.workflows.training.forecast import ScaleForecast, TrainingForecast
+from txlcli.workflows.training.out_of_memory import USABLE
 
 UNITS = (("years", 365 * 86_400.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
@@ -15,13 +16,13 @@ MAX_KERNELS, MAX_NAME = 20, 60
 
 def show_forecast(forecast: TrainingForecast) -> None:
     """Print the plan of a training run as one line and its cost as a table."""
-    plan = forecast.plan
+    plan, max_steps = forecast.plan, forecast.plan.run.settings.train.max_steps
     console.show_line(f"would train {plan}")
     memory = "memory of a step" if plan.processes == 1 else "memory of a process"
-    extent = "the whole recipe" if plan.steps == plan.max_steps else f"{plan.steps:,} steps"
+    extent = "the whole recipe" if plan.steps == max_steps else f"{plan.steps:,} steps"
     facts = {
         **{f"parameters, {part}": f"{count:,}" for part, count in forecast.parameters_by_part.items() if count},
-        "parameters": f"{plan.parameters:,}",
+        "parameters": f"{plan.run.parameters:,}",
         **{
             f"{memory}, {purpose}": format_size(size) for purpose, size in forecast.step_bytes.to_json().items() if size
         },
@@ -66,11 +67,11 @@ def duration(seconds: float) -> str:
 
 def show_devices(forecast: ScaleForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table; what decides comes first."""
-    rows = forecast.by_devices
+    rows, options, run = forecast.by_devices, forecast.options, forecast.plan.run
     parts = [part for part in rows[0].device_bytes if part != "total" and any(row.device_bytes[part] for row in rows)]
     headings = ["GPUs", "batch of each"]
-    headings += ["tokens/s", "days"] if forecast.device_flops_per_s else []
-    headings += ["fits"] if forecast.device_memory_bytes else []
+    headings += ["tokens/s", "days"] if options.device_flops else []
+    headings += ["fits"] if options.device_memory else []
     headings += ["total memory", "sent per step", *parts]
     lines = []
     for row in rows:
@@ -81,14 +82,14 @@ def show_devices(forecast: ScaleForecast) -> None:
         line += [format_size(row.device_bytes["total"]), format_size(row.exchanged_bytes)]
         lines.append([*line, *(format_size(row.device_bytes[part]) for part in parts)])
     title = (
-        f"{forecast.recipe}: {forecast.parameters:,} parameters, batches of {forecast.batch_size}, "
-        f"{forecast.steps:,} steps, {forecast.precision}; memory of each GPU"
+        f"{run.recipe_name}: {run.parameters:,} parameters, batches of {run.settings.train.batch_size}, "
+        f"{forecast.plan.steps:,} steps, {run.settings.train.precision}; memory of each GPU"
     )
-    notes = [f"Memory: without the workspace of single operations; it fits up to {forecast.usable_share:.0%}."]
-    if forecast.device_flops_per_s is not None:
+    notes = [f"Memory: without the workspace of single operations; it fits up to {USABLE:.0%}."]
+    if options.device_flops is not None:
         sources = {row.share_source: _percent(row.share_of_peak) for row in rows}
         shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
-        exchange = "" if forecast.bandwidth_bytes_per_s else ", without the gradient exchange; add --bandwidth"
+        exchange = "" if options.bandwidth else ", without the gradient exchange; add --bandwidth"
         notes.append(f"Time: at {shares} of the peak rate{exchange}.")
     console.show_table(title, headings, lines, notes)
 

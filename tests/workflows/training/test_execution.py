@@ -42,8 +42,8 @@ def interrupted(workflow, *arguments, **options):
 )
 def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, given, hint):
     before = (here / "runs/byte/last.safetensors").read_bytes()
-    options = TrainOptions(overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
-    error, message = interrupted(start.resume, "byte", options, on_report=send_twice(signal.SIGINT))
+    options = TrainOptions(resume="byte", overrides=("train.max_steps=90",), log_every=1, resume_hint=given)
+    error, message = interrupted(start.run, None, options, on_report=send_twice(signal.SIGINT))
     assert message == "stopping after this step; saving"
     assert str(error) == f"stopped at once, without saving; the last checkpoint is kept; {hint}"
     assert error.exit_code == 130
@@ -52,7 +52,7 @@ def test_a_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(here, gi
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_signal_that_came_twice_determines_the_exit_code(here, number, code):
-    error, _ = interrupted(start.train, "tiny.toml", EVERY_STEP, on_report=send_twice(number))
+    error, _ = interrupted(start.run, "tiny.toml", EVERY_STEP, on_report=send_twice(number))
     assert str(error) == "stopped at once, without saving; there is no checkpoint"
     assert error.exit_code == code
     assert not (here / "runs/tiny").exists()
@@ -65,7 +65,7 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
             return super().progress(*description)
 
     before = {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()}
-    error, _ = interrupted(start.train, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
+    error, _ = interrupted(start.run, "tiny.toml", TrainOptions(name="byte", force=True), reporter=Interrupting())
     assert (str(error), error.exit_code) == ("no step was taken; the earlier run runs/byte was kept", 130)
     assert {path.name: path.read_bytes() for path in (here / "runs/byte").iterdir()} == before
     assert not list((here / "runs").glob(".byte*"))
@@ -73,9 +73,9 @@ def test_a_signal_before_the_first_step_keeps_the_run_that_was_to_be_replaced(he
 
 def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
     workspace, lines = Workspace(**HERE, reporter=RecordingReporter()), []
-    plain = start.train("tiny.toml", EVERY_STEP, workspace)
+    plain = start.run("tiny.toml", EVERY_STEP, workspace)
     options = TrainOptions(log_every=1, profile=3)
-    result = start.train("tiny.toml", options, workspace, on_report=lines.append)
+    result = start.run("tiny.toml", options, workspace, on_report=lines.append)
     assert result.best_nats == plain.best_nats
     *_, line = lines
     assert (line["kind"], line["first_step"], line["steps"]) == ("profile", 5, 3)  # M is full after one, and 3 warm up
@@ -92,7 +92,7 @@ def test_a_profile_records_steps_after_the_warm_up_and_changes_no_number(here):
 def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, profile, max_steps, fits):
     options = TrainOptions(profile=profile, max_steps=max_steps)
     with pytest.raises(UsageError, match=f"`profile` {profile}: {fits} steps fit between .* every 4 steps; "):
-        start.train("tiny.toml", options, Workspace(**HERE))
+        start.run("tiny.toml", options, Workspace(**HERE))
     assert not (here / "runs/tiny").exists()
 
 

@@ -11,7 +11,7 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import SINGLE_PROCESS
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training.plan import decide_compile
+from txlcli.workflows.training.plan import Plan, decide_compile
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -26,7 +26,7 @@ def decided(*changes, device=CUDA, saved=None):
     lines = []
     reporter = Reporter(lambda text, done, total: lines.append(text))
     checkpoint = None if saved is None else Checkpoint({}, saved)
-    after = decide_compile(run, checkpoint, device, SINGLE_PROCESS, last_step=None, reporter=reporter)
+    after = decide_compile(Plan(run=run, device=device), checkpoint, SINGLE_PROCESS, reporter)
     return after.compile, lines
 
 

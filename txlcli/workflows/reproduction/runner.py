@@ -86,10 +86,10 @@ class Runner:
             if run.settings != settings:
                 raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
             if history.read(run).state != "finished":
-                start.resume(str(directory), TRAINING, self.workspace)
+                start.run(None, dataclasses.replace(TRAINING, resume=str(directory)), self.workspace)
         else:  # a training process that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
-            start.train(model.recipe, dataclasses.replace(options, force=replaces), self.workspace)
+            start.run(model.recipe, dataclasses.replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:

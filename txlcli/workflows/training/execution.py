@@ -13,16 +13,11 @@ import torch
 
 from txlcli import __version__
 from txlcli.config import recipe
-from txlcli.config.bands import bands
 from txlcli.config.settings import Settings
 from txlcli.core.kernels.determinism import deterministic_kernels
-from txlcli.core.kernels.device import describe
-from txlcli.core.measures.gpus import data_sheet_flops_per_s
 from txlcli.core.measures.profiling import WARM_UP, StepProfile, StepProfiler
 from txlcli.core.training.loop import Training
 from txlcli.core.training.reports import Report, StepReport
-from txlcli.core.training.segments import band_shares
-from txlcli.data.token_store import TokenStore
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
@@ -32,7 +27,8 @@ from txlcli.system.command_lines import command_line
 from txlcli.system.plain_json import as_json
 from txlcli.workflows.options import TrainOptions
 from txlcli.workflows.reporter import Reporter, Step
-from txlcli.workflows.training import out_of_memory, plan, trackers
+from txlcli.workflows.training import out_of_memory, trackers
+from txlcli.workflows.training.plan import Plan
 from txlcli.workflows.workspace import Workspace
 
 WAITING, FIRST_HINT_S = 2.0, 20.0
@@ -68,13 +64,13 @@ def settings_facts(settings: Settings) -> dict[str, str]:
 
 
 def execute(
-    run: Run, training: Training, workspace: Workspace, options: TrainOptions, on_report: OnReport | None
+    plan: Plan, training: Training, workspace: Workspace, options: TrainOptions, on_report: OnReport | None
 ) -> TrainingResult:
     """Take the steps of a training run, and save its state at the end.
 
     A signal that came with the last step is an Interrupted only where the caller continues.
     """
-    reporter, data_dir, world = workspace.reporter, workspace.data_dir, training.world
+    run, reporter, data_dir, world = plan.run, workspace.reporter, workspace.data_dir, training.world
     processes = world.size if world.size > 1 else None
     next_command = command_line("train", resume=run.directory, processes=processes, data_dir=data_dir)
     resume_hint = options.resume_hint or f'resume with "{next_command}"'
@@ -83,7 +79,7 @@ def execute(
         out_of_memory.explained(run.settings, run.vocab_size, training.device, world.size, training=training),
         deterministic_kernels(training.device, enabled=run.settings.train.deterministic),
     ):
-        mfu, profile = _take_steps(run, training, options, caught, reporter, on_report)
+        mfu, profile = _take_steps(plan, training, options, caught, reporter, on_report)
         if profile and on_report:
             on_report({"kind": "profile", **dataclasses.asdict(profile)})
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
@@ -101,8 +97,8 @@ def execute(
             reporter.say(
                 f"{training.stale} validations in a row brought no improvement; ended at step {training.step:,}"
             )
-        splits = TokenStore.open(workspace.store_path(run.settings.corpus.store)).splits
-        split = None if "test" in splits else list(splits)[-1]
+        assert plan.store is not None
+        split = None if "test" in plan.store.splits else list(plan.store.splits)[-1]
         next_command = command_line("eval", str(run.directory), split=split, data_dir=data_dir)
     else:
         reporter.say(f"{saved} of {last:,}; {resume_hint}")
@@ -115,7 +111,7 @@ def replaced_without_progress(run: Run, training: Training) -> bool:
 
 
 def _take_steps(
-    run: Run,
+    plan: Plan,
     training: Training,
     options: TrainOptions,
     caught: list[int],
@@ -123,7 +119,7 @@ def _take_steps(
     on_report: OnReport | None,
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
-    limit_s = None if options.max_minutes is None else 60 * options.max_minutes
+    run, limit_s = plan.run, None if options.max_minutes is None else 60 * options.max_minutes
     deadline = None if limit_s is None else time.monotonic() + limit_s
     failures: list[Exception] = []
 
@@ -137,7 +133,7 @@ def _take_steps(
         log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
         on_step: list[Callable[[int], None]] = []
         if training.world.is_rank_zero:
-            log = TrainingLog(run, steps, reporter, on_report, stack, peak_tokens_per_s(run, training), limit_s)
+            log = TrainingLog(run, steps, reporter, on_report, stack, plan.peak_tokens_per_s, limit_s)
             on_step += [log.show_step]
             on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
             if profiler:
@@ -291,15 +287,6 @@ class ProcessorWatch:
             self._is_watching = False
             ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"
             self._reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
-
-
-def peak_tokens_per_s(run: Run, training: Training) -> float | None:
-    """Return the tokens per second at the peak rate of all GPUs; None on a CPU, and without a known data sheet."""
-    peak = data_sheet_flops_per_s(describe(training.device), run.settings.train.precision)
-    if peak is None:
-        return None
-    shares = band_shares(bands(run.settings.model, run.vocab_size), training.segments.ids)
-    return training.world.size * peak / plan.flops_per_token(run, shares)
 
 
 def as_line(report: Report, metric: str) -> Line:

@@ -7,13 +7,11 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from txlcli.config import recipe
-from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.determinism import deterministic_kernels
@@ -27,19 +25,19 @@ from txlcli.core.measures.forecast import (
     snapshot_bytes,
     step_bytes,
 )
-from txlcli.core.measures.gpus import CPU_SHARE, ExpectedShare, expected_share
+from txlcli.core.measures.gpus import CPU_SHARE
 from txlcli.core.measures.timing import peak_flops_per_s, time_training
 from txlcli.core.training.distributed import of_one_process
 from txlcli.core.training.loop import new_model
 from txlcli.core.training.optimizer import named_groups
-from txlcli.core.training.segments import band_shares
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import ScaleOptions, TrainOptions
 from txlcli.workflows.training import initial_weights, start
-from txlcli.workflows.training import plan as plans
 from txlcli.workflows.training.out_of_memory import USABLE
+from txlcli.workflows.training.plan import Plan, check_device
+from txlcli.workflows.training.request import read_settings
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
@@ -60,33 +58,10 @@ weights, too; fsdp sends the weights twice, and the gradients once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRun:
-    """A training run that is not started."""
-
-    run: Run
-    store: TokenStore | None
-    """None if it is missing and the recipe declares the vocabulary size of its benchmark."""
-    plan: plans.Plan
-
-    @cached_property
-    def flops_per_token(self) -> float:
-        """Operations per predicted token of a step; without a store, the bands have shares by Zipf's law."""
-        cut = bands(self.run.settings.model, self.run.vocab_size)
-        return plans.flops_per_token(self.run, band_shares(cut, self.store.ids("train")) if self.store else None)
-
-    def expected_share(self, train: TrainSettings, device: torch.device) -> ExpectedShare:
-        """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
-        step_flops = train.batch_size * train.seg_len * self.flops_per_token
-        expected = expected_share(self.run.settings.model, step_flops, device.type)
-        # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
-        return expected._replace(share=expected.share * (0.75 if train.recompute == "layers" else 1))
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingForecast:
     """Plan of a training run, and its cost on this machine."""
 
-    plan: plans.Plan
+    plan: Plan
     parameters_by_part: dict[str, int]
     step_bytes: StepBytes
     """Of one process."""
@@ -108,8 +83,8 @@ class TrainingForecast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `txl train --dry-run --json` prints."""
-        own = dataclasses.asdict(self) | {"step_bytes": self.step_bytes.to_json()}
-        return own.pop("plan") | own
+        own = vars(self) | {"step_bytes": self.step_bytes.to_json()}
+        return self.plan.to_json() | {name: fact for name, fact in own.items() if name != "plan"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,50 +108,62 @@ class DeviceCost:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleForecast:
-    """Facts that do not depend on the number of GPUs, and the cost on each number."""
+    """Cost of a training run on several numbers of GPUs."""
 
-    recipe: str
-    parameters: int
-    vocab_size: int
-    precision: str
-    steps: int
-    batch_size: int
-    accumulate: int
-    device_memory_bytes: float | None
-    usable_share: float = USABLE
-    bandwidth_bytes_per_s: float | None
-    device_flops_per_s: float | None
-    training_flops_per_token: float
-    parallel: str
+    plan: Plan
+    options: ScaleOptions
     by_devices: tuple[DeviceCost, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `txl recipes scale --json` prints."""
+        options, run, train = self.options, self.plan.run, self.plan.run.settings.train
+        return {
+            "recipe": run.recipe_name,
+            "parameters": run.parameters,
+            "vocab_size": run.vocab_size,
+            "precision": train.precision,
+            "steps": self.plan.steps,
+            "batch_size": train.batch_size,
+            "accumulate": train.accumulate,
+            "device_memory_bytes": options.device_memory,
+            "usable_share": USABLE,
+            "bandwidth_bytes_per_s": options.bandwidth,
+            "device_flops_per_s": options.device_flops,
+            "training_flops_per_token": self.plan.flops_per_token,
+            "parallel": train.parallel,
+            "by_devices": self.by_devices,
+        }
 
 
 def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int) -> TrainingForecast:
     """Return the plan of a training run and its cost; no run is made."""
     device = pick_device(workspace.device)
-    described = plans.describe_devices(device, processes)
-    planned = plan_run(recipe_source, options, workspace, described, processes=processes)
-    settings, vocab_size = planned.run.settings, planned.run.vocab_size
+    plan = _plan(recipe_source, options, workspace, device, processes=processes)
+    settings, vocab_size = plan.run.settings, plan.run.vocab_size
     train = settings.train
-    plans.check_device(settings, device, processes=processes)
+    check_device(settings, device, processes=processes)
     of_one = of_one_process(train, processes)
     needed = step_bytes(settings.model, vocab_size, of_one, device=device, processes=processes)
-    flops = planned.flops_per_token
+    flops = plan.flops_per_token
     peak = peak_flops_per_s(device, train.precision, seconds=time.thread_time)
-    timed = timed_share_of_peak(settings.model, vocab_size, of_one, device=device, peak=peak, needed_bytes=needed.total)
-    expected, source = planned.expected_share(of_one, device)
+    timed = (
+        _timed_share_of_peak(settings.model, vocab_size, of_one, device, peak)
+        if needed.total <= MAX_TIMED_BYTES
+        else None
+    )
+    expected, source = plan.expected_share(of_one)
     share = timed or expected
     devices = 1 if device.type == "cpu" else processes  # processes on a CPU share its cores
     rate = devices * share * peak / flops
-    tokens = planned.plan.steps * train.batch_size * train.seg_len
+    tokens = plan.steps * train.batch_size * train.seg_len
     return TrainingForecast(
-        plan=planned.plan,
+        plan=plan,
         parameters_by_part=parameters_by_part(settings.model, vocab_size),
         step_bytes=needed,
         snapshot_bytes=snapshot_bytes(settings.model, vocab_size, train, needed, processes),
         training_flops_per_token=flops,
         tails=len(settings.model.cutoffs),
-        tails_by="the store's text" if planned.store else "Zipf's law",
+        tails_by="the store's text" if plan.store else "Zipf's law",
         training_flops=tokens * flops,
         peak_flops_per_s=peak,
         share_of_peak=share,
@@ -188,20 +175,25 @@ def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, 
     )
 
 
-def plan_run(
-    recipe_source: str | None, options: TrainOptions, workspace: Workspace, devices: str, *, processes: int
-) -> PlannedRun:
-    """Check a training run as `start.train` does, except for its devices, and plan it."""
-    name, settings = start.load_settings(recipe_source, options, workspace.runs_dir)
+def _plan(
+    recipe_source: str | None, options: TrainOptions, workspace: Workspace, device: torch.device, *, processes: int = 1
+) -> Plan:
+    """Check a training run as `start.run` does, except for its device, and plan it."""
+    name, settings = read_settings(recipe_source, options, workspace.runs_dir)
     directory = next(start.new_directories(name, options, workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
     if options.begin_from is not None and store is not None:
         initial_weights.read(options.begin_from, settings.model, store, workspace)
-    text = (store, start.read_splits(settings, store, workspace.reporter)[0]) if store else None
     run = start.new_run(name, settings, directory, store)
     named_groups(settings.model, run.vocab_size, settings.train)
-    plan = plans.plan(run, text, until_step=options.max_steps, devices=devices, processes=processes)
-    return PlannedRun(run=run, store=store, plan=plan)
+    return Plan(
+        run=run,
+        store=store,
+        segments=start.read_splits(settings, store, workspace.reporter)[0] if store else None,
+        until_step=options.max_steps,
+        device=device,
+        processes=processes,
+    )
 
 
 def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore | None:
@@ -216,29 +208,19 @@ def _store_if_prepared(settings: Settings, workspace: Workspace) -> TokenStore |
         return None
 
 
-def timed_share_of_peak(
-    model: ModelSettings,
-    vocab_size: int,
-    train: TrainSettings,
-    *,
-    device: torch.device,
-    peak: float,
-    needed_bytes: int | None = None,
+def _timed_share_of_peak(
+    model: ModelSettings, vocab_size: int, train: TrainSettings, device: torch.device, peak: float
 ) -> float | None:
     """Time training steps of one process, and return the share of the peak rate (FLOP/s) that they reach.
 
     On a CPU, both are those of an idle machine: the time in which other processes run is not counted. None if the steps
-    are too large to be timed within MAX_TIMED_S and MAX_TIMED_BYTES.
+    are too large to be timed within MAX_TIMED_S.
     """
     if train.compile == "on":  # compiling takes longer than a forecast may
         return None
     flops = step_flops_per_token(model, vocab_size, train)
-    step_flops = train.batch_size * train.seg_len * flops
     n_steps = -(-train.mem_len // train.seg_len) + 1 + TIMED_STEPS  # to fill the memory, to warm up, to time
-    expected_s = n_steps * step_flops / (CPU_SHARE * peak)
-    if expected_s > MAX_TIMED_S:
-        return None
-    if (needed_bytes or step_bytes(model, vocab_size, train, device=device).total) > MAX_TIMED_BYTES:
+    if n_steps * train.batch_size * train.seg_len * flops > MAX_TIMED_S * CPU_SHARE * peak:
         return None
     new = new_model(model, vocab_size, seed=train.seed, device=device)
     with deterministic_kernels(device, enabled=train.deterministic):
@@ -251,25 +233,12 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
 
     What only the GPUs themselves can reject is not checked.
     """
-    planned = plan_run(source, TrainOptions(overrides=options.overrides), workspace, "", processes=1)
-    plan, train = planned.plan, planned.run.settings.train
+    plan = _plan(source, TrainOptions(overrides=options.overrides), workspace, GPU)
+    train = plan.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]
-    return ScaleForecast(
-        recipe=plan.recipe,
-        parameters=plan.parameters,
-        vocab_size=plan.vocab_size,
-        precision=plan.precision,
-        steps=plan.steps,
-        batch_size=train.batch_size,
-        accumulate=train.accumulate,
-        device_memory_bytes=options.device_memory,
-        bandwidth_bytes_per_s=options.bandwidth,
-        device_flops_per_s=options.device_flops,
-        training_flops_per_token=planned.flops_per_token,
-        parallel=train.parallel,
-        by_devices=tuple(_cost(planned, options, devices) for devices in counts),
-    )
+    by_devices = tuple(_cost(plan, options, devices) for devices in counts)
+    return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
 
 
 def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:
@@ -289,17 +258,15 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
     return {"parameters": weights, **by_purpose, "total": total}
 
 
-def _cost(planned: PlannedRun, options: ScaleOptions, devices: int) -> DeviceCost:
-    run, train = planned.run, planned.run.settings.train
+def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
+    run, train = plan.run, plan.run.settings.train
     needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
-    exchanged, of_one = (
-        exchanged_bytes(FLOAT * run.parameters, devices, parallel=train.parallel),
-        of_one_process(train, devices),
-    )
-    share, source = planned.expected_share(of_one, GPU)
+    exchanged = exchanged_bytes(FLOAT * run.parameters, devices, parallel=train.parallel)
+    of_one = of_one_process(train, devices)
+    share, source = plan.expected_share(of_one)
     step_s = None
     if options.device_flops is not None:
-        compute_s = of_one.batch_size * train.seg_len * planned.flops_per_token / (share * options.device_flops)
+        compute_s = of_one.batch_size * train.seg_len * plan.flops_per_token / (share * options.device_flops)
         step_s = compute_s + _visible_exchange_s(run, exchanged / (options.bandwidth or math.inf), compute_s)
     return DeviceCost(
         devices=devices,
@@ -310,7 +277,7 @@ def _cost(planned: PlannedRun, options: ScaleOptions, devices: int) -> DeviceCos
         exchanged_bytes=exchanged,
         step_s=step_s,
         tokens_per_s=train.batch_size * train.seg_len / step_s if step_s else None,
-        seconds=planned.plan.steps * step_s if step_s else None,
+        seconds=plan.steps * step_s if step_s else None,
         fits=None if options.device_memory is None else needed["total"] <= USABLE * options.device_memory,
     )
 

@@ -2,19 +2,22 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
+from txlcli.config.bands import bands
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.compilation import compiler_problem, triton_problem
 from txlcli.core.kernels.determinism import check_deterministic
 from txlcli.core.kernels.device import check_precision, describe
-from txlcli.core.measures.cost import Shares, step_flops_per_token
-from txlcli.core.measures.gpus import expected_share
+from txlcli.core.measures.cost import step_flops_per_token
+from txlcli.core.measures.gpus import ExpectedShare, data_sheet_flops_per_s, expected_share
 from txlcli.core.measures.timing import peak_flops_per_s
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.core.training.distributed import World, of_one_process
-from txlcli.core.training.segments import TrainingSegments
+from txlcli.core.training.segments import TrainingSegments, band_shares
 from txlcli.data.token_store import TokenStore
 from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
@@ -26,80 +29,83 @@ MIN_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of a training run: the beginning of the object that `--dry-run --json` prints."""
+    """A training run before it begins."""
 
-    recipe: str
-    parameters: int
-    vocab_size: int
-    store: str | None
-    """None if the corpus is not prepared."""
-    train_tokens: int | None
-    lanes: int
-    seg_len: int
-    mem_len: int | None
-    """None for a recurrent state."""
-    reread_len: int
-    """Tokens before each segment that are read again."""
-    steps: int
-    """Up to the step that was asked for, or to the recipe's end."""
-    max_steps: int
-    epochs: float | None
-    precision: str
-    processes: int
-    device: str
-    folder: str
+    run: Run
+    store: TokenStore | None = None
+    """None if it is missing and the recipe declares the vocabulary size of its benchmark."""
+    segments: TrainingSegments | None = None
+    """None without a store."""
+    until_step: int | None = None
+    device: torch.device
+    processes: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Steps up to the one that was asked for, or to the recipe's end."""
+        max_steps = self.run.settings.train.max_steps
+        return min(self.until_step or max_steps, max_steps)
+
+    @property
+    def devices(self) -> str:
+        """Devices in a few words."""
+        device = describe(self.device)
+        return device if self.processes == 1 else f"{self.processes} processes, {device} each"
+
+    @cached_property
+    def flops_per_token(self) -> float:
+        """Operations per predicted token of a step; without a store, the bands have shares by Zipf's law."""
+        model, vocab_size, train = self.run.settings.model, self.run.vocab_size, self.run.settings.train
+        shares = band_shares(bands(model, vocab_size), self.store.ids("train")) if self.store else None
+        return step_flops_per_token(model, vocab_size, train, shares)
+
+    @property
+    def peak_tokens_per_s(self) -> float | None:
+        """Tokens per second at the peak rate of all GPUs; None on a CPU, and without a known data sheet."""
+        peak = data_sheet_flops_per_s(describe(self.device), self.run.settings.train.precision)
+        return None if peak is None else self.processes * peak / self.flops_per_token
+
+    def expected_share(self, train: TrainSettings) -> ExpectedShare:
+        """Return the share of the peak rate that a step of one process (`of_one_process`) is expected to reach."""
+        step_flops = train.batch_size * train.seg_len * self.flops_per_token
+        expected = expected_share(self.run.settings.model, step_flops, self.device.type)
+        # The forward pass of recomputed layers is one part of four, and no part of the operations that are needed.
+        return expected._replace(share=expected.share * (0.75 if train.recompute == "layers" else 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the beginning of the object that `txl train --dry-run --json` prints."""
+        run, train = self.run, self.run.settings.train
+        return {
+            "recipe": run.recipe_name,
+            "parameters": run.parameters,
+            "vocab_size": run.vocab_size,
+            "store": str(self.store.path) if self.store else None,
+            "train_tokens": self.store.info("train").tokens if self.store else None,
+            "lanes": train.batch_size,
+            "seg_len": train.seg_len,
+            "mem_len": None if run.settings.model.recurrent_state else train.mem_len,
+            "reread_len": train.reread_len,
+            "steps": self.steps,
+            "max_steps": train.max_steps,
+            "epochs": self.steps / self.segments.per_epoch if self.segments else None,
+            "precision": train.precision,
+            "processes": self.processes,
+            "device": self.devices,
+            "folder": str(run.directory),
+        }
 
     def __str__(self) -> str:
-        corpus = f"{self.store} ({self.train_tokens:,} tokens)" if self.store else "a corpus that is not prepared"
-        steps = (
-            f"{self.steps:,} steps" if self.steps == self.max_steps else f"{self.steps:,} of {self.max_steps:,} steps"
-        )
-        epochs = f" ({self.epochs:.3g} epochs)" if self.epochs is not None else ""
-        memory = "recurrent state" if self.mem_len is None else f"memory {self.mem_len}"
-        memory += f", {self.reread_len} tokens read again" if self.reread_len else ""
+        run, train, store = self.run, self.run.settings.train, self.store
+        corpus = f"{store.path} ({store.info('train').tokens:,} tokens)" if store else "a corpus that is not prepared"
+        steps = f"{self.steps:,} " + (f"of {train.max_steps:,} " if self.steps < train.max_steps else "") + "steps"
+        steps += f" ({self.steps / self.segments.per_epoch:.3g} epochs)" if self.segments else ""
+        memory = "recurrent state" if run.settings.model.recurrent_state else f"memory {train.mem_len}"
+        memory += f", {train.reread_len} tokens read again" if train.reread_len else ""
         return (
-            f"{self.recipe}: {self.parameters:,} parameters (V = {self.vocab_size:,}) on {corpus}, batches of "
-            f"{self.lanes} x {self.seg_len} tokens, {memory}, {steps}{epochs}, {self.precision}, {self.device}, into "
-            f"{self.folder}"
+            f"{run.recipe_name}: {run.parameters:,} parameters (V = {run.vocab_size:,}) on {corpus}, batches of "
+            f"{train.batch_size} x {train.seg_len} tokens, {memory}, {steps}, {train.precision}, {self.devices}, into "
+            f"{run.directory}"
         )
-
-
-def plan(
-    run: Run, text: tuple[TokenStore, TrainingSegments] | None, *, until_step: int | None, devices: str, processes: int
-) -> Plan:
-    """Return the plan of a training run on devices that are described in a few words."""
-    settings = run.settings
-    train = settings.train
-    store, segments = text or (None, None)
-    steps = min(until_step or train.max_steps, train.max_steps)
-    return Plan(
-        recipe=run.recipe_name,
-        parameters=run.parameters,
-        vocab_size=run.vocab_size,
-        store=str(store.path) if store else None,
-        train_tokens=store.info("train").tokens if store else None,
-        lanes=train.batch_size,
-        seg_len=train.seg_len,
-        mem_len=None if settings.model.recurrent_state else train.mem_len,
-        reread_len=train.reread_len,
-        steps=steps,
-        max_steps=train.max_steps,
-        epochs=steps / segments.per_epoch if segments else None,
-        precision=train.precision,
-        processes=processes,
-        device=devices,
-        folder=str(run.directory),
-    )
-
-
-def flops_per_token(run: Run, shares: Shares | None = None) -> float:
-    """Return the operations per predicted token of a step of a run."""
-    return step_flops_per_token(run.settings.model, run.vocab_size, run.settings.train, shares)
-
-
-def describe_devices(device: torch.device, processes: int) -> str:
-    """Describe the devices of a training run in a few words."""
-    return describe(device) if processes == 1 else f"{processes} processes, {describe(device)} each"
 
 
 def check_device(settings: Settings, device: torch.device, *, processes: int) -> None:
@@ -114,33 +120,29 @@ def check_device(settings: Settings, device: torch.device, *, processes: int) ->
         )
 
 
-def decide_compile(
-    run: Run, saved: Checkpoint | None, device: torch.device, world: World, *, last_step: int | None, reporter: Reporter
-) -> TrainSettings:
+def decide_compile(plan: Plan, saved: Checkpoint | None, world: World, reporter: Reporter) -> TrainSettings:
     """Return the settings with train.compile = "auto" decided; a resumed run continues as before: it stays exact."""
-    train = run.settings.train
-    if train.compile != "auto" or device.type != "cuda" or run.settings.model.head_width is None:
+    settings, train = plan.run.settings, plan.run.settings.train
+    if train.compile != "auto" or plan.device.type != "cuda" or settings.model.head_width is None:
         return train
     compiles = saved.state.get("compiled") if saved is not None else None
     if compiles is None:
-        reason = _reason_against(run, device, world.size, last_step or train.max_steps)
+        reason = _reason_against(plan)
         if reason is not None:
             reporter.say(f"layers are not compiled: {reason}")
         compiles = not world.any_of(reason is not None)
     return dataclasses.replace(train, compile="on" if compiles else "off")
 
 
-def _reason_against(run: Run, device: torch.device, processes: int, steps: int) -> str | None:
+def _reason_against(plan: Plan) -> str | None:
     """Return why the layers should not be compiled; None if they should."""
-    settings = run.settings
-    train = of_one_process(settings.train, processes)
+    train = of_one_process(plan.run.settings.train, plan.processes)
     if train.parallel == "fsdp":
         return 'train.parallel = "fsdp" divides their weights'
-    if problem := triton_problem(device):
+    if problem := triton_problem(plan.device):
         return f"kernels of the compiler do not run; {problem}"
-    step_flops = train.batch_size * train.seg_len * flops_per_token(run)
-    rate = expected_share(settings.model, step_flops, device.type).share * peak_flops_per_s(device, train.precision)
-    seconds = steps * step_flops / rate
+    rate = plan.expected_share(train).share * peak_flops_per_s(plan.device, train.precision)
+    seconds = plan.steps * train.batch_size * train.seg_len * plan.flops_per_token / rate
     if seconds < MIN_SECONDS:
         return f"the run takes about {seconds:.0f} s without, and compiling up to half a minute; `compile` on compiles"
-    return compiler_problem(device)
+    return compiler_problem(plan.device)

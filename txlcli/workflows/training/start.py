@@ -9,7 +9,6 @@ import torch
 
 from txlcli import corpora
 from txlcli.config import recipe
-from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings, TrainSettings
 from txlcli.core.kernels.device import pick_device
 from txlcli.core.model import registry
@@ -26,135 +25,101 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
-from txlcli.runs.run_directory import Run
+from txlcli.runs.run_directory import Origin, Run
 from txlcli.system import launcher
 from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, initial_weights, out_of_memory, plan, trackers
+from txlcli.workflows.training import execution, initial_weights, out_of_memory
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.training.initial_weights import InitialWeights
+from txlcli.workflows.training.plan import Plan, check_device, decide_compile
 from txlcli.workflows.training.request import read_settings
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
 LR_JUMP = 1.1
 """Factor between the learning rates of two steps from which a resumed run reports it."""
-FIXED_KEYS = (
-    *("batch_size", "seg_len", "mem_len", "reread_len", "seg_len_jitter", "roll_lanes"),
-    *("optimizer", "momentum", "average", "seed"),
-    *("valid_seg_len", "valid_tokens"),  # validation losses at other values are not comparable
-)
 
 
 def run(
     recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
-    """Train a recipe into a new run, or resume the run that the options name; `on_report` receives every metric.
+    """Train a recipe into a new run, or resume the run that the options name, until its end or a limit.
 
-    Without a recipe, a new run has the settings of the run that it begins from.
+    Without a recipe, a new run has the settings of the run that it begins from. `on_report` receives every metric.
     """
+    name, settings = read_settings(recipe_source, options, workspace.runs_dir)
     if options.resume is not None:
-        return resume(options.resume, options, workspace, on_report=on_report)
-    return train(recipe_source, options, workspace, on_report=on_report)
-
-
-def train(
-    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
-) -> TrainingResult:
-    """Train a recipe into a new run, until its end or a limit."""
-    (name, settings), directory, store = load_settings(recipe_source, options, workspace.runs_dir), Path(), None
+        return _resume(options.resume, settings, options, workspace, on_report)
+    directory = Path()
     if launcher.is_main():
         directory = next(new_directories(name, options, workspace.runs_dir))
-        store = _open_or_prepare_store(settings, workspace)  # before the processes meet, since it may take long
-    with _joined(settings, workspace) as (world, device):
-        store = store or _open_store(settings, workspace)
+        _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
+    with _joined(settings, workspace) as (world, device, store):
         origin = options.begin_from
         weights = initial_weights.read(origin, settings.model, store, workspace) if origin else None
         _agree(world, settings, store, weights.checkpoint if weights else None)
-        run = new_run(name, settings, directory, store)
-        run = dataclasses.replace(run, origin=weights.origin) if weights else run
-        splits = read_splits(settings, store, workspace.reporter)
+        run = new_run(name, settings, directory, store, weights.origin if weights else None)
+        splits, until = read_splits(settings, store, workspace.reporter), options.max_steps
         with claim_run_directory(run, options) if world.is_rank_zero else nullcontext(run) as run:
-            devices = plan.describe_devices(device, world.size)
-            text = store, splits[0]
-            planned = plan.plan(run, text, until_step=options.max_steps, devices=devices, processes=world.size)
-            workspace.reporter.say(f"training {planned}")
+            plan = Plan(run=run, store=store, segments=splits[0], until_step=until, device=device, processes=world.size)
+            workspace.reporter.say(f"training {plan}")
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
-            training = _build(run, store, splits, (world, device), options, workspace.reporter, begin=weights)
+            training = _build(plan, store, splits, world, workspace.reporter, begin=weights)
             del weights  # they may be as large as the model
             created = _created(run, training, store, force=options.force)
             with created if world.is_rank_zero else nullcontext():
-                return execution.execute(run, training, workspace, options, on_report)
+                return execution.execute(plan, training, workspace, options, on_report)
 
 
-def resume(
-    run_name: str, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
+def _resume(
+    run_name: str, settings: Settings, options: TrainOptions, workspace: Workspace, on_report: OnReport | None
 ) -> TrainingResult:
     """Train a run that was stopped from exactly where it stopped, until its end or a limit."""
     before = run_directory.find(run_name, workspace.runs_dir)
     if before.weights is not None:
         instead = f"resume {before.directory}, or begin another run with `begin_from` {before.weights}"
         raise UsageError(f"`resume` {before.weights}: only the last checkpoint of a run can be resumed; {instead}")
-    with run_directory.locked(before.directory) if launcher.is_main() else nullcontext():
-        run = _change_settings(before, options.changes)
-        _check_options(run.settings, options)
-        with _joined(run.settings, workspace) as (world, device):
-            store = _open_store(run.settings, workspace)
-            saved = _load_checkpoint(run, store)
-            _agree(world, run.settings, store, saved)
-            splits = read_splits(run.settings, store, workspace.reporter)
-            training = _build(run, store, splits, (world, device), options, workspace.reporter, begin=saved)
-            _check_resumed(run, before, training, options.max_steps)
-            run = _record_changes(run, before, training.step, workspace.reporter)
-            if world.is_rank_zero:
-                run.drop_metrics_after(training.step, validated=training.validated)
-                run_directory.update(run)
-                run_directory.delete_replaced(run)  # left where locks do not work
-                run_directory.remove_drafts(run)
-            workspace.reporter.say(
-                f"resuming {run.directory} at step {training.step:,} of {run.settings.train.max_steps:,}, "
-                f"{plan.describe_devices(device, world.size)}"
-            )
-            return execution.execute(run, training, workspace, options, on_report)
+    with (
+        run_directory.locked(before.directory) if launcher.is_main() else nullcontext(),
+        _joined(settings, workspace) as (world, device, store),
+    ):
+        run, step = dataclasses.replace(before, settings=settings), options.max_steps
+        saved = _load_checkpoint(run, store)
+        _agree(world, settings, store, saved)
+        splits = read_splits(settings, store, workspace.reporter)
+        plan = Plan(run=run, store=store, segments=splits[0], until_step=step, device=device, processes=world.size)
+        training = _build(plan, store, splits, world, workspace.reporter, begin=saved)
+        _check_resumed(run, before, training, options.max_steps)
+        run = _record_changes(run, before, training.step, workspace.reporter)
+        if world.is_rank_zero:
+            run.drop_metrics_after(training.step, validated=training.validated)
+            run_directory.update(run)
+            run_directory.delete_replaced(run)  # left where locks do not work
+            run_directory.remove_drafts(run)
+        workspace.reporter.say(
+            f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, {plan.devices}"
+        )
+        return execution.execute(dataclasses.replace(plan, run=run), training, workspace, options, on_report)
 
 
 @contextmanager
-def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, torch.device]]:
-    """Check the device, and join the processes that train together and fail together."""
+def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, torch.device, TokenStore]]:
+    """Check the device, join the processes that train together and fail together, and open the store."""
     device = pick_device(workspace.device)
-    plan.check_device(settings, device, processes=launcher.world_size())
+    check_device(settings, device, processes=launcher.world_size())
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together():
-        yield world, device
+        yield world, device, workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
 
 
-def _open_store(settings: Settings, workspace: Workspace) -> TokenStore:
-    return workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
-
-
-def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoint | None = None) -> None:
+def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoint | None) -> None:
     """Compare settings, texts and checkpoint of all processes."""
     if world.size > 1:
         facts = settings_facts(settings) | {"the checkpoint": saved.fingerprint() if saved else "none"}
         facts |= {f"the {split} split (SHA-256)": store.digest(split) or "absent" for split in ("train", "valid")}
         world.agree(facts)
-
-
-def load_settings(recipe_source: str | None, options: TrainOptions, runs_dir: Path) -> tuple[str, Settings]:
-    """Return the name and the settings of a new run, and check that it can be trained here up to the last step."""
-    name, settings = read_settings(recipe_source, options, runs_dir)
-    model = settings.model
-    if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
-        reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
-        raise RecipeError(f"{recipe_source or name}: {reason}; `overrides` train.mem_len=0")
-    _check_options(settings, options)
-    return name, settings
-
-
-def _check_options(settings: Settings, options: TrainOptions) -> None:
-    trackers.check_packages(settings.log)
-    options.check_steps(settings.train.max_steps)
 
 
 def new_directories(name: str, options: TrainOptions, runs_dir: Path) -> Iterator[Path]:
@@ -197,7 +162,9 @@ def _created(run: Run, training: Training, store: TokenStore, *, force: bool) ->
             run_directory.restore_replaced(run)
 
 
-def new_run(name: str, settings: Settings, directory: Path, store: TokenStore | None) -> Run:
+def new_run(
+    name: str, settings: Settings, directory: Path, store: TokenStore | None, origin: Origin | None = None
+) -> Run:
     """Describe the run of a recipe; nothing is written.
 
     Without a store it has the vocabulary size of [published], and no vocabulary.
@@ -217,18 +184,18 @@ def new_run(name: str, settings: Settings, directory: Path, store: TokenStore | 
         vocab_size=vocab_size,
         parameters=parameters,
         metric=store.metric if store else "",
+        origin=origin,
     )
 
 
-def _open_or_prepare_store(settings: Settings, workspace: Workspace) -> TokenStore:
-    """Open the store of a recipe; a corpus that every machine has is prepared if its store is missing."""
+def _prepare_if_missing(settings: Settings, workspace: Workspace) -> None:
+    """Prepare the store of a corpus that every machine has, and delete what killed commands left of others."""
     name = settings.corpus.store
     corpus, path = corpora.CORPORA.get(name), workspace.store_path(name)
     if corpus is not None and corpus.home is not None and not path.exists():
         workspace.reporter.say(f"no token store at {path} yet; preparing it")
-        return preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter).store
+        preparing.run(name, PrepareOptions(), workspace.data_dir, reporter=workspace.reporter)
     preparing.clean(workspace.data_dir)
-    return TokenStore.open(path)
 
 
 def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Splits:
@@ -264,20 +231,20 @@ def _warn_of_short_lanes(lane_len: int, train: TrainSettings, reporter: Reporter
 
 
 def _build(
-    run: Run,
+    plan: Plan,
     store: TokenStore,
     splits: Splits,
-    joined: tuple[World, torch.device],
-    options: TrainOptions,
+    world: World,
     reporter: Reporter,
     *,
     begin: Checkpoint | InitialWeights | None,
 ) -> Training:
     """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
-    (world, device), saved = joined, begin if isinstance(begin, Checkpoint) else None
+    run, device = plan.run, plan.device
+    saved = begin if isinstance(begin, Checkpoint) else None
     explain_attention(run.settings, device, reporter)
     settings, vocab_size = run.settings.model, run.vocab_size
-    train = plan.decide_compile(run, saved, device, world, last_step=options.max_steps, reporter=reporter)
+    train = decide_compile(plan, saved, world, reporter)
     identity = {
         "recipe": run.recipe_name,
         "model": recipe.function_keys(settings),
@@ -298,16 +265,6 @@ def _build(
         if saved is not None:
             training.restore(saved)
     return training
-
-
-def _change_settings(run: Run, changes: list[str]) -> Run:
-    """Return the run with changed settings; weights, memory and position in the text depend on none of them."""
-    for change in changes:
-        section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
-            raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
-    settings = recipe.resolve(recipe.to_table(run.settings), str(run.directory), changes)
-    return dataclasses.replace(run, settings=settings)
 
 
 def _load_checkpoint(run: Run, store: TokenStore) -> Checkpoint:
