@@ -13,9 +13,10 @@ from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
 from txlcli.errors import RunError
 from txlcli.runs import history, run_directory
+from txlcli.runs.history import History
 from txlcli.system import signals
 from txlcli.system.command_lines import command_line
-from txlcli.workflows.options import EvalOptions, GenerateOptions, PrepareOptions, TrainOptions
+from txlcli.workflows.options import EvalOptions, GenerateOptions, Options, PrepareOptions, TrainOptions
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 if TYPE_CHECKING:
@@ -63,17 +64,19 @@ def quickstart(
     if max_minutes is None:
         console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
     if not workspace.store_path(CORPUS).exists():
-        _announce("prepare", CORPUS, data_dir=data_dir)
-        show_store(preparing.run(CORPUS, PrepareOptions(), data_dir, reporter=workspace.reporter))
+        preparation = PrepareOptions()
+        _announce("prepare", CORPUS, options=preparation, data_dir=data_dir)
+        show_store(preparing.run(CORPUS, preparation, data_dir, reporter=workspace.reporter))
     run = _train(deadline, workspace, f'continue with "{_again(workspace)}"')
     positions = None if deadline is None else _positions(run, deadline - time.monotonic(), workspace)
-    limit = [] if positions is None else ["--positions", str(positions)]
-    _announce("eval", run, "--mem-len", ",".join(map(str, MEM_LENS)), *limit, data_dir=data_dir)
-    evaluation = evaluate.run(run, EvalOptions(mem_len=MEM_LENS, positions=positions), workspace)
+    lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
+    _announce("eval", run, options=lengths, data_dir=data_dir)
+    evaluation = evaluate.run(run, lengths, workspace)
     eval_table.show(evaluation)
     evaluation.raise_pending()
-    _announce("generate", run, "--prompt", PROMPT, "--tokens", str(TOKENS), data_dir=data_dir)
-    show_generated(generate.prepare(run, GenerateOptions(prompt=PROMPT, tokens=TOKENS), workspace))
+    sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
+    _announce("generate", run, options=sample, data_dir=data_dir)
+    show_generated(generate.prepare(run, sample, workspace))
     eval_table.plot(Path(run) / FIGURE, evaluation)
     _summarize(evaluation, workspace)
 
@@ -104,12 +107,13 @@ def _again(where: Workspace) -> str:
     return command_line("quickstart", data_dir=where.data_dir, runs_dir=where.runs_dir)
 
 
-def _announce(step: str, *words: str, **directories: Path) -> None:
+def _announce(step: str, *words: str, options: Options, **directories: Path) -> None:
     """Say which step begins, what remains after it, and the command line that does the same."""
     number = STEPS.index(step) + 1
     remaining = f"; then {', '.join(STEPS[number:])}" if STEPS[number:] else ""
-    for line in ("", f"step {number} of {len(STEPS)}{remaining}", f"$ {command_line(step, *words, **directories)}"):
-        console.say(line)
+    line = command_line(step, *words, **directories, **options.changed())
+    for message in ("", f"step {number} of {len(STEPS)}{remaining}", f"$ {line}"):
+        console.say(message)
 
 
 def _positions(run: str, remaining_s: float, workspace: Workspace) -> int | None:
@@ -131,25 +135,28 @@ def _train(deadline: float | None, workspace: Workspace, resume_hint: str) -> st
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
 
-    settings, digest = recipe.load(CORPUS, SETTINGS), workspace.open_store(CORPUS).digest("train")
-    directory = workspace.runs_dir / RUN
-    same = [past for past in history.same_runs(settings, digest, workspace.runs_dir) if past.run.name == RUN]
-    if same and same[0].state == "finished":
+    directory, options = workspace.runs_dir / RUN, TrainOptions(caller_continues=True, resume_hint=resume_hint)
+    if deadline is not None:
+        max_minutes = round(max(0.0, TRAINING_SHARE * (deadline - time.monotonic()) / 60), 2)
+        options = dataclasses.replace(options, max_minutes=max_minutes)
+    if not directory.exists():
+        recipe_source, options = CORPUS, dataclasses.replace(options, name=RUN, overrides=SETTINGS)
+    elif _check_earlier(directory, workspace).state != "finished":
+        recipe_source, options = None, dataclasses.replace(options, resume=str(directory))
+    else:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)
-    max_minutes = None if deadline is None else max(0.0, TRAINING_SHARE * (deadline - time.monotonic()) / 60)
-    options = TrainOptions(max_minutes=max_minutes, caller_continues=True, resume_hint=resume_hint)
-    if same:
-        source, words = None, ["--resume", str(directory)]
-        options = dataclasses.replace(options, resume=str(directory))
-    elif directory.exists():
-        next_step = "delete this folder, or give another --runs-dir"
-        raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")
-    else:
-        source, words = CORPUS, [CORPUS, "--name", RUN, *(word for setting in SETTINGS for word in ("--set", setting))]
-        options = dataclasses.replace(options, name=RUN, overrides=SETTINGS)
-    limit = ["--max-minutes", f"{max_minutes:.2f}"] if max_minutes is not None else []
-    _announce("train", *words, *limit, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
-    trained = start.run(source, options, workspace)
-    training_tables.show_result(trained)
-    return str(trained.run.directory)
+    words = [recipe_source] if recipe_source else []
+    _announce("train", *words, options=options, data_dir=workspace.data_dir, runs_dir=workspace.runs_dir)
+    training_tables.show_result(start.run(recipe_source, options, workspace))
+    return str(directory)
+
+
+def _check_earlier(directory: Path, workspace: "Workspace") -> History:
+    """Return the history of the run of an earlier call; reject another run in its place."""
+    past, settings = history.read(run_directory.open_run(directory)), recipe.load(CORPUS, SETTINGS)
+    same_settings = dataclasses.replace(past.run.settings, log=settings.log) == settings and not past.run.origin
+    if same_settings and past.saved.get("train_sha256") == workspace.open_store(CORPUS).digest("train"):
+        return past
+    next_step = "delete this folder, or give another --runs-dir"
+    raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")

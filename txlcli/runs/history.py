@@ -1,13 +1,9 @@
 """Reads the history of a run: reports of its training, its evaluations, the saved step."""
 
-import contextlib
-import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from txlcli.config.settings import Settings
 from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
@@ -167,21 +163,6 @@ def check_finished(run: Run) -> None:
             f"{run.directory} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
             f'"txl train --resume {run.name}", or use it as it is with `unfinished`'
         )
-
-
-def same_runs(settings: Settings, train_sha256: str | None, runs_dir: Path) -> Iterator[History]:
-    """Yield runs from new weights with the same settings, except [log], and training text, the most recent first.
-
-    `train_sha256` is the digest of the train split.
-    """
-    for directory in run_directory.newest_first(runs_dir):
-        with contextlib.suppress(RunError, OSError):
-            run = run_directory.open_run(directory)
-            is_new = not (run.changes or run.origin)
-            if is_new and dataclasses.replace(run.settings, log=settings.log) == settings:
-                past = read(run)
-                if train_sha256 is not None and past.saved.get("train_sha256") == train_sha256:
-                    yield past
 
 
 def _metadata(run: Run, name: str) -> Report:

@@ -154,11 +154,23 @@ def check_free(directory: Path, *, force: bool, instead: str | None = None) -> N
                 raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
 
 
-def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Create the directory of a new run; a run that it replaces is set aside.
+@contextlib.contextmanager
+def created(run: Run, vocab_text: str, *, force: bool) -> Iterator[None]:
+    """Create the directory of a new run, whose weights the block writes; without a checkpoint it is removed again.
 
-    Call `delete_replaced` or `restore_replaced` afterwards. `vocab_text` is the vocabulary as JSON.
+    A run that it replaces is restored unless the new one has taken a step. `vocab_text` is the vocabulary as JSON.
     """
+    create(run, vocab_text, force=force)
+    try:
+        yield
+    finally:
+        if not has_weights(run.directory):
+            _remove(run.directory)
+        settle(run.directory)
+
+
+def create(run: Run, vocab_text: str, *, force: bool) -> None:
+    """Create the directory of a new run, and set a run that it replaces aside."""
     directory, draft = run.directory, _draft_of(run.directory)
     try:
         with errors_of_writing(directory):
@@ -243,19 +255,9 @@ def replaces(run: Run) -> bool:
     return aside(run.directory).exists()
 
 
-def delete_replaced(run: Run) -> None:
-    """Delete the earlier run that was set aside: the new run has weights."""
-    _remove(aside(run.directory))
-
-
-def restore_replaced(run: Run) -> None:
-    """Remove a new run without weights, and restore the earlier run that was set aside."""
-    _remove(run.directory)
-    _put_back(run.directory)
-
-
-def remove_drafts(run: Run) -> None:
-    """Remove temporary files that killed processes left in a run, whose lock the caller holds."""
+def remove_leftovers(run: Run) -> None:
+    """Remove what killed processes left of a run whose lock the caller holds."""
+    _remove(aside(run.directory))  # left where locks do not work
     for draft in run.directory.glob(DRAFTS):
         draft.unlink(missing_ok=True)
 

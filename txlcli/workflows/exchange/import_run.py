@@ -176,11 +176,5 @@ def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *,
         "imported_from": source.name,
     }
     weights_only = Checkpoint(checkpoint.grouped("model", tensors), state)
-    with run_directory.locked(made.directory):
-        run_directory.create(made, vocab.to_json(), force=force)
-        try:
-            checkpoint.save(made.directory / run_directory.BEST, weights_only)
-            run_directory.delete_replaced(made)
-        except BaseException:
-            run_directory.restore_replaced(made)
-            raise
+    with run_directory.locked(made.directory), run_directory.created(made, vocab.to_json(), force=force):
+        checkpoint.save(made.directory / run_directory.BEST, weights_only)

@@ -1,10 +1,11 @@
 """Trains a run until its end, a limit or a signal, and saves its state in every case. All processes do the same."""
 
 import dataclasses
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -85,7 +86,7 @@ def execute(
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
-    if world.is_rank_zero and replaced_without_progress(run, training):
+    if training.step == 0 and world.is_rank_zero and run_directory.replaces(run):
         code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
     if stopped_by and (options.caller_continues or not training.has_ended):
@@ -105,11 +106,6 @@ def execute(
     return TrainingResult(run, training.step, training.epoch, training.best_nats, next_command, mfu, profile)
 
 
-def replaced_without_progress(run: Run, training: Training) -> bool:
-    """Return True if the run is to replace another one and has not taken a step."""
-    return training.step == 0 and run_directory.replaces(run)
-
-
 def _take_steps(
     plan: Plan,
     training: Training,
@@ -119,32 +115,29 @@ def _take_steps(
     on_report: OnReport | None,
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
-    run, limit_s = plan.run, None if options.max_minutes is None else 60 * options.max_minutes
-    deadline = None if limit_s is None else time.monotonic() + limit_s
+    limit_s = math.inf if options.max_minutes is None else 60 * options.max_minutes
+    deadline = time.monotonic() + limit_s
     failures: list[Exception] = []
 
     def should_stop() -> bool:
         if launcher.is_orphan() and not caught:
             caught.append(signal.SIGTERM)
-        return bool(caught or failures) or (deadline is not None and time.monotonic() >= deadline)
+        return bool(caught or failures) or time.monotonic() >= deadline
 
-    with ExitStack() as stack:
-        profiler = _profiler(run, training, options.profile, options.max_steps) if options.profile else None
-        log, steps = None, range(training.step, options.max_steps or run.settings.train.max_steps)
+    profiler = _profiler(plan, training, options.profile) if options.profile else None
+    opened = TrainingLog.opened(plan, training.step, reporter, on_report, limit_s)
+    with opened if training.world.is_rank_zero else nullcontext() as log:
         on_step: list[Callable[[int], None]] = []
-        if training.world.is_rank_zero:
-            log = TrainingLog(run, steps, reporter, on_report, stack, plan.peak_tokens_per_s, limit_s)
+        if log:
             on_step += [log.show_step]
             on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
-            if profiler:
-                stack.callback(profiler.stop)
-                on_step.append(profiler.on_step)
+            on_step += [profiler.on_step] if profiler else []
         try:
             _say_notes(training, reporter)
             for report in training.run(
-                report_every=run.settings.log.every,
+                report_every=plan.run.settings.log.every,
                 should_stop=should_stop,
-                until_step=options.max_steps,
+                until_step=plan.until_step,
                 on_valid_tokens=log.show_validation if log else None,
                 on_step=on_step,
             ):
@@ -157,26 +150,28 @@ def _take_steps(
         except TxlError:
             if not failures:
                 raise
+        finally:
+            if profiler:
+                profiler.stop()
         if failures:
             raise failures[0]  # all processes have saved, if they could
     return log.mfu if log else None, profiler.result if profiler else None
 
 
-def _profiler(run: Run, training: Training, steps: int, until_step: int | None) -> StepProfiler:
+def _profiler(plan: Plan, training: Training, steps: int) -> StepProfiler:
     """Return a profiler of steps after the warm-up, between two validations."""
-    train = run.settings.train
-    last = min(until_step or train.max_steps, train.max_steps)
+    train = plan.run.settings.train
     after = training.step + -(-train.mem_len // train.seg_len) + WARM_UP
     if steps > (before_validation := train.valid_every - after % train.valid_every):
         after += before_validation
-    most = min(train.valid_every, last - after)
+    most = min(train.valid_every, plan.steps - after)
     if steps > most:
         raise UsageError(
             f"`profile` {steps}: {max(most, 0):,} steps fit between the warm-up, which ends with step {after:,}, and "
             f"the end or a validation, every {train.valid_every:,} steps; profile fewer steps, or train for more"
         )
     on_cuda = training.device.type == "cuda"
-    return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=run.directory / TRACE)
+    return StepProfiler(on_cuda=on_cuda, after=after, steps=steps, trace=plan.run.directory / TRACE)
 
 
 def _say_notes(training: Training, reporter: Reporter) -> None:
@@ -209,62 +204,65 @@ def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -
         raise Interrupted(f"stopped at once, without saving; {kept}", 128 + caught[0]) from None
 
 
+@dataclass(kw_only=True)
 class TrainingLog:
-    """Writes the reports of a training run to metrics.jsonl and to experiment trackers, and shows its progress."""
+    """Writes the reports of a training run to metrics.jsonl, passes them on, and shows its progress."""
 
+    run: Run
+    reporter: Reporter
+    progress: Step
+    receivers: Sequence[OnReport] = ()
+    """Experiment trackers, and the caller."""
+    peak_tokens_per_s: float | None = None
     mfu: float | None = None
     """See `TrainingResult`."""
+    detail: str = ""
+    """Last report of training in words."""
+    valid: str = ""
+    """Last validation in words."""
 
-    def __init__(
-        self,
-        run: Run,
-        steps: range,
-        reporter: Reporter,
-        on_report: OnReport | None,
-        stack: ExitStack,
-        peak_tokens_per_s: float | None = None,
-        limit_s: float | None = None,
-    ) -> None:
-        self._run, self._reporter, self._step, self._peak_tokens_per_s = run, reporter, steps.start, peak_tokens_per_s
-        self._receivers = [stack.enter_context(trackers.opened(run, after=steps.start, say=reporter.warn))]
-        self._receivers += [on_report] if on_report else []
-        progress = reporter.progress("training", steps.stop, "steps", start=steps.start, limit_s=limit_s)
-        self._progress: Step = stack.enter_context(progress)
-        self._detail = self._valid = ""
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, plan: Plan, first: int, reporter: Reporter, on_report: OnReport | None, limit_s: float
+    ) -> Iterator["TrainingLog"]:
+        """Open the log of a training run that begins after step `first` and takes `limit_s` seconds at most."""
+        limit = limit_s if math.isfinite(limit_s) else None
+        with (
+            trackers.opened(plan.run, after=first, say=reporter.warn) as track,
+            reporter.progress("training", plan.steps, "steps", start=first, limit_s=limit) as progress,
+        ):
+            receivers = [track, on_report] if on_report else [track]
+            peak = plan.peak_tokens_per_s
+            yield cls(run=plan.run, reporter=reporter, progress=progress, receivers=receivers, peak_tokens_per_s=peak)
 
     def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
-        line = as_line(report, self._run.metric)
-        if isinstance(report, StepReport) and self._peak_tokens_per_s is not None:
-            line["mfu"] = self.mfu = report.tokens_per_s / self._peak_tokens_per_s
-        self._run.append_metrics(line)
-        for receive in self._receivers:
+        line = as_line(report, self.run.metric)
+        if isinstance(report, StepReport) and self.peak_tokens_per_s is not None:
+            line["mfu"] = self.mfu = report.tokens_per_s / self.peak_tokens_per_s
+        self.run.append_metrics(line)
+        for receive in self.receivers:
             receive(line)
-        self._step = report.step
-        self._show(report)
+        value = metrics.format_measure(metrics.in_metric(report.loss_nats, self.run.metric))
+        if isinstance(report, StepReport):
+            if report.skipped_steps:
+                self.reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
+            rate = f"{report.tokens_per_s:,.0f} tokens/s"
+            self.detail = f"train {value} {self.run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
+        else:
+            self.valid = f", valid {value}"
+            notes = " with averaged weights" * report.averaged + " (best so far)" * report.best
+            self.reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {self.run.metric}{notes}")
+        self.show_step(report.step)
 
     def show_step(self, step: int) -> None:
         """Show that a step was taken, with what the last report says."""
-        self._step = step
-        self._progress.reach(step, self._detail)
+        self.progress.reach(step, self.detail)
 
     def show_validation(self, tokens: int) -> None:
         """Show how many tokens a validation has scored so far."""
-        self._progress.reach(self._step, f"validating, {tokens:,} tokens")
-
-    def _show(self, report: Report) -> None:
-        metric = self._run.metric
-        value = metrics.format_measure(metrics.in_metric(report.loss_nats, metric))
-        if isinstance(report, StepReport):
-            if report.skipped_steps:
-                self._reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
-            rate = f"{report.tokens_per_s:,.0f} tokens/s"
-            self._detail = f"train {value} {metric}, {rate}{self._valid}, lr {report.lr:.2g}"
-        else:
-            self._valid = f", valid {value}"
-            notes = " with averaged weights" * report.averaged + " (best so far)" * report.best
-            self._reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {metric}{notes}")
-        self._progress.reach(report.step, self._detail)
+        self.progress.advance(0, f"validating, {tokens:,} tokens")
 
 
 class ProcessorWatch:

@@ -68,7 +68,7 @@ def run(
             _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
             training = _build(plan, store, splits, world, workspace.reporter, begin=weights)
             del weights  # they may be as large as the model
-            created = _created(run, training, store, force=options.force)
+            created = run_directory.created(run, store.vocab.to_json(), force=options.force)
             with created if world.is_rank_zero else nullcontext():
                 return execution.execute(plan, training, workspace, options, on_report)
 
@@ -96,8 +96,7 @@ def _resume(
         if world.is_rank_zero:
             run.drop_metrics_after(training.step, validated=training.validated)
             run_directory.update(run)
-            run_directory.delete_replaced(run)  # left where locks do not work
-            run_directory.remove_drafts(run)
+            run_directory.remove_leftovers(run)
         workspace.reporter.say(
             f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, {plan.devices}"
         )
@@ -144,22 +143,6 @@ def claim_run_directory(run: Run, options: TrainOptions) -> Iterator[Run]:
             else:
                 yield dataclasses.replace(run, directory=directory)
                 return
-
-
-@contextmanager
-def _created(run: Run, training: Training, store: TokenStore, *, force: bool) -> Iterator[None]:
-    """Create the directory of a new run; restore the one before if the run ends before its first checkpoint.
-
-    A run that replaces another one must also have taken a step.
-    """
-    run_directory.create(run, store.vocab.to_json(), force=force)
-    try:
-        yield
-    finally:
-        if run.best_or_last.exists() and not execution.replaced_without_progress(run, training):
-            run_directory.delete_replaced(run)
-        else:
-            run_directory.restore_replaced(run)
 
 
 def new_run(
