@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 from tests import reference
+from tests.core import builders
 
 GATE = ("w_r", "w_z", "w_g", "u_r", "u_z", "u_g")
 ATTENTION = ("w_q", "w_k_content", "w_v", "w_o")
@@ -150,6 +151,15 @@ def read_segments(model, tokens, lengths, *, mem_len, key_limit=None, max_distan
         log_probs.append(np.concatenate(parts))
         memories.append(memory)
     return np.stack(log_probs), [np.stack(rows) for rows in zip(*memories, strict=True)]
+
+
+def assert_equals_oracle(model, tokens, lengths, **options):
+    """Compare log-probabilities and memory of segments read one after the other, by the model and by the oracle."""
+    read = read_compressive if model.settings.arch == "compressive" else read_segments
+    expected, expected_memory = read(model, tokens, lengths, **options)
+    given, memory = builders.read_segments(model, tokens, lengths, **options)
+    for own, wanted in zip((given, *memory), (expected, *expected_memory), strict=True):
+        np.testing.assert_allclose(own.detach(), wanted, rtol=0, atol=1e-10)
 
 
 def exact_gradients(numbers, loss):

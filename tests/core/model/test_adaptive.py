@@ -185,13 +185,7 @@ def test_a_copy_for_decoding_has_the_same_distribution_and_is_independent(case):
 )
 @pytest.mark.parametrize("key_limit", [None, M])
 def test_a_whole_model_with_memory_equals_the_oracle(case, key_limit):
-    model, tokens = small_model(**case), draw_tokens(B, 14)
-    limits = {"mem_len": M, "key_limit": key_limit}
-    log_probs, memory = read_segments(model, tokens, [L, L, 1, 3], **limits)
-    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 1, 3], **limits)
-    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
-    for given, wanted in zip(memory, expected_memory, strict=True):
-        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+    oracle.assert_equals_oracle(small_model(**case), draw_tokens(B, 14), [L, L, 1, 3], mem_len=M, key_limit=key_limit)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

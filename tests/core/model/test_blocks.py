@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.core import oracle, tape
+from tests.core import tape
 from tests.core.builders import V, draw_tokens, make_decoder, model_settings, read_segments, small_model
+from tests.core.oracle import assert_equals_oracle
 from tests.samples import sampled
 from txlcli.core.backend import ScoreTerms
 from txlcli.core.model.attention import HeadNorm
@@ -38,13 +39,7 @@ def make(part, *, position="relative", **changed):
 
 @pytest.mark.parametrize(("part", "norm", "position"), sampled(3, PARTS, NORMS, POSITIONS))
 def test_segments_with_growing_memory_equal_the_oracle(part, norm, position):
-    model, tokens = make(part, norm=norm, position=position), draw_tokens(B, 14)
-    lengths = [L, L, 3, 1]
-    given, memory = read_segments(model, tokens, lengths, mem_len=M)
-    expected, expected_memory = oracle.read_segments(model, tokens, lengths, mem_len=M)
-    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
-    for kept, wanted in zip(memory, expected_memory, strict=True):
-        torch.testing.assert_close(kept, torch.from_numpy(wanted), rtol=0, atol=1e-10)
+    assert_equals_oracle(make(part, norm=norm, position=position), draw_tokens(B, 14), [L, L, 3, 1], mem_len=M)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)

@@ -40,21 +40,13 @@ def evaluation(**changed):
 def test_predictions_and_memories_equal_the_oracle(layers, position, memory_start, compression):
     model = compressive(position, memory_start=memory_start, compression=compression, **layers)
     tokens, lengths = draw_tokens(B, 28), [L, 11, 1, L, 4]  # L < M and L > M
-    given, memory = read_segments(model, tokens, lengths, mem_len=M)
-    expected, expected_memory = oracle.read_compressive(model, tokens, lengths, mem_len=M)
-    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
-    for kept, wanted in zip(memory, expected_memory, strict=True):
-        torch.testing.assert_close(kept, torch.from_numpy(wanted), rtol=0, atol=1e-10)
+    oracle.assert_equals_oracle(model, tokens, lengths, mem_len=M)
 
 
 @pytest.mark.parametrize(("mem_len", "compressed_len"), [(3, 2), (4, 8), (M, 1), (11, 3)])
 def test_other_lengths_in_evaluation_equal_the_oracle(mem_len, compressed_len):
     model, tokens, lengths = compressive(compressed_len=compressed_len), draw_tokens(B, 4 * L), [L] * 4
-    options = {"mem_len": mem_len, "max_distance": 5}
-    given, memory = read_segments(model, tokens, lengths, **options)
-    expected, expected_memory = oracle.read_compressive(model, tokens, lengths, **options)
-    torch.testing.assert_close(given, torch.from_numpy(expected), rtol=0, atol=1e-10)
-    assert [tensor.shape for tensor in memory] == [tensor.shape for tensor in expected_memory]
+    oracle.assert_equals_oracle(model, tokens, lengths, mem_len=mem_len, max_distance=5)
 
 
 @torch.no_grad()

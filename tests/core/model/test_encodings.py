@@ -125,12 +125,7 @@ def test_segments_with_memory_equal_one_long_window(position, backend, dtype, to
 @pytest.mark.parametrize(("mem_len", "key_limit"), [(0, None), (M, None), (M, M)])
 def test_segments_equal_the_oracle(position, norm, mem_len, key_limit):
     model, tokens = small_model(norm=norm, **EVERY[position]), draw_tokens(B, 2 * L + 4)
-    options = {"mem_len": mem_len, "key_limit": key_limit}
-    log_probs, memory = read_segments(model, tokens, [L, L, 3, 1], **options)
-    expected, expected_memory = oracle.read_segments(model, tokens, [L, L, 3, 1], **options)
-    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
-    for given, wanted in zip(memory, expected_memory, strict=True):
-        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
+    oracle.assert_equals_oracle(model, tokens, [L, L, 3, 1], mem_len=mem_len, key_limit=key_limit)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -138,10 +133,7 @@ def test_a_long_text_with_the_biases_of_t5_equals_the_oracle(backend):
     model, tokens = small_model(n_layers=1, position="t5"), draw_tokens(1, 150)  # distances of all buckets
     model.set_attention_backend(backend)
     for max_distance in (None, 20):
-        options = {"mem_len": 143, "max_distance": max_distance}
-        log_probs, _ = read_segments(model, tokens, [143, 7], **options)
-        expected, _ = oracle.read_segments(model, tokens, [143, 7], **options)
-        np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
+        oracle.assert_equals_oracle(model, tokens, [143, 7], mem_len=143, max_distance=max_distance)
 
 
 def test_slopes_of_alibi_are_the_published_ones():

@@ -9,6 +9,7 @@ import torch
 from tests import reference
 from tests.core import oracle
 from tests.core.builders import V, draw_tokens, model_settings, read_segments, small_model
+from tests.core.oracle import assert_equals_oracle
 from txlcli.core.model.registry import count_parameters
 from txlcli.core.model.transformer_xl import TransformerXL
 
@@ -29,14 +30,6 @@ LIMITS = [
     {"key_limit": M + 1},
     {"key_limit": 6, "max_distance": 4},
 ]
-
-
-def assert_equals_oracle(model, tokens, lengths, **options):
-    log_probs, memory = read_segments(model, tokens, lengths, **options)
-    expected, expected_memory = oracle.read_segments(model, tokens, lengths, **options)
-    np.testing.assert_allclose(log_probs.detach(), expected, rtol=0, atol=1e-10)
-    for given, wanted in zip(memory, expected_memory, strict=True):
-        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
