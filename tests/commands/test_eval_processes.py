@@ -58,12 +58,12 @@ def test_processes_find_the_losses_of_one_process(here, arguments):
 @pytest.mark.slow
 def test_the_losses_of_processes_are_written_and_recorded_once(here):
     run = run_directory.find("byte", Path("runs"))
-    before = len(list(history.read_evals(run)))
+    before = len(history.read(run).evals)
     process = start("eval", "byte", "--processes", 2, "--losses", "two.h5", "--plot", "two.png")
     _, stderr = ended(process, 0)
     assert sum(line.endswith(" written to two.h5") for line in stderr) == 1
     assert Path("two.png").exists()
-    recorded = list(history.read_evals(run))
+    recorded = list(history.read(run).evals)
     assert len(recorded) == before + 1
     assert recorded[-1]["processes"] == 2
     done("eval", "byte", "--losses", "one.h5", "--device", "cpu")

@@ -47,7 +47,7 @@ def read(run, *reports, evals=()):
 def test_a_run_without_files_has_an_empty_history(run):
     past = history.read(run)
     assert (past.reports, past.evals, past.step, past.state) == ((), (), 0, "interrupted")
-    assert (past.best_valid, past.last_valid, past.last_train, past.tokens_per_s) == (None,) * 4
+    assert (past.best_valid, past.last("valid"), past.last("train"), past.tokens_per_s) == (None,) * 4
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_last_checkpoint_is_preferred_to_the_best_one_which_may_be_imported(
 def test_best_and_last_validation_are_distinguished(run):
     past = read(run, report(10), valid(10, 1.5), report(20), valid(20, 1.25), valid(30, 1.75), valid(35, 2.5))
     assert past.best_valid["step"] == 20
-    assert past.last_valid["step"] == 35
-    assert past.last_train["step"] == 20
+    assert past.last("valid")["step"] == 35
+    assert past.last("train")["step"] == 20
 
 
 def evaluated(loss_nats, **changed):

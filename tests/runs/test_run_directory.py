@@ -47,7 +47,7 @@ def test_a_run_is_read_as_it_was_created(runs_dir):
     run = create(runs_dir)
     assert run == Run(runs_dir / "enwik8", **FACTS)
     assert run_directory.open_run(run.directory) == run
-    assert run.vocab_text() == VOCAB
+    assert (run.directory / "vocab.json").read_text(encoding="utf-8") == VOCAB
     assert sorted(file.name for file in run.directory.iterdir()) == ["run.json", "vocab.json"]
 
 

@@ -143,7 +143,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
-    histories = [history.read(run) for run in run_directory.find_each(run_names or [], where.runs_dir)]
+    histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
     result = overview.compare(histories)
     if options.plot is not None:
         plot_curves(options.plot, histories)
@@ -159,9 +159,7 @@ def plot(options: PlotOptions, where: RunsDir, run_names: Runs = None) -> None:
 
     Example: txl runs plot stdlib
     """
-    runs = (
-        run_directory.find_each(run_names, where.runs_dir) if run_names else [run_directory.find(None, where.runs_dir)]
-    )
+    runs = run_directory.find_each(run_names, where.runs_dir)
     plot_curves(options.plot or runs[0].directory / CURVES, [history.read(run) for run in runs])
 
 

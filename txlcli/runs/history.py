@@ -11,7 +11,6 @@ from txlcli.runs.log_file import Report
 from txlcli.runs.run_directory import Run
 from txlcli.system.checkpoint_header import read_state
 
-STATES = ("finished", "unfinished", "interrupted", "imported")
 MODEL_ALONE = "model"  # method of an evaluation without a cache and without dynamic evaluation
 
 
@@ -45,7 +44,7 @@ class History:
 
     @property
     def state(self) -> str:
-        """One of STATES; a training run in progress looks like a killed one and counts as interrupted."""
+        """finished, unfinished, imported, or interrupted, as a killed run; one in progress looks like it."""
         if "imported_from" in self.saved:
             return "imported"
         if not self.saved or self.last_step > self.step:
@@ -59,15 +58,9 @@ class History:
         """Validation with the lowest loss."""
         return lowest(self.reports_of("valid"))
 
-    @property
-    def last_valid(self) -> Report | None:
-        """Last validation."""
-        return next(reversed(self.reports_of("valid")), None)
-
-    @property
-    def last_train(self) -> Report | None:
-        """Last report of the training loss."""
-        return next(reversed(self.reports_of("train")), None)
+    def last(self, kind: str) -> Report | None:
+        """Return the last report of a kind."""
+        return next(reversed(self.reports_of(kind)), None)
 
     def evals_of(self, split: str) -> list[Report]:
         """Return the evaluations of a whole split by the model alone, with the weights that `txl eval` would read now.
@@ -144,15 +137,11 @@ def read_reports(run: Run) -> tuple[Report, ...]:
     return log_file.read(run.directory / run_directory.METRICS)
 
 
-def read_evals(run: Run) -> tuple[Report, ...]:
-    """Return the lines of evals.jsonl."""
-    return log_file.read(run.directory / run_directory.EVALS, skip_truncated=True)
-
-
 def read(run: Run) -> History:
     """Read the history of a run."""
     saved = _metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST)
-    return History(run, read_reports(run), read_evals(run), saved, _metadata(run, run.best_or_last.name).get("step"))
+    evals = log_file.read(run.directory / run_directory.EVALS, skip_truncated=True)
+    return History(run, read_reports(run), evals, saved, _metadata(run, run.best_or_last.name).get("step"))
 
 
 def check_finished(run: Run) -> None:

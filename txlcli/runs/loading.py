@@ -12,9 +12,10 @@ from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RunError, StoreError, VocabularyError
-from txlcli.runs import run_directory
+from txlcli.runs import log_file, run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.system.command_lines import command_line
+from txlcli.system.input_files import MAX_VOCABULARY, read_text
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,10 @@ def open_run(run_name: str | None, runs_dir: Path, *, device: str, precision: st
 def read_vocabulary(run: Run) -> Vocab:
     """Read the run's vocabulary and check that it is the one of the weights."""
     path = run.directory / run_directory.VOCAB
+    with log_file.reading(path):
+        text = read_text(path, MAX_VOCABULARY)
     try:
-        vocab = Vocab.from_json(run.vocab_text())
+        vocab = Vocab.from_json(text)
     except VocabularyError as error:
         raise VocabularyError(f"{path}: {error}; restore it from a copy") from error
     if vocab.fingerprint != run.vocab_fingerprint or vocab.size != run.vocab_size:

@@ -30,7 +30,7 @@ from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
 from txlcli.system.checkpoint_header import digest, read_state
-from txlcli.system.input_files import MAX_VOCABULARY, MIB, read_text
+from txlcli.system.input_files import MIB, read_text
 from txlcli.system.plain_json import parse_json
 
 FORMAT = 1
@@ -106,12 +106,6 @@ class Run:
         """Checkpoint to evaluate: the one named, else the best one if the run was validated, otherwise the last."""
         best = self.directory / BEST
         return self.weights or (best if os.path.lexists(best) else self.directory / LAST)  # a broken link is an error
-
-    def vocab_text(self) -> str:
-        """Return the vocabulary as JSON text."""
-        path = self.directory / VOCAB
-        with log_file.reading(path):
-            return read_text(path, MAX_VOCABULARY)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Append one report to metrics.jsonl."""
@@ -304,26 +298,27 @@ def find(run_name: str | None, runs_dir: Path) -> Run:
 
     A file of weights in the directory, such as RUN/step-1000.safetensors, is the run with these weights.
     """
-    for path in (Path(run_name or ""), runs_dir / (run_name or "")):
-        if path.suffix == ".safetensors" and path.is_file():
-            return dataclasses.replace(open_run(path.parent), weights=path)
     if run_name is None:
         trained = filter(has_weights, newest_first(runs_dir))
         if (directory := next(trained, None)) is None:
             raise RunError(f'no run under {runs_dir}; run "txl train stdlib" first, or name a run folder')
         return open_run(directory)
-    directories = [directory for directory in (Path(run_name), runs_dir / run_name) if directory.is_dir()]
+    paths = [Path(run_name), runs_dir / run_name]
+    for path in paths:
+        if path.suffix == ".safetensors" and path.is_file():
+            return dataclasses.replace(open_run(path.parent), weights=path)
+    directories = [path for path in paths if path.is_dir()]
     if not directories:
         raise UnknownNameError("run", run_name, names(runs_dir), listing='"txl runs" lists all')
     # Another directory of that name, such as a corpus, must not hide the run.
     return open_run(next((directory for directory in directories if (directory / CARD).is_file()), directories[0]))
 
 
-def find_each(run_names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """Find several runs by their directories or names."""
-    runs = [find(run_name, runs_dir) for run_name in run_names]
+def find_each(run_names: Sequence[str] | None, runs_dir: Path) -> list[Run]:
+    """Find several runs by their directories or names; without one, the most recent."""
+    runs = [find(run_name, runs_dir) for run_name in run_names or (None,)]
     if len({run.directory.resolve() for run in runs}) < len(runs):
-        raise UsageError(f"{', '.join(run_names)}: a run is named twice; name each run once")
+        raise UsageError(f"{', '.join(run_names or ())}: a run is named twice; name each run once")
     return runs
 
 

@@ -30,7 +30,7 @@ class RunSummary:
     metric: str | None = None
     """bpc or ppl."""
     state: str = "damaged"
-    """One of `history.STATES`, or damaged."""
+    """As `History.state`, or damaged."""
     step: int | None = None
     max_steps: int | None = None
     best_valid: float | None = None
@@ -99,8 +99,8 @@ def summarize(past: History) -> RunSummary:
         best_valid=past.in_metric(past.best_valid),
         best_valid_step=best.get("step"),
         valid_tokens=train.valid_tokens if best.get("tokens") == train.valid_tokens else None,
-        last_valid=past.in_metric(past.last_valid),
-        last_train=past.in_metric(past.last_train),
+        last_valid=past.in_metric(past.last("valid")),
+        last_train=past.in_metric(past.last("train")),
         tokens_per_s=past.tokens_per_s,
         test=past.in_metric(test),
         test_mem_len=test.get("mem_len") if test else None,

@@ -115,9 +115,9 @@ def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
 def test_a_step_that_waits_for_processors_hints_at_threads_once(threads_used, cpu_share, hints):
     now, reporter = 0.0, RecordingReporter()
     with threads(threads_used):
-        watch = execution.ProcessorWatch(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
+        check = execution.watch_processors(reporter, clock=lambda: now, cpu_clock=lambda: cpu_share * now)
     for _ in range(50):
         now += 1.0
-        watch.check(1)
+        check(1)
     hint = "a step takes 2.5 times its CPU time: other programs use the processors; `threads` 1 may be faster"
     assert reporter.messages == [hint] * hints

@@ -66,7 +66,7 @@ def benchmark(runner: Runner, item: str) -> Section:
         notes=[f"Models: {models}."],
         grids=[Grid(columns, rows, caption)],
         claims=check_claims(item, {own.model: own.test for own in ours.values()}),
-        data={name: dataclasses.asdict(result) for name, result in ours.items()},
+        data={**ours},
     )
 
 
@@ -84,9 +84,8 @@ def frontier(runner: Runner, item: str) -> Section:
         with_longer = runner.measure(names[0], "test", "bpc", mem_len=longer)
         rows.append([block, position, *map(str, (recurrence, with_longer, *others))])
         for name, trained in zip(names, (recurrence, *others), strict=True):
-            of_longer = dataclasses.asdict(with_longer) if trained is recurrence else None
-            of_name = {"parameters": runner.run(name).parameters, "trained": dataclasses.asdict(trained)}
-            data[name] = of_name | {"longer": of_longer}
+            of_longer = with_longer if trained is recurrence else None
+            data[name] = {"parameters": runner.run(name).parameters, "trained": trained, "longer": of_longer}
     first, *memories = table["memories"]
     columns = ["block", "positions", first, f"{first}, M = {longer}", *memories]
     caption = f"Bits per character of the test split; lower is better; {runner.averaged}."
@@ -210,7 +209,7 @@ def _ablations(runner: Runner, item: str, models: dict[str, Lengths]) -> Section
         grids=[Grid(COLUMNS, rows, caption)],
         claims=check_claims(item, {part: lengths.best for part, lengths in models.items()}),
         data={
-            part: dataclasses.asdict(lengths) | {"init": lengths.init.values, "best": lengths.best.values}
+            part: vars(lengths) | {"init": lengths.init.values, "best": lengths.best.values}
             for part, lengths in models.items()
         },
     )
@@ -325,7 +324,7 @@ def table9(runner: Runner, item: str) -> Section:
         notes=[note],
         grids=[Grid(columns, rows, f"{result.device}, {result.precision}, medians of {result.repeat}.")],
         claims=[Claim("The slowdown of vanilla grows with the attention length", grows, detail)],
-        data={"slowdown": [dataclasses.asdict(row) for row in result.slowdown]},
+        data={"slowdown": result.slowdown},
     )
 
 

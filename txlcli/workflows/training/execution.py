@@ -130,7 +130,7 @@ def _take_steps(
         on_step: list[Callable[[int], None]] = []
         if log:
             on_step += [log.show_step]
-            on_step += [ProcessorWatch(reporter).check] if training.device.type == "cpu" else []
+            on_step += [watch_processors(reporter)] if training.device.type == "cpu" else []
             on_step += [profiler.on_step] if profiler else []
         try:
             _say_notes(training, reporter)
@@ -265,26 +265,23 @@ class TrainingLog:
         self.progress.advance(0, f"validating, {tokens:,} tokens")
 
 
-class ProcessorWatch:
-    """Tells the user once if other programs keep the threads of a training run waiting for processors."""
+def watch_processors(
+    reporter: Reporter,
+    clock: Callable[[], float] = time.monotonic,
+    cpu_clock: Callable[[], float] = time.process_time,
+) -> Callable[[int], None]:
+    """Return a function that tells the user once if other programs keep the threads of the steps waiting."""
+    start, cpu_start, is_watching = clock(), cpu_clock(), torch.get_num_threads() > 1
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._reporter, self._clock, self._cpu_clock = reporter, clock, cpu_clock
-        self._start, self._cpu_start = clock(), cpu_clock()
-        self._is_watching = torch.get_num_threads() > 1
-
-    def check(self, _step: int) -> None:
-        """Compare the time since the start with the CPU time of all threads."""
-        seconds, cpu_seconds = self._clock() - self._start, self._cpu_clock() - self._cpu_start
-        if self._is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
-            self._is_watching = False
+    def check(_step: int) -> None:
+        nonlocal is_watching
+        seconds, cpu_seconds = clock() - start, cpu_clock() - cpu_start
+        if is_watching and seconds > max(FIRST_HINT_S, WAITING * cpu_seconds):
+            is_watching = False
             ratio = f"{seconds / max(cpu_seconds, 1e-9):.1f} times its CPU time"
-            self._reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
+            reporter.say(f"a step takes {ratio}: other programs use the processors; `threads` 1 may be faster")
+
+    return check
 
 
 def as_line(report: Report, metric: str) -> Line:

@@ -241,11 +241,6 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
     return ScaleForecast(plan=plan, options=options, by_devices=by_devices)
 
 
-def exchanged_bytes(gradient_bytes: int, devices: int, *, parallel: str = "ddp") -> int:
-    """Return the bytes that each of several GPUs sends, and receives, in a step, given the bytes of all gradients."""
-    return PASSES[parallel] * (devices - 1) * gradient_bytes // devices
-
-
 def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, devices: int) -> dict[str, int]:
     """Return the bytes of a step on the GPU with the largest part of the batch, by purpose, and their total."""
     if devices == 1:
@@ -261,7 +256,7 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
 def _cost(plan: Plan, options: ScaleOptions, devices: int) -> DeviceCost:
     run, train = plan.run, plan.run.settings.train
     needed = device_bytes(run.settings.model, run.vocab_size, train, devices)
-    exchanged = exchanged_bytes(FLOAT * run.parameters, devices, parallel=train.parallel)
+    exchanged = PASSES[train.parallel] * (devices - 1) * FLOAT * run.parameters // devices
     of_one = of_one_process(train, devices)
     share, source = plan.expected_share(of_one)
     step_s = None

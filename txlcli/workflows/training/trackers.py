@@ -93,32 +93,33 @@ def opened(run: Run, *, after: int, say: Callable[[str], None]) -> Iterator[Call
 
     A tracker that fails is reported once and receives nothing more; the training continues.
     """
-    trackers: dict[str, tuple[Log, Callable[[], None]]] = {}  # with the function that ends it
+    trackers: dict[str, tuple[Log, contextlib.ExitStack]] = {}
 
-    def attempt(name: str, action: Callable[..., None], *arguments: Any) -> None:
+    @contextlib.contextmanager
+    def continuing(name: str) -> Iterator[None]:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout has the results of txl
-                action(*arguments)
+                yield
         except Exception as error:
             trackers.pop(name, None)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             say(f"{name} failed ({reason}); training continues without it")
 
-    def start(name: str) -> None:
-        stack = contextlib.ExitStack()
-        trackers[name] = stack.enter_context(BACKENDS[name](run, after)), stack.close
-
     def write(line: dict[str, Any]) -> None:
         for name, (log, _) in list(trackers.items()):
-            attempt(name, log, scalars(line), line["step"])
+            with continuing(name):
+                log(scalars(line), line["step"])
 
     for requested in dict.fromkeys(run.settings.log.to):
-        attempt(requested, start, requested)
+        with continuing(requested):
+            stack = contextlib.ExitStack()
+            trackers[requested] = stack.enter_context(BACKENDS[requested](run, after)), stack
     try:
         yield write
     finally:
-        for name, (_, close) in list(trackers.items()):
-            attempt(name, close)
+        for name, (_, stack) in list(trackers.items()):
+            with continuing(name):
+                stack.close()
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
