@@ -106,11 +106,13 @@ def _resume(
 @contextmanager
 def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, torch.device, TokenStore]]:
     """Check the device, join the processes that train together and fail together, and open the store."""
-    device = pick_device(workspace.device)
+    device, name = pick_device(workspace.device), settings.corpus.store
     check_device(settings, device, processes=launcher.world_size())
+    # Verifying a large store takes long: the others do not wait for rank 0 yet.
+    store = workspace.open_store(name) if launcher.is_main() else None
     world = distributed.join(device, rank_timeout_s=settings.train.rank_timeout, next_step=launcher.RESUME)
     with world.failing_together():
-        yield world, device, workspace.open_store(settings.corpus.store, is_verified=launcher.local_rank() > 0)
+        yield world, device, store or workspace.open_store(name, is_verified=launcher.local_rank() > 0)
 
 
 def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoint | None) -> None:
