@@ -4,7 +4,7 @@ python -m tests.benchmarks.launches [RECIPE ...] [--json]
 
 A fake device counts the kernels of a training step with a full memory, of a segment of evaluation and of a single
 token, with compiled layers, in bf16, by default for enwik8, ptb-memory and wt103: per layer, from models of two and of
-three layers, and for everything else together. Needs Linux, g++, Triton and a PyTorch for CPUs.
+three layers, and for everything else together. Needs Linux, g++ and Triton.
 """
 
 import ctypes

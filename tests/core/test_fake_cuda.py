@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.benchmarks import launches
 from tests.core.device_cases import EVERY_PRECISION, PRECISIONS, one_precision_each, that_read_differently
@@ -21,7 +20,6 @@ from tests.core.fake_cuda import build, problem
 from txlcli.config import recipe as recipes
 
 ROOT = Path(__file__).parents[2]
-KNOWN = "2.13."
 
 if reason := problem():
     pytest.skip(reason, allow_module_level=True)
@@ -32,8 +30,6 @@ def library(tmp_path_factory):
     """The helper, built in two seconds."""
     built = tmp_path_factory.mktemp("fake_cuda") / "libfakecuda.so"
     ended = build(built)
-    if ended.returncode and not torch.__version__.startswith(KNOWN):
-        pytest.skip(f"PyTorch {torch.__version__} has other inner parts than {KNOWN}, which the fake device fits")
     assert not ended.returncode, ended.stderr
     return built
 

@@ -4,6 +4,7 @@ The helper library must be loaded before this module is imported.
 """
 
 import contextlib
+import ctypes
 import functools
 from collections import Counter
 
@@ -88,6 +89,7 @@ def _deepcopy(tensor, memo):
     return memo.setdefault(id(tensor), copied)
 
 
+ctypes.CDLL(None).use_fake_guard()
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # called by autocast and GradScaler
 torch.cuda.get_rng_state, torch.cuda.set_rng_state = GENERATOR.get, GENERATOR.set
 torch.cuda.manual_seed_all = GENERATOR.seed
