@@ -6,6 +6,8 @@ Axes: B lanes, L segment, M memory, K = M + L keys, H heads, D head width, d mod
 N layers.
 """
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,6 +25,7 @@ B, L, M = 3, 67, 71  # scores take most of the work, as at published sizes
 K = M + L
 N, H, D, WIDTH, F = 2, 3, 11, 14, 17
 FLOAT = 4
+SETTINGS = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9)
 
 
 def one_lane_model(*, min_queries=L, **changed):
@@ -42,11 +45,10 @@ SCORES = H * L * K  # of one lane
 
 def training(*, min_queries=L, **changed):
     """Return a training run whose memory, gradients and optimizer state exist already."""
-    settings = TrainSettings(seg_len=L, mem_len=M, batch_size=B, max_steps=9, **changed)
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
     segments = TrainingSegments(ids, batch_size=B, seg_len=L)
     model = one_lane_model(min_queries=min_queries)
-    started = Training(model, settings, segments)
+    started = Training(model, dataclasses.replace(SETTINGS, **changed), segments)
     for _ in range(3):
         started.update()
     return started
@@ -64,24 +66,16 @@ def operations(work):
     return counter.get_total_flops()
 
 
-def test_a_training_step_multiplies_as_much_as_the_formula():
-    step = training()
-    expected = step_flops_per_token(
-        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
-    )
-    unseen = unseen_flops_per_token(step.model.settings, L)
-    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
+def operations_by_formula(model, blocks=(L,)):
+    """Return the operations of a training step, with those for the keys that no query of a block sees."""
+    unseen = sum(size * unseen_flops_per_token(model.settings, size) for size in blocks)
+    return B * (L * step_flops_per_token(model.settings, V, SETTINGS) + unseen)
 
 
-@pytest.mark.parametrize("queries", [17, 1])
-def test_blocks_of_queries_skip_most_keys_that_no_query_sees(queries):
+@pytest.mark.parametrize(("queries", "blocks"), [(L, [L]), (17, [23, 23, 21]), (1, [1] * L)])
+def test_a_training_step_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_of_a_block_sees(queries, blocks):
     step = training(min_queries=queries)
-    expected = step_flops_per_token(
-        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
-    )
-    blocks = [23, 23, 21] if queries == 17 else [1] * L
-    unseen = sum(size * unseen_flops_per_token(step.model.settings, size) for size in blocks) / L
-    assert operations(step.update) == pytest.approx(B * L * (expected + unseen), rel=1e-12)
+    assert operations(step.update) == pytest.approx(operations_by_formula(step.model, blocks), rel=1e-12)
 
 
 def training_bytes():
@@ -126,13 +120,10 @@ def test_a_training_step_allocates_no_more_than_its_tensors():
 
 def test_recomputing_repeats_the_scores_and_the_softmax():
     step = training(recompute=True)
-    expected = step_flops_per_token(
-        step.model.settings, V, TrainSettings(max_steps=1, seg_len=L, mem_len=M, batch_size=B)
-    )
-    expected += unseen_flops_per_token(step.model.settings, L)
     scores = 2 * 2 * B * N * SCORES * D  # two products, each of a multiplication and an addition
     logits = 2 * B * L * V * WIDTH
-    assert operations(step.update) == pytest.approx(B * L * expected + scores + logits, rel=1e-12)
+    expected = operations_by_formula(step.model) + scores + logits
+    assert operations(step.update) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("max_distance", [None, 3, 29])
