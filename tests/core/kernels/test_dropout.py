@@ -7,7 +7,7 @@ import torch
 
 from txlcli.core.kernels.dropout import keep_mask
 from txlcli.core.model.backends import COMPILED
-from txlcli.core.model.dropout import Dropout
+from txlcli.core.model.dropout import Dropout, WordDropout
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,13 @@ def test_a_compiled_activation_passes_on_its_gradient(rate, variational):
     (grad,) = torch.autograd.grad(out.sum(), hidden)
     assert 0 < out.count_nonzero() < out.numel()
     torch.testing.assert_close(grad, torch.where(out > 0, 1 / (1 - rate), 0.0))
+
+
+def test_word_dropout_is_compiled():
+    torch.compiler.reset()
+    drop = torch.compile(WordDropout(0.5, 101), fullgraph=True, backend="eager")
+    out = drop(torch.ones(3, 17, 5), torch.arange(51).view(3, 17))
+    assert out[:, 1:].unique().tolist() == [0, 2]
 
 
 def test_relu_dropout_saves_only_its_result():

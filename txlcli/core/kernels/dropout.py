@@ -13,7 +13,7 @@ STEPS = 1 << 16
 
 def keep_mask(shape: torch.Size, rate: float, device: torch.device) -> Tensor:
     """Sample a uint8 mask from PyTorch's generator: 0 with probability `rate`, else 1."""
-    if device.type == "cpu":
+    if device.type == "cpu" and not torch.compiler.is_compiling():  # which cannot trace draws of whole words
         return _keep_mask_on_cpu(shape, rate)
     return torch.empty(shape, dtype=torch.uint8, device=device).bernoulli_(1 - rate)
 
