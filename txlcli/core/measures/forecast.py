@@ -24,7 +24,7 @@ from txlcli.core.kernels.private import tensors_without_data
 from txlcli.core.kernels.score_buffer import scores_at_once
 from txlcli.core.measures.cost import softmax_columns
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.model.losses import Objective
+from txlcli.core.model.losses import Objective, counted_positions
 from txlcli.core.model.registry import make_model, parameter_shapes
 from txlcli.core.model.softmax import AdaptiveSoftmax
 from txlcli.core.model.transformer_xl import TransformerXL
@@ -146,17 +146,15 @@ def step_bytes(
     )
 
 
-def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, *, device: torch.device = CPU) -> int:
+def logit_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings) -> int:
     """Return the part of the activations that grows with both the batch and the vocabulary: the logits."""
     if train.recompute:
         return 0
-    step = _Step.of(model, vocab_size, train, device)
-    one, two = (  # bytes of the further columns; a batch of one may be read in place
-        dataclasses.replace(step, batch_size=size, columns=2 * step.columns).saved_bytes()
-        - dataclasses.replace(step, batch_size=size).saved_bytes()
-        for size in (2, 3)
-    )
-    return (two - one) * step.batch_size
+    classifiers = 2 * model.n_layers if isinstance(model, TransformerSettings) and model.auxiliary_losses else 1
+    counted = counted_positions(train.longest_segment, train.loss_part)
+    targets = train.batch_size // train.accumulate * (counted.stop - counted.start)
+    columns = round(softmax_columns(bands(model, vocab_size)))
+    return classifiers * targets * columns * DTYPES[train.precision].itemsize
 
 
 def with_plain_softmax(model: ModelSettings) -> ModelSettings:

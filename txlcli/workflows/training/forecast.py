@@ -247,7 +247,7 @@ def device_bytes(model: ModelSettings, vocab_size: int, train: TrainSettings, de
         train = dataclasses.replace(train, parallel="ddp")
     of_one = of_one_process(train, devices)
     needed = step_bytes(model, vocab_size, of_one, device=GPU, processes=devices)
-    logits = logit_bytes(model, vocab_size, of_one, device=GPU)
+    logits = logit_bytes(model, vocab_size, of_one)
     by_purpose = needed.to_json() | {"activations": needed.activations - logits, "logits": logits}
     weights, total = (by_purpose.pop(purpose) for purpose in ("weights", "total"))
     return {"parameters": weights, **by_purpose, "total": total}
