@@ -154,7 +154,8 @@ class Reader(ABC):
 
 def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:
     """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results."""
-    limits = {name: getattr(settings, name) for name in ("key_limit", "max_distance", "compressed_len")}
+    names = () if model.settings.recurrent_state else ("key_limit", "max_distance", "compressed_len")
+    limits = {name: getattr(settings, name) for name in names}
     limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
     hidden, memory = model(tokens, memory, mem_len=settings.mem_len, **limits)
     return hidden, memory
