@@ -9,7 +9,7 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 import dataclasses
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice, pairwise
 
 import numpy as np
 import torch
@@ -43,8 +43,8 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     sized = dataclasses.replace(stream.settings, seg_len=min(stream.settings.seg_len, count))
     reader: Reader | None = None
     tokens = count * sized.seg_len // stride
-    for firsts, counted in islice(_batches(count, stream.settings, stride), share[0], None, share[1]):
-        if reader is None or reader.reading.batch_size != len(firsts):  # the first and the last batch may have fewer
+    for firsts, counted in islice(_batches(count, sized, stride), share[0], None, share[1]):
+        if reader is None or reader.reading.batch_size != len(firsts):  # some batches may have fewer
             reader = make_reader(model, sized, batch_size=len(firsts), tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
@@ -59,13 +59,11 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
 def _batches(count: int, settings: EvalSettings, stride: int) -> Iterator[tuple[list[int], int]]:
     """Yield the first positions of windows that are read together, and how many of their last positions count."""
     attn_len, windows = settings.seg_len, settings.batch_size
-    yield [0], min(attn_len, count)
-    firsts = list(range(stride, count - attn_len + 1, stride))
-    for start in range(0, len(firsts), windows):
-        yield firsts[start : start + windows], stride
-    left = count - attn_len - len(firsts) * stride if count > attn_len else 0
-    if left:  # fewer than a stride
-        yield [count - attn_len], left
+    edges = [0, *range(attn_len, count, stride), count]
+    for counted, parts in groupby(pairwise(edges), key=lambda part: part[1] - part[0]):
+        firsts = [end - attn_len for _, end in parts]
+        for start in range(0, len(firsts), windows):
+            yield firsts[start : start + windows], counted
 
 
 class WindowReader(Reader):
