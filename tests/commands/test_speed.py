@@ -119,8 +119,7 @@ def test_both_sides_of_the_slowdown_compute_the_same_function(watched, command, 
 
     watched.on_terms = on_terms
     json_of(*command)
-    with_memory, windows = attn_len, 2 * attn_len  # a window is read after an empty buffer of its length
-    assert (limits[with_memory], limits[windows]) == ({limit}, {limit})
+    assert attn_len in limits  # of both
     assert set.union(*limits.values()) == {limit}
 
 
