@@ -9,7 +9,7 @@ from tests.core import oracle, tape
 from tests.core.builders import V, cut, decoded, draw_tokens, make_decoder, model_settings, read_segments, small_model
 from tests.samples import sampled
 from txlcli.config.settings import EvalSettings
-from txlcli.core.reading.scoring import attention_span, attention_span_in, keys_seen
+from txlcli.core.reading.scoring import attention_span, keys_seen
 
 B, L, M, W, T = 2, 5, 7, 4, 23
 ENCODINGS = {
@@ -127,9 +127,9 @@ def test_numbers_of_keys_are_those_of_a_count(seg_len, mem_len, window):
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length="off", batch_size=1)
     counts = [min(mem_len + query + 1, window) for query in range(seg_len)]
     model = model_settings(window=window)
-    assert attention_span(model_settings(window=window), settings) == (min(counts), max(counts))
+    assert attention_span(small_model(window=window), settings) == (min(counts), max(counts))
     assert keys_seen(model, settings) == pytest.approx(sum(counts) / seg_len, rel=1e-12)
-    in_lane = attention_span_in(small_model(window=window), settings, 3)
+    in_lane = attention_span(small_model(window=window), settings, 3)
     assert in_lane == (min(3, *counts), min(3, max(counts)))
 
 
@@ -138,5 +138,5 @@ def test_same_length_and_window_give_the_smaller_number_of_keys(same_length, key
     settings = EvalSettings(seg_len=L, mem_len=M, same_length=same_length)
     for window in (2, 7, 8, 100):
         expected = min(keys, window)
-        assert attention_span(model_settings(window=window), settings) == (expected, expected)
+        assert attention_span(small_model(window=window), settings) == (expected, expected)
         assert keys_seen(model_settings(window=window), settings) == expected

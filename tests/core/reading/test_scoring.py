@@ -19,7 +19,6 @@ from txlcli.core.reading.scoring import (
     Scores,
     Stream,
     attention_span,
-    attention_span_in,
     score,
 )
 
@@ -112,8 +111,8 @@ def test_no_query_sees_more_than_its_lane_and_the_zeros_before_it(
 ):
     model = small_model(memory_start=memory_start)
     settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, batch_size=2, same_length=same_length)
-    assert attention_span(model.settings, settings) == span
-    assert attention_span_in(model, settings, 23) == in_lane
+    assert attention_span(model, settings) == span
+    assert attention_span(model, settings, 23) == in_lane
 
 
 @pytest.mark.parametrize(

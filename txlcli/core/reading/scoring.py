@@ -80,25 +80,23 @@ class Scores:
         return 1e3 * self.seconds / len(self.losses_nats)
 
 
-def attention_span(model: ModelSettings, settings: EvalSettings) -> tuple[int, int]:
-    """Return the smallest and the largest number of keys that a query sees once the memory is full."""
-    limit, before = settings.key_limit, _memory_keys(model, settings)
+def attention_span(model: LanguageModel, settings: EvalSettings, count: int | None = None) -> tuple[int, int]:
+    """Return the smallest and the largest number of keys that a query sees once the memory is full.
+
+    In a text of T tokens, no query sees more than its lane, which may be short.
+    """
+    limit, before = settings.key_limit, _memory_keys(model.settings, settings)
     fewest, most = (before + 1, before + settings.seg_len) if limit is None else (limit, limit)
-    window = model.attention_window or most
-    return min(fewest, window), min(most, window)
-
-
-def attention_span_in(model: LanguageModel, settings: EvalSettings, count: int) -> tuple[int, int]:
-    """Return `attention_span` in a text of T tokens: no query sees more than its lane, which may be short."""
-    fewest, most = attention_span(model.settings, settings)
-    longest = most if model.memory_starts_full else Lanes.of(count, settings).length
+    longest = model.settings.attention_window or most
+    if count is not None and not model.memory_starts_full:
+        longest = min(longest, Lanes.of(count, settings).length)
     return min(fewest, longest), min(most, longest)
 
 
 def keys_seen(model: ModelSettings, settings: EvalSettings) -> float:
     """Return the mean number of keys that a query sees once the memory is full."""
-    if settings.key_limit is not None:
-        return attention_span(model, settings)[0]
+    if (limit := settings.key_limit) is not None:
+        return min(limit, model.attention_window or limit)
     return model.mean_keys(seg_len=settings.seg_len, mem_len=_memory_keys(model, settings))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from txlcli.core.measures.timing import time_evaluation, time_vanilla
 from txlcli.core.reading.documents import Document, score_documents
-from txlcli.core.reading.scoring import Scores, Stream, attention_span, attention_span_in
+from txlcli.core.reading.scoring import Scores, Stream, attention_span
 from txlcli.core.reading.windows import score_windows, windows_at_once
 from txlcli.core.training.validation import add_shares, check_lanes, score_in_processes
 from txlcli.errors import TrainingError
@@ -144,7 +144,7 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     row = make_row(scoring, scoring.score(scored, f"M = {mem_len}"))
     if row.attn_len_max is not None:
         longest, alone = max(b - a for a, b in spans), scoring.changed(batch_size=1).settings
-        fewest, most = attention_span_in(scoring.opened.model, alone, longest)
+        fewest, most = attention_span(scoring.opened.model, alone, longest)
         row = dataclasses.replace(row, attn_len_min=fewest, attn_len_max=most)
     return dataclasses.replace(row, documents=len(spans))
 
@@ -174,7 +174,7 @@ def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
     """
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
     one_lane = dataclasses.replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
-    _, attn_len = attention_span(opened.model.settings, one_lane)
+    _, attn_len = attention_span(opened.model, one_lane)
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None, None
@@ -194,7 +194,7 @@ def make_row(scoring: Scoring, scores: Scores, *, next_step: str = "train it aga
         advice = non_finite_advice(opened.precision, next_step)
         raise TrainingError(f"{opened.run.directory}: the loss of {text.title} is not finite; {advice}")
     is_state = opened.run.settings.model.recurrent_state
-    fewest, most = (None, None) if is_state else attention_span_in(opened.model, settings, len(text.targets))
+    fewest, most = (None, None) if is_state else attention_span(opened.model, settings, len(text.targets))
     measures = metrics.measures(scores.total_nats, text.scored)
     return EvalRow(
         mem_len=settings.mem_len,
