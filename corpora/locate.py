@@ -142,21 +142,18 @@ def read_files(source: Path, official: Mapping[str, str], corpus: str) -> Text:
 
     Official names take precedence; for other splits a file is used whose name mentions the split. Archives are ignored.
     """
-    files = text_files(source)
-    by_split = {split: path for path in files for split, name in official.items() if path.name == name}
-    similar: dict[str, Path] = {}
-    for path in files:
-        split = split_of(path.name)
-        if split is None or split in by_split or format_of(path):
-            continue
-        if split in similar:
-            raise CorpusError(f"{similar[split]} and {path}: both look like the {split} split; keep one of them")
-        similar[split] = path
-    by_split |= similar
-    if not by_split:
+    files, splits = [path for path in text_files(source) if not format_of(path)], {}
+    for split, name in official.items():
+        paths = [path for path in files if path.name == name] or [
+            path for path in files if split_of(path.name) == split
+        ]
+        if len(paths) > 1:
+            raise CorpusError(f"{source}: {list_names(paths, source)} look like the {split} split; keep one of them")
+        if paths:
+            splits[split] = whole(paths[0])
+    if not splits:
         names = ", ".join(official.values())
         raise CorpusError(f"{source}: found no file of {corpus}; expected {names}, or names with train, valid or test")
-    splits = {split: whole(by_split[split]) for split in SPLITS if split in by_split}
     return Text(splits, missing_note(splits))
 
 

@@ -289,7 +289,7 @@ VOCABULARY_MISSING = (
     "the weights come without a vocabulary; give --vocab FILE, or --store with the token store of their corpus"
 )
 WEIGHTS = "folder/pytorch_model.bin"
-OTHER_SHAPE = "has the shape {}, the settings need {}; correct [model] with --recipe or --set"
+OTHER_SHAPE = "{}, the settings need {} (and {} more); correct [model] with --recipe or --set"
 REJECTED = {
     "no file or folder at nowhere; give a Hugging Face folder or a file of weights": (None, "nowhere"),
     "state.pt: a file of weights does not contain the number of heads, the cutoffs or the corpus; "
@@ -299,11 +299,11 @@ REJECTED = {
     ),
     f"folder: {VOCABULARY_MISSING}": (without("folder/vocab.txt"), "folder"),
     f"state.pt: {VOCABULARY_MISSING}": (without("data/novel.h5"), "state.pt --recipe foreign.toml"),
-    f"{WEIGHTS}: transformer.layers.0.pos_ff.CoreNet.0.weight {OTHER_SHAPE.format((17, 14), (16, 14))}": (
+    f"{WEIGHTS}: transformer.layers.0.pos_ff.CoreNet.0.weight: {OTHER_SHAPE.format((17, 14), (16, 14), 5)}": (
         *(configured(d_inner=16), "folder"),
     ),
     # the same product of other factors
-    f"{WEIGHTS}: transformer.r_w_bias {OTHER_SHAPE.format((3, 11), (11, 3))}": (
+    f"{WEIGHTS}: transformer.r_w_bias: {OTHER_SHAPE.format((3, 11), (11, 3), 1)}": (
         *(configured(n_head=11, d_head=3), "folder"),
     ),
 }

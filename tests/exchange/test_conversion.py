@@ -198,15 +198,13 @@ def refusal(theirs, system="hugging_face", **kind):
 def test_missing_tensors_are_named_and_counted():
     theirs = hugging_face_state_dict(draw_weights())
     kept = {name: theirs[name] for name in theirs if "layers.1." not in name and name != "crit.cluster_bias"}
-    assert refusal(kept) == (
-        f"here: has no crit.cluster_bias and 11 more; these weights do not fit the settings, {NEXT_STEP}"
-    )
+    assert refusal(kept) == (f"here: crit.cluster_bias: missing, the settings need (2,) (and 11 more); {NEXT_STEP}")
 
 
 def test_unknown_tensors_are_named_and_counted():
     unknown = {f"transformer.extra.{number}": torch.ones(1) for number in range(5)}
     assert refusal(hugging_face_state_dict(draw_weights()) | unknown) == (
-        f"here: has transformer.extra.0 and 4 more, unknown to the settings; {NEXT_STEP}"
+        f"here: transformer.extra.0: (1,), the settings need no such tensor (and 4 more); {NEXT_STEP}"
     )
 
 
@@ -216,8 +214,8 @@ O_NET = "transformer.layers.1.dec_attn.o_net.weight"
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        (O_NET, torch.ones(d, H * D - 1), f"{O_NET} has the shape (14, 32), the settings need (14, 33); {NEXT_STEP}"),
-        ("x" * 999, torch.ones(1), f"has {'x' * 80}..., unknown to the settings; {NEXT_STEP}"),
+        (O_NET, torch.ones(d, H * D - 1), f"{O_NET}: (14, 32), the settings need (14, 33); {NEXT_STEP}"),
+        ("x" * 999, torch.ones(1), f"{'x' * 80}...: (1,), the settings need no such tensor; {NEXT_STEP}"),
         (
             O_NET,  # too large for float32
             torch.full((d, H * D), 1e300, dtype=torch.float64),
@@ -271,7 +269,7 @@ def test_optimizer_variables_of_tf_are_ignored():
     ours, expected = layout.read(theirs | beside, "here"), layout.read(theirs, "here")
     assert all(ours[name].equal(tensor) for name, tensor in expected.items())
     assert refusal(theirs | {"transformer/extra": torch.ones(1)}, "tf").startswith(
-        "here: has transformer/extra, unknown to"
+        "here: transformer/extra: (1,), the settings need no such"
     )
 
 

@@ -90,19 +90,18 @@ class Layout:
         }
 
     def _check(self, theirs: Tensors, where: str) -> None:
-        shapes = {name: link.shape for link in self.links for name in link.theirs}
-        if missing := sorted(shapes.keys() - theirs.keys()):
-            raise RunError(f"{where}: has no {_some(missing)}; these weights do not fit the settings, {NEXT_STEP}")
-        known = shapes.keys() | self.aliases.keys()
-        if extra := sorted(name for name in theirs.keys() - known if not name.endswith(IGNORED)):
-            raise RunError(f"{where}: has {_some(extra)}, unknown to the settings; {NEXT_STEP}")
-        for name, shape in shapes.items():
+        needed = {name: link.shape for link in self.links for name in link.theirs}
+        known = {name: tensor for name, tensor in theirs.items() if not name.endswith(IGNORED)}
+        found = {name: tuple(tensor.shape) for name, tensor in known.items() if name not in self.aliases}
+        differing = [name for name in needed | found if needed.get(name) != found.get(name)]
+        if differing:
+            name, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            has, need = found.get(name, "missing"), needed.get(name, "no such tensor")
+            raise RunError(f"{where}: {shortened(name)}: {has}, the settings need {need}{more}; {NEXT_STEP}")
+        for name in needed:
             tensor = theirs[name]
             if not tensor.is_floating_point():
                 raise RunError(f"{where}: {name} is {tensor.dtype}; save the weights as floating-point numbers")
-            if tuple(tensor.shape) != shape:
-                found = tuple(tensor.shape)
-                raise RunError(f"{where}: {name} has the shape {found}, the settings need {shape}; {NEXT_STEP}")
             if not tensor.float().isfinite().all():  # of 8 bits, too
                 raise RunError(f"{where}: {name} holds numbers that are not finite; download the weights again")
         for name, first in self.aliases.items():
@@ -122,11 +121,6 @@ class Layout:
             theirs |= {name: link.reordered(part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
         small = {name: theirs[first].clone() for name, first in self.aliases.items() if first.endswith("_bias")}
         return theirs | small
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return shortened(names[0]) + more
 
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:

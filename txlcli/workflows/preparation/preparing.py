@@ -158,7 +158,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     """Prepare a store from text and open it: source -> chunks -> vocabulary -> ids -> store."""
     documents = Documents(plan.options.documents) if plan.options.documents else None
     text, rule = locate_text(plan, documents, work, reporter), rules.rule_of(plan)
-    closes_lines = plan.tokenizer == "word" and rule.boundary is not None
+    closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
     vocab, sampled = plan.vocab, list[str]()
@@ -193,7 +193,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         conventions=rules.conventions_of(plan, text),
         notes=(
             *text.notes,
-            *rules.differences(plan, rule, text, vocab.size, infos),
+            *rules.differences(plan, rule, text, vocab, infos),
             *rules.symbol_notes(plan, encoded, vocab),
             *sampled,
         ),

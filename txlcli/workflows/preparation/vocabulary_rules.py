@@ -17,11 +17,8 @@ EOS, UNK = "<eos>", "<unk>"
 
 
 def rule_of(plan: Plan) -> VocabularyRule:
-    """Return the rule that follows from a given vocabulary, the benchmark's own, or the one for the tokenizer."""
-    corpus, vocab = plan.corpus, plan.vocab
-    if vocab is not None:
-        boundary = None if vocab.boundary is None or vocab.tokenizer != "word" else vocab.symbols[vocab.boundary]
-        return VocabularyRule(splits=(), boundary=boundary, lower_case=vocab.lower_case, dropped=vocab.dropped)
+    """Return the rule of the benchmark, or the one for the tokenizer."""
+    corpus = plan.corpus
     if plan.own_convention:
         return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
     if plan.tokenizer == "byte":
@@ -129,7 +126,7 @@ def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str
 
 
 def differences(
-    plan: Plan, rule: VocabularyRule, text: Text, types: int, counts: Mapping[str, SplitInfo]
+    plan: Plan, rule: VocabularyRule, text: Text, vocab: Vocab, counts: Mapping[str, SplitInfo]
 ) -> Iterator[str]:
     """Yield notes on what differs from the benchmark: the origin of the vocabulary, and less text."""
     built_from = _built_from(rule, text) if plan.vocab is None else None
@@ -139,10 +136,10 @@ def differences(
     published = plan.corpus.published
     if not (plan.own_convention and published):
         return
-    if rule.dropped:  # the published counts are of bytes, before any are dropped
+    if vocab.dropped:  # the published counts are of bytes, before any are dropped
         sizes = {split: count.bytes for split, count in counts.items()}
     else:
-        sizes = {split: count.tokens for split, count in counts.items()} | {"types": types}
+        sizes = {split: count.tokens for split, count in counts.items()} | {"types": vocab.size}
     others = [
         f"{name} {sizes[name]:,} of {full:,}" for name, full in published.items() if sizes.get(name, full) != full
     ]
