@@ -19,7 +19,7 @@ from pathlib import Path
 from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
-from .signatures import head_of, reject_other_than_text
+from .signatures import GROUPS, format_of, head_of, reject_other_than_text
 
 SEARCH_RANGE = 1 << 16  # bytes before and after the exact cut that are searched for a line end
 CHARACTER = 4  # largest number of bytes of a UTF-8 character
@@ -36,6 +36,8 @@ def read(source: Path, options: ReadOptions) -> Text:
     files = [path for path in listed if not (source.is_dir() and BACKUP.search(path.name))]
     if dead := next((path for path in files if not path.exists()), None):
         raise CorpusError(f"{dead}: a link to a file that does not exist; remove it, or restore that file")
+    texts_only = [path for path in files if not (source.is_dir() and format_of(path, *GROUPS))]
+    files = texts_only or files
     reject_other_than_text(*files)
     _reject_versions(files)
     by_split = files_by_split(files, source, OTHERWISE) if source.is_dir() and options.shares is None else {}
@@ -74,7 +76,8 @@ def _notes(source: Path, used: list[Path], left_out: list[Path]) -> Iterator[str
         named = list_names(records, directory)
         yield f"{named}: read as plain text, including the keys, quotes and escapes of JSON; extract the text if needed"
     if left_out:
-        yield f"backups, and files that name no split, which were left out: {list_names(left_out, directory)}"
+        named = list_names(left_out, directory)
+        yield f"files that are not text, are backups or name no split, which were left out: {named}"
     descriptions = [path for path in used if path.parent == source and is_companion(path) and not split_of(path.name)]
     if descriptions and len(descriptions) < len(used):
         yield f"{list_names(descriptions, directory)}: part of the text; move it away if it only describes the text"

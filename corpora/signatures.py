@@ -10,6 +10,7 @@ from typing import Any
 
 from .corpus import CorpusError
 
+GROUPS = ("packed", "rows", "other")
 HEAD = 4096  # bytes
 PLAIN_CONTROLS = b"\t\n\r\f"
 MARKS = {
@@ -109,7 +110,7 @@ def reject_packed(*paths: Path) -> None:
 def reject_other_than_text(*paths: Path, is_utf8: bool = True) -> None:
     """Reject files of another format, including txl's own files, and of another encoding unless `is_utf8` is False."""
     for path in paths:
-        if name := format_of(path, *_table()):
+        if name := format_of(path, *GROUPS):
             raise _not_text(path, name)
         if is_utf8 and path.is_file() and (encoding := encoding_of(head_of(path))):
             raise CorpusError(f"{path}: {encoding} is not UTF-8; give `encoding` {encoding}, or {conversion(encoding)}")

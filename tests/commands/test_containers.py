@@ -110,9 +110,12 @@ def test_rows_in_a_folder_of_text_are_text_unless_a_column_is_named(plain):
     (plain / "mixed/rows.jsonl").write_bytes(json_lines([*ROWS, None, ""], title=None))
     told = json_of("prepare", "mixed", "--name", "all")
     assert "rows.jsonl: read as plain text, including the keys, quotes and escapes of JSON" in told["notes"][0]
-    told = json_of("prepare", "mixed", "--column", "text", "--name", "rows")
+    told = json_of("prepare", "mixed", "--column", "text", "--name", "column")
     assert sum(info["bytes"] for info in told["splits"].values()) == len(TEXT) + 1
     assert told["changes"] == {"rows_without_text": 1, "files_skipped": 1}
+    (plain / "rows.json").write_text(json.dumps([{"text": row, "title": 7} for row in ROWS]))
+    done("prepare", "rows.json", "--column", "text", "--tokenizer", "char")
+    assert digests("rows") == digests("plain")
     (plain / "mixed/rows.jsonl").unlink()
     (plain / "mixed/rows.csv").write_text("id,text\n1,a line\n" * 9)
     note = "rows.csv: read as plain text with all columns; `column` reads one of them"

@@ -394,18 +394,20 @@ def test_tokenized_english_is_joined():
     assert corpora.detokenizer("my notes")("a , b") == "a , b"
 
 
-def test_backups_readmes_and_two_versions_of_a_text_are_not_joined_to_it(tmp_path):
+def test_backups_readmes_pictures_and_two_versions_of_a_text_are_not_joined_to_it(tmp_path):
     write_named(tmp_path, "train.txt", "test.txt", "README.md", "train.txt~", ".hidden", ".git/config", "#test.txt#")
     text = directory.read(tmp_path, PLAIN)
     assert texts(text) == {"train": b"train.txt\n" * 10, "test": b"test.txt\n" * 10}
     assert text.notes[2:] == (
-        "backups, and files that name no split, which were left out: #test.txt#, README.md, train.txt~",
+        "files that are not text, are backups or name no split, which were left out: #test.txt#, README.md, train.txt~",
     )
     assert text.changes == {"files_skipped": 3, "hidden_files_skipped": 2}
     write_named(tmp_path, "__pycache__/train.pyc", "__MACOSX/x", "Thumbs.db")
     assert directory.read(tmp_path, PLAIN).changes == {"files_skipped": 3, "hidden_files_skipped": 5}
     write_named(tmp_path / "book", "README", "a.txt")
-    (note,) = directory.read(tmp_path / "book", PLAIN).notes
+    (tmp_path / "book/cover.png").write_bytes(b"\x89PNG\r\n" + bytes(20))
+    skipped, note = directory.read(tmp_path / "book", PLAIN).notes
+    assert skipped.endswith("which were left out: cover.png")
     assert note == "README: part of the text; move it away if it only describes the text"
     write_named(tmp_path, "train.txt.raw")
     for options in (PLAIN, ReadOptions(shares=(90, 5, 5))):

@@ -24,7 +24,7 @@ from txlcli.corpora.unpack import DAMAGE, OPENERS, max_bytes, too_large
 from txlcli.errors import CorpusInputError, shortened
 from txlcli.exchange import parquet_text
 
-BY_ENDING = {".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
+BY_ENDING = {".json": "JSON", ".jsonl": "JSONL", ".ndjson": "JSONL", ".csv": "CSV", ".tsv": "TSV"}
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
 TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
@@ -43,7 +43,7 @@ class TextFile:
 
     path: Path
     format: str = TEXT
-    """JSONL, CSV, TSV, Arrow, Parquet, or text."""
+    """JSONL, JSON for one array, CSV, TSV, Arrow, Parquet, or text."""
     packing: str | None = None
     """Compression of the whole file; None for others."""
     encoding: str | None = None
@@ -72,9 +72,11 @@ def find(source: Path, column: str | None, encoding: str | None) -> tuple[TextFi
     If files of a directory have rows, only these are read. CSV and JSON lines in a directory that also has text are
     plain text, unless `column` is given.
     """
-    files = [_describe(path, encoding) for path in text_files(source) if path.exists() and path.stat().st_size]
+    paths = [path for path in text_files(source) if path.exists() and path.stat().st_size]
+    files = [_describe(path, encoding) for path in paths if not (source.is_dir() and format_of(path, "other"))]
     rows = [file for file in files if file.format in ("Parquet", "Arrow")]
-    records = [file for file in files if file.format in ("JSONL", "CSV", "TSV")]
+    endings = {*BY_ENDING.values()} - ({"JSON"} if column is None else set())
+    records = [file for file in files if file.format in endings]
     others = [file for file in files if file.format == TEXT and not is_companion(file.path)]
     if rows or (records and (column is not None or not others)):
         return tuple(_with_column(file, column) for file in rows or records)
@@ -126,7 +128,7 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
         if file.format == "Arrow":
             return parquet_text.columns_of(_open_arrow(file.path)[0].schema)
         with _open_text(file) as stream:
-            if file.format == "JSONL":
+            if file.format in ("JSONL", "JSON"):
                 _, first = next(_json_records(file, stream), (0, {}))
                 return [name for name, value in first.items() if isinstance(value, str | None)], False
             return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), []), False
@@ -177,19 +179,27 @@ def _lines(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the number of each line, from 1, and its object."""
-    for number, line in enumerate(_lines(file, stream), 1):
-        if line.isspace():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
+    """Yield the number of each line, or of each item of an array, from 1, and its object."""
+    lines = enumerate(_lines(file, stream), 1)
+    records: Iterator[tuple[int, Any]] = ((number, _parsed(line)) for number, line in lines if not line.isspace())
+    if file.format == "JSON":
+        array = _parsed(stream.read(LONGEST_ROW))
+        records = enumerate(array if isinstance(array, list) else [None], 1)
+    for number, record in records:
         if not isinstance(record, dict):
             raise CorpusInputError(
-                f"{file.path}: line {number:,} is not a JSON object; repair it, or name the file .txt"
+                f"{file.path}: {'item' if file.format == 'JSON' else 'line'} {number:,} is not a JSON object; "
+                "repair it, or name the file .txt"
             )
         yield number, record
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _rows(file: TextFile) -> Iterator[bytes | None]:
@@ -210,7 +220,7 @@ def _rows(file: TextFile) -> Iterator[bytes | None]:
 def _texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
     if file.format == TEXT:
         yield from iter(lambda: stream.read(BLOCK), "")
-    elif file.format == "JSONL":
+    elif file.format in ("JSONL", "JSON"):
         for number, record in _json_records(file, stream):
             text = record.get(file.column)
             if not isinstance(text, str | None):

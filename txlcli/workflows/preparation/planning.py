@@ -161,7 +161,7 @@ def _reject_unused(
     is_cut = tokens is not None and "" in tokens.splits
     for name, has_effect, purpose in (
         ("dtype", not has_header, "a .bin of ids without a header, without `tokenizer`"),
-        ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .csv or .tsv"),
+        ("column", has_rows, "files that end with .parquet, .arrow, .jsonl, .json, .csv or .tsv"),
         ("documents", not tokens, "text, not for token ids"),
         ("encoding", corpus is corpora.OWN_TEXT and not tokens, "own text"),
         ("split", is_cut or (not tokens and corpus.splittable), "text or a file of ids without splits of its own"),
