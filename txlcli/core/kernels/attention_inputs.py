@@ -107,15 +107,9 @@ class AttentionInputs:
     def widened(self, multiple: int) -> "AttentionInputs":
         """Zero-pad the head width D to one width, a multiple; the scores do not change."""
         width = max(self.query.shape[-1], self.key.shape[-1])  # the keys of a decoder may be padded already
-        width = -(-width // multiple) * multiple
-        if all(tensor is None or tensor.shape[-1] == width for tensor in self.tensors):
-            return self
-        padded = {
-            name: F.pad(tensor, (0, width - tensor.shape[-1]))
-            for name, tensor in vars(self).items()
-            if isinstance(tensor, Tensor)
-        }
-        return dataclasses.replace(self, **padded)  # type: ignore[arg-type]
+        width += -width % multiple
+        tensors = {name: aligned(term, width) for name, term in vars(self).items() if isinstance(term, Tensor)}
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
 
     def with_all_position_keys(self) -> "AttentionInputs":
         """Repeat the position key of the farthest distances, so that all n distances have one."""

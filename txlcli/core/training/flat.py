@@ -1,8 +1,8 @@
 """The matrices of a model's layers in one buffer, which one kernel casts to the dtype of products and back."""
 
 import contextlib
-import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,17 @@ ALIGNMENT = 64
 """Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
 
 
+class _Matrix(NamedTuple):
+    """One matrix, and its parts of the buffers."""
+
+    module: Linear
+    parameter: nn.Parameter
+    leaf: Tensor
+    """The copy, which passes read instead of the parameter."""
+    gradient: Tensor
+    gradient_of_copy: Tensor
+
+
 class FlatMatrices:
     """The matrices that a model multiplies by in 16 bits: one buffer of them, of their copies and of their gradients.
 
@@ -23,21 +34,18 @@ class FlatMatrices:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._model = model
-        self._modules = [module for module in model.modules() if isinstance(module, Linear)]
-        self._parameters = [module.weight for module in self._modules]
-        sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in self._parameters]
-        self._offsets = list(itertools.accumulate(sizes, initial=0))
-        self._masters, self._gradients = (self._parameters[0].new_zeros(self._offsets[-1]) for _ in range(2))
-        self._copies, self._gradients_of_copies = (self._masters.to(dtype, copy=True) for _ in range(2))
-        self._leaves = [copy.detach().requires_grad_() for copy in self._views(self._copies)]
-        for parameter, master in zip(self._parameters, self._views(self._masters), strict=True):
-            master.copy_(parameter.detach())
-            parameter.data = master
-
-    def _views(self, buffer: Tensor) -> list[Tensor]:
-        """Return the part of each matrix in a buffer, in its shape."""
-        places = zip(self._offsets, self._parameters, strict=False)
-        return [buffer[first : first + matrix.numel()].view(matrix.shape) for first, matrix in places]
+        modules = [module for module in model.modules() if isinstance(module, Linear)]
+        weights = [module.weight for module in modules]
+        sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in weights]
+        self._masters, self._gradients = (weights[0].new_zeros(sum(sizes)) for _ in range(2))
+        self._copies, self._gradients_of_copies = (torch.zeros_like(self._masters, dtype=dtype) for _ in range(2))
+        buffers = (self._masters, self._copies, self._gradients, self._gradients_of_copies)
+        self._matrices = list[_Matrix]()
+        for module, weight, *parts in zip(modules, weights, *(buffer.split(sizes) for buffer in buffers), strict=True):
+            master, copy, *gradients = (part[: weight.numel()].view_as(weight) for part in parts)
+            master.copy_(weight.detach())
+            weight.data = master
+            self._matrices.append(_Matrix(module, weight, copy.detach().requires_grad_(), *gradients))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -46,8 +54,7 @@ class FlatMatrices:
 
     def unclipped_gradients(self) -> list[Tensor]:
         """Return the gradients of all parameters of the model that have one: of matrices, those of their copies."""
-        views = self._views(self._gradients_of_copies)
-        own = {id(parameter): view for parameter, view in zip(self._parameters, views, strict=True)}
+        own = {id(matrix.parameter): matrix.gradient_of_copy for matrix in self._matrices}
         return [own.get(id(each), each.grad) for each in self._model.parameters() if each.grad is not None]
 
     @torch.no_grad()
@@ -66,20 +73,18 @@ class FlatMatrices:
             adds: they are added to the gradients of another such block.
             waits: the values follow with `scale_gradients`.
         """
-        for module, leaf in zip(self._modules, self._leaves, strict=True):
-            swap_parameter(module, "weight", leaf)
+        for matrix in self._matrices:
+            swap_parameter(matrix.module, "weight", matrix.leaf)
         try:
             yield
         finally:
-            for module, parameter in zip(self._modules, self._parameters, strict=True):
-                swap_parameter(module, "weight", parameter)
-        places = zip(self._views(self._gradients_of_copies), self._leaves, strict=True)
-        given = {place: leaf.grad for place, leaf in places if leaf.grad is not None}
-        if len(given) < len(self._leaves):  # some weights take no part in some steps
+            for matrix in self._matrices:
+                swap_parameter(matrix.module, "weight", matrix.parameter)
+        given = [matrix for matrix in self._matrices if matrix.leaf.grad is not None]
+        if len(given) < len(self._matrices):  # some weights take no part in some steps
             self._gradients_of_copies.zero_()
-        foreach.copy_(list(given), list(given.values()))
+        foreach.copy_([matrix.gradient_of_copy for matrix in given], [matrix.leaf.grad for matrix in given])
         if not waits:
             (self._gradients.add_ if adds else self._gradients.copy_)(self._gradients_of_copies)
-        for leaf, parameter, gradient in zip(self._leaves, self._parameters, self._views(self._gradients), strict=True):
-            if leaf.grad is not None:
-                leaf.grad, parameter.grad = None, gradient
+        for matrix in given:
+            matrix.leaf.grad, matrix.parameter.grad = None, matrix.gradient

@@ -25,7 +25,7 @@ from txlcli.errors import RecipeError, shortened
 MUON_MOMENTUM = 0.95
 """Momentum of Muon where train.momentum is 0."""
 LAMB_EPS = 1e-6
-LAMB_MOST_WEIGHT_NORM = 10.0
+LAMB_MAX_WEIGHT_NORM = 10.0
 """Largest norm of a weight that scales its update."""
 ROW = 64
 """Numbers that LAMB scales together on a GPU; each tensor begins with a new row of them."""
@@ -188,7 +188,7 @@ class Lamb(Optimizer):
         if weight_decay:
             foreach.add_(updates, weights, alpha=weight_decay)
         weight_norms, update_norms = (torch.stack(foreach.norm(tensors)) for tensors in (weights, updates))
-        ratios = weight_norms.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norms + LAMB_EPS)
+        ratios = weight_norms.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norms + LAMB_EPS)
         ratios = torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0) * lr
         rows.mul_(ratios[self._owners[counts], None])
         foreach.sub_(weights, updates)
@@ -203,7 +203,7 @@ class Lamb(Optimizer):
         if weight_decay:
             update.add_(weight, alpha=weight_decay)
         weight_norm, update_norm = weight.norm(), update.norm()
-        ratio = weight_norm.clamp(max=LAMB_MOST_WEIGHT_NORM) / (update_norm + LAMB_EPS)
+        ratio = weight_norm.clamp(max=LAMB_MAX_WEIGHT_NORM) / (update_norm + LAMB_EPS)
         ratio = torch.where((weight_norm > 0) & (update_norm > 0), ratio, 1.0)
         weight.addcmul_(update, ratio, value=-lr)
 

@@ -25,14 +25,6 @@ from txlcli.core.training.optimizer import make_optimizer
 Minimized = tuple[Tensor, Tensor, Memory]
 """Result of `LanguageModel.objective`."""
 
-CLIP_EPS = 1e-6
-"""Added to a norm that divides, as torch.nn.utils does."""
-
-
-def clip_factor(norm: Tensor, most: float) -> Tensor:
-    """Return the factor (0-d) of gradients whose total norm is given (0-d) and may be at most `most`."""
-    return (most / (norm + CLIP_EPS)).clamp(max=1.0)
-
 
 class DataParallel:
     """Weights and optimizer state that each process holds, and the exchange of gradients between them."""
@@ -93,9 +85,9 @@ class DataParallel:
             norms.update(zip(map(id, group), of_group, strict=True))
         return torch.linalg.vector_norm(torch.stack([norms[id(gradient)] for gradient in gradients]))
 
-    def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
-        """Scale all gradients, whose total norm is given (0-d), so that it is at most `most`."""
-        foreach.mul_(gradients, clip_factor(norm, most))
+    def scale(self, gradients: list[Tensor], factor: Tensor) -> None:
+        """Multiply gradients by a factor (0-d)."""
+        foreach.mul_(gradients, factor)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""

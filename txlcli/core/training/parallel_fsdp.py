@@ -21,7 +21,7 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
 from txlcli.core.training import checkpoint
-from txlcli.core.training.parallel import CalledModule, DataParallel, Minimized, clip_factor
+from txlcli.core.training.parallel import CalledModule, DataParallel, Minimized
 
 
 class FullyShardedParallel(DataParallel):
@@ -81,8 +81,7 @@ class FullyShardedParallel(DataParallel):
         norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
-        factor = clip_factor(norm, most)
+    def scale(self, gradients: list[Tensor], factor: Tensor) -> None:
         for gradient in gradients:
             gradient.mul_(factor)
 

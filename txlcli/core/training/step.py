@@ -27,9 +27,11 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import counted_positions
 from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import OPTIMIZERS
-from txlcli.core.training.parallel import DataParallel, clip_factor
+from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
 
+CLIP_EPS = 1e-6
+"""Added to a norm that divides, as torch.nn.utils does."""
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
@@ -101,12 +103,13 @@ class EagerStep:
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
         if self._settings.clip is not None:
-            self._clip(self._settings.clip)
+            self._scale((self._settings.clip / (self._norm + CLIP_EPS)).clamp(max=1.0))
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def _clip(self, most: float) -> None:
-        self._parallel.clip(self._own_gradients(), self._norm, most)
+    def _scale(self, factor: Tensor) -> None:
+        """Multiply all gradients by a factor (0-d)."""
+        self._parallel.scale(self._own_gradients(), factor)
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of micro-batch `number`; see `forward_backward` for the result."""
@@ -197,15 +200,16 @@ class CapturedStep(EagerStep):
         targets = F.pad(targets, self._padding(targets))
         counted = targets[:, counted_positions(targets.shape[1], part)]
         of_parts = []
-        for part in counted.split([len(memory[0]) for memory in memories]):
-            count = part.numel()
-            tails = self._model.softmax.rows_of_tails(part.flatten())
-            sizes = [_capacity(count * share, count) for share in self._tail_shares]
-            if any(len(rows) > size for rows, size in zip(tails, sizes, strict=True)):
+        for lanes in counted.split([len(memory[0]) for memory in memories]):
+            count = lanes.numel()
+            tails = self._model.softmax.rows_of_tails(lanes.flatten())
+            rooms = [
+                _capacity(count * share, count) - len(rows)
+                for rows, share in zip(tails, self._tail_shares, strict=True)
+            ]
+            if min(rooms) < 0:
                 return None
-            of_parts.append(
-                [F.pad(rows, (0, size - len(rows)), value=count) for rows, size in zip(tails, sizes, strict=True)]
-            )
+            of_parts.append([F.pad(rows, (0, room), value=count) for rows, room in zip(tails, rooms, strict=True)])
         return of_parts
 
     def _padding(self, targets: Tensor) -> tuple[int, int]:
@@ -236,11 +240,11 @@ class CapturedStep(EagerStep):
     def _own_gradients(self) -> list[Tensor]:
         return super()._own_gradients() if self._unclipped is None else self._unclipped.unclipped_gradients()
 
-    def _clip(self, most: float) -> None:
+    def _scale(self, factor: Tensor) -> None:
         if self._unclipped is None:
-            super()._clip(most)
+            super()._scale(factor)
         else:
-            self._unclipped.scale_gradients(clip_factor(self._norm, most))
+            self._unclipped.scale_gradients(factor)
 
     def _update(self) -> None:
         """See `EagerStep`; the first update after a replay runs eagerly, so that libraries initialize themselves."""
@@ -299,9 +303,9 @@ class CapturedStep(EagerStep):
         return losses, losses[0] if self.scaler.is_enabled() else super().norm()
 
 
-def _capacity(expected: float, most: int) -> int:
+def _capacity(expected: float, limit: int) -> int:
     """Return how many rows a tail of the softmax has for this expected number of targets, with a margin."""
-    return min(most, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
+    return min(limit, math.ceil(1.25 * expected + 6 * math.sqrt(expected)))
 
 
 def make_step(
