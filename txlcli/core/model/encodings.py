@@ -139,7 +139,8 @@ class RelativeEncoding(TiedRelativeEncoding):
         encoding = self.encode(self.dropout, reach, max_distance, like, self.settings.d_model)
         project = self._project_at_once if self.joins_products else self._project_by_layer
         return [
-            ScoreTerms(reach, split_heads(key, self.settings.n_heads), *biases) for key, *biases in project(encoding)
+            ScoreTerms(reach, split_heads(key, self.settings.n_heads), content_bias, position_bias)
+            for key, content_bias, position_bias in project(encoding)
         ]
 
     def _project_by_layer(self, encoding: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
