@@ -12,7 +12,7 @@ from txlcli.data.vocabulary import Vocab, count_lines, count_words
 from txlcli.errors import CorpusInputError
 from txlcli.workflows.preparation.chunks import count_symbols, encode_chunk, join_files, read_chunk
 from txlcli.workflows.preparation.encoded_text import EncodedText
-from txlcli.workflows.reporter import CallbackReporter
+from txlcli.workflows.reporter import Reporter
 
 BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"
 
@@ -100,7 +100,7 @@ def test_the_chunks_of_a_split_are_put_together(tmp_path):
     info = text.info("train", count_line_ends=True)
     assert (info.tokens, info.words, info.bytes, info.unknown, text.total("bytes")) == (5, 2, 5, 0, 7)
     assert text.starts("train").tolist() == [0, 1, 2, 4]
-    with CallbackReporter().progress("writing") as step:
+    with Reporter().progress("writing") as step:
         assert [block.tolist() for block in text.blocks("train", step)] == [[0, 1], [], [1, 1, 0]]
     assert not list(tmp_path.glob("*.npy"))
 
