@@ -145,7 +145,7 @@ def test_a_single_token_launches_few_kernels(token_kernels, case, of_layer, othe
     ("recipe", "of_step", "gb_of_step", "of_segment", "of_token"),
     [
         ("enwik8", 45, 3.0, 14, 12),
-        pytest.param("ptb", 53, 0.26, 16, 12, marks=pytest.mark.slow),
+        pytest.param("ptb", 53, 0.28, 18, 12, marks=pytest.mark.slow),
         pytest.param("ptb-memory", 48, 0.27, 16, 12, marks=pytest.mark.slow),
         pytest.param("wt103", 50, 1.8, 16, 12, marks=pytest.mark.slow),
     ],
