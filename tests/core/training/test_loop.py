@@ -170,12 +170,13 @@ def test_recomputation_and_every_attention_backend_train_the_same(tmp_path, drop
         ("reference", 0.0, COMPRESSIVE, False),
         ("auto", 0.3, {}, False),
         ("auto", 0.3, {}, "layers"),
-        ("auto", 0.3, {"variational_dropout": True, "word_dropout": 0.2}, False),
+        ("auto", 0.3, {"variational_dropout": True}, False),
     ],
 )
 def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape, recompute):
     """Without dropout as the layers of a CPU; with dropout, whose masks differ there, as the same layers uncompiled."""
-    changes = {"dropout": dropout, "valid": False, "shape": shape}
+    ids = draw_split(LANES * 4 * L + 1, seed=5)  # the memory is full from the third step on
+    changes = {"dropout": dropout, "valid": False, "shape": shape, "ids": ids}
     torch.compiler.reset()  # forget the graphs of other tests, which count towards a limit
     with torch.compiler.set_stance("force_eager"):
         eager = new_training(tmp_path / "eager", **changes, compile="on" if dropout else "off")
@@ -185,7 +186,7 @@ def test_compiled_layers_train_the_same(tmp_path, attention, dropout, shape, rec
     compiled = new_training(tmp_path / "compiled", **changes, compile="on")
     with torch._inductor.config.patch(fallback_random=True):
         assert losses_of(run(compiled)) == pytest.approx(expected, rel=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 5  # embedding, distances, layer, output, loss
     for name, weight in weights(eager).items():
         # Adam divides tiny gradients, such as those of normalized queries and keys, by their size: rounding shows.
         torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=5e-5 if shape else 1e-5)
