@@ -110,6 +110,6 @@ def test_the_commands_to_try_next_work_after_quickstart(fresh_run):
     Path("README.md").write_text(README.read_text())
     section = README.read_text().split("## Try next")[1].split("\n## ")[0]
     for words in txl_lines(section):
-        short = {"attention": ["--positions", "50", "--unfinished"], "train": ["--set", "model.n_layers=1"]}
+        short = {"attention": ["--positions", "50"], "train": ["--set", "model.n_layers=1"]}
         result = CliRunner().invoke(app, [*words, *short.get(words[0], [])])
         assert result.exit_code == 0, f"{words}: {result.stderr}"

@@ -76,7 +76,7 @@ def test_a_time_limit_covers_the_evaluation_too(small):
     assert commands_in(result.stderr)[2][-2:] == ["--positions", "5000"]
     assert "runs/quickstart on stdlib test, 5,000 tokens scored" in result.stdout
     assert '\nThe model was trained for 0 of 7 steps only; "txl quickstart" continues.\nMemory ' in result.stdout
-    assert "\n  txl attention runs/quickstart --unfinished\n" in result.stdout
+    assert "\n  txl attention runs/quickstart\n" in result.stdout
     unlimited = done("quickstart", "--max-minutes", 60)
     assert "7 of 7" in unlimited.stdout
     assert "--positions" not in unlimited.stderr

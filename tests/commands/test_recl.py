@@ -151,7 +151,6 @@ def test_losses_that_are_not_finite_are_rejected(here):
         (["byte", "word"], 2, "runs/byte and runs/word have different texts (novel, word) or vocabularies; "),
         (["byte", "other"], 2, "runs/byte and runs/other have different texts (novel, novel) or vocabularies; "),
         (["byte", "young"], 1, "runs/young/last.safetensors: no such checkpoint; the run has not saved one yet"),
-        (["byte", "half"], 1, 'runs/half is at step 4 of 7; finish it with "txl train --resume half", or use '),
     ],
 )
 def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, arguments, code, message):
@@ -161,7 +160,4 @@ def test_runs_and_options_that_do_not_suit_each_other_are_rejected(here, argumen
         path.write_text(json.dumps({**read_card(path.parent), "vocab_fingerprint": "0" * 64}))
     if "young" in arguments:
         shutil.copytree("runs/byte", "runs/young", ignore=shutil.ignore_patterns("*.safetensors"))
-    if "half" in arguments:
-        done("train", "tiny.toml", "--name", "half", "--max-steps", 4)
-        assert len(json_of("recl", "byte", "half", "--unfinished", *GRID)["models"]) == 2
     assert refusal("recl", *arguments[:1], *SMALL, *arguments[1:], code=code).startswith(message)

@@ -87,16 +87,15 @@ def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
 
     run, data_dir, runs_dir = evaluation.scoring.opened.run, where.data_dir, where.runs_dir
     past, directory = history.read(run), str(run.directory)
-    unfinished = ["--unfinished"] if past.state == "unfinished" else []
     prepare = command_line("prepare", "FOLDER", data_dir=data_dir)
     lines = [
         eval_table.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows),
         f"The figure {run.directory / FIGURE} shows both by memory length. Next:",
         f"  {command_line('generate', directory, '--interactive')}",
-        f"  {command_line('attention', directory, *unfinished, data_dir=data_dir)}",
+        f"  {command_line('attention', directory, data_dir=data_dir)}",
         f"  {prepare} && {command_line('train', 'FOLDER', data_dir=data_dir, runs_dir=runs_dir)}",
     ]
-    if unfinished:
+    if past.state == "unfinished":
         steps = f"{past.step:,} of {run.settings.train.max_steps:,} steps"
         lines.insert(0, f'The model was trained for {steps} only; "{_again(where)}" continues.')
     for line in ("", *lines):

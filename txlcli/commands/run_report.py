@@ -120,7 +120,7 @@ def _attention(run_name: str, directory: Path, workspace: Workspace) -> Section:
     from txlcli.commands import attention, attention_plots
     from txlcli.workflows import attention as workflow
 
-    measured, figures = workflow.run(run_name, AttentionOptions(unfinished=True), workspace), []
+    measured, figures = workflow.run(run_name, AttentionOptions(), workspace), []
     for number in measured.figures:
         attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
         figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from txlcli.errors import RunError
 from txlcli.paper import metrics
 from txlcli.runs import log_file, run_directory
 from txlcli.runs.log_file import Report
@@ -142,16 +141,6 @@ def read(run: Run) -> History:
     saved = _metadata(run, run_directory.LAST) or _metadata(run, run_directory.BEST)
     evals = log_file.read(run.directory / run_directory.EVALS, skip_truncated=True)
     return History(run, read_reports(run), evals, saved, _metadata(run, run.best_or_last.name).get("step"))
-
-
-def check_finished(run: Run) -> None:
-    """Reject a run whose training is not finished."""
-    history = read(run)
-    if history.saved and history.state in ("unfinished", "interrupted"):  # without weights, opening it is an error
-        raise RunError(
-            f"{run.directory} is at step {history.step:,} of {run.settings.train.max_steps:,}; finish it with "
-            f'"txl train --resume {run.name}", or use it as it is with `unfinished`'
-        )
 
 
 def _metadata(run: Run, name: str) -> Report:

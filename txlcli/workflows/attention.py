@@ -12,7 +12,6 @@ from txlcli.config.settings import EvalSettings
 from txlcli.config.traits import ENCODINGS
 from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
-from txlcli.runs import history
 from txlcli.runs.loading import OpenRun
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
@@ -125,8 +124,6 @@ def figures_of(run: Run) -> tuple[int, ...]:
 
 def check_options(run: Run, options: AttentionOptions) -> None:
     """Reject options that do not suit the run, before any weights are loaded."""
-    if not options.unfinished:
-        history.check_finished(run)
     settings = run.settings.model
     if not (isinstance(settings, TransformerSettings) and settings.keys_are_tokens):
         raise UsageError(

@@ -170,14 +170,6 @@ class PlotOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions(Options):
-    """Options of each measurement of a trained model on a sample."""
-
-    unfinished: bool = flag_option("Also accept a run whose training is not finished.")
-    seed: Seed = seed_option()
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeedOptions(PlotOptions):
     """Options of `txl speed`."""
 
@@ -425,7 +417,7 @@ def read_heads(text: str) -> tuple[Head, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(MeasureOptions):
+class AttentionOptions(Options):
     """Options of `txl attention`."""
 
     heads: tuple[Head, ...] | None = option(
@@ -442,6 +434,7 @@ class AttentionOptions(MeasureOptions):
     out: Path | None = option("Folder of the figures [default: RUN/figures].", metavar="FOLDER")
     format: Literal["png", "svg", "pdf"] = option("File format of the figures.", default="png")
     force: bool = force_option()
+    seed: Seed = seed_option()
 
     def _check(self) -> None:
         if len(self.heads or ()) > MAX_HEADS:
@@ -449,7 +442,7 @@ class AttentionOptions(MeasureOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions(PlotOptions, MeasureOptions):
+class ProbeOptions(PlotOptions):
     """Options of `txl probe`."""
 
     distances: tuple[AtLeastTwo, ...] | None = option(
@@ -459,6 +452,7 @@ class ProbeOptions(PlotOptions, MeasureOptions):
     positions: PositiveInt = option("Score the words of the first N tokens of the split.", default=50_000)
     split: Split = option("Split with the words, and the tokens of the generated texts.", default="valid")
     mem_len: NaturalInt | None = memory_option()
+    seed: Seed = seed_option()
 
 
 DEFAULT_RECL_STEPS = 9  # ten lengths, 100 to 1,000; Table 8 goes to 900
@@ -466,7 +460,7 @@ DEFAULT_RECL_POSITIONS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReclOptions(PlotOptions, MeasureOptions):
+class ReclOptions(PlotOptions):
     """Options of `txl recl`."""
 
     split: Literal["valid", "test"] = option("Split to score.", default="test")
@@ -488,6 +482,7 @@ class ReclOptions(PlotOptions, MeasureOptions):
         metavar="PATH",
         writes=FIGURE_FORMATS,
     )
+    seed: Seed = seed_option()
 
     def _check(self) -> None:
         if self.longest is not None and self.longest < self.start + self.step:

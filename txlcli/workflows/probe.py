@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
-from txlcli.runs import history
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.annotated import Pieces
 from txlcli.workflows.evaluation.rows import with_memory
@@ -69,8 +68,6 @@ class ProbeResult:
 def run(run_name: str | None, options: ProbeOptions, workspace: Workspace) -> ProbeResult:
     """Probe a run, by default the most recent one."""
     opened = workspace.open_run(run_name)
-    if not options.unfinished:
-        history.check_finished(opened.run)
     settings = one_lane(opened.run, mem_len=options.mem_len)
     text = texts.split_text(opened, options.split, options.positions, workspace)
     scoring = Scoring(opened, text, settings, workspace)

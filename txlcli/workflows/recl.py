@@ -15,7 +15,7 @@ from txlcli.core.reading.scoring import Stream
 from txlcli.core.reading.windows import windows_at_once
 from txlcli.errors import TrainingError, UsageError
 from txlcli.paper import metrics
-from txlcli.runs import history, run_directory
+from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import non_finite_advice
@@ -106,8 +106,6 @@ def _open_group(run_names: Sequence[str], options: ReclOptions, workspace: Works
     runs = run_directory.find_each(run_names, workspace.runs_dir)
     for run_ in runs:
         _check_comparable(runs[0], run_)
-        if not options.unfinished:
-            history.check_finished(run_)
     all_opened = [workspace.open_run(name) for name in run_names]
     text = texts.split_text(all_opened[0], options.split, None, workspace)
     group = []
