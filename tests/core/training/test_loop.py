@@ -524,15 +524,21 @@ def test_in_fp16_a_run_resumes_with_its_loss_scale(tmp_path):
 
 
 @pytest.mark.parametrize("valid", [True, False])
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, valid):
-    training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6, clip=None, optimizer="sgd")
+@pytest.mark.parametrize(
+    ("changed", "lr", "are_finite"),
+    [({"clip": None, "optimizer": "sgd"}, 1e300, False), ({}, 1e30, True)],  # 1e300 is beyond float32
+)
+def test_weights_after_a_finite_loss_that_give_no_finite_loss_are_not_saved(tmp_path, valid, changed, lr, are_finite):
+    training = new_training(tmp_path, valid=valid, valid_every=3, max_steps=6, **changed)
     assert run(training, until=2)
     good = training.saver.last_path.read_bytes()
-    training.settings = dataclasses.replace(training.settings, lr=1e300)  # beyond float32
+    training.settings = dataclasses.replace(training.settings, lr=lr)
+    what = "loss is" if are_finite else "weights are"
     with pytest.raises(
-        TrainingError, match=r"weights are not finite after step 3; the last good checkpoint is .*last\.safetensors;"
+        TrainingError, match=rf"{what} not finite after step 3; the last good checkpoint is .*last\.safetensors;"
     ):
         run(training)
+    assert all(parameter.isfinite().all() for parameter in training.model.parameters()) == are_finite
     assert training.saver.last_path.read_bytes() == good
     assert training.step == 3
 

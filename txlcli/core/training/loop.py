@@ -275,18 +275,37 @@ class Training:
     def save_last(self, *, wait: bool = True) -> None:
         """Save everything that a resumed run needs; all processes must call this.
 
-        Without `wait`, the file is written in the background. The older one is kept if the weights or the memory are
-        not finite.
+        Without `wait`, the file is written in the background. The older one is kept if the weights, the memory or the
+        loss that they give are not finite.
         """
         self.saver.wait()  # as in `_write_weights`
         tensors = self.gather()
         of_step = (tensor for name, tensor in tensors.items() if name.startswith(("model.", "memory.")))
         if self.world.any_of(not all(tensor.isfinite().all() for tensor in of_step)):
             raise self._failed(f"the weights are not finite after step {self.step}")
+        # All losses so far were computed before the last update, which may have made the weights useless.
+        if not self._next_loss_is_finite():
+            raise self._failed(f"the loss is not finite after step {self.step}")
         self._save(self.saver.last_path, tensors)
         self._mark_saved()
         if wait:
             self.saver.wait()
+
+    def _next_loss_is_finite(self) -> bool:
+        """Return True if the weights give a finite loss in the next segment that is not skipped.
+
+        Each process reads its first lane.
+        """
+        position, first, memories = self.position, self._parts[0].start, self.memories
+        for _ in range(1 + self.settings.skip_nonfinite):
+            if position.segment == 0:
+                memories = self.empty_memories()  # as `update` does
+            memory = [layer[:1] for layer in memories[0]]
+            loss = self.train_step.loss(*self._read(range(first, first + 1), position), memory)
+            if not self.world.any_of(not loss.isfinite()):
+                return True
+            position, memories = self.segments.next_position(position), self.empty_memories()  # as `_skip` does
+        return False
 
     @property
     def epoch(self) -> float:

@@ -68,6 +68,12 @@ class DataParallel:
         """Within this block, add gradients to this process's without averaging them yet."""
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
+    @torch.no_grad()
+    def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
+        """Call `LanguageModel.forward` without gradients; `LanguageModel.losses` can be called until the next step."""
+        result: tuple[Tensor, Memory] = self.model(tokens, memory, mem_len=mem_len)
+        return result
+
     def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
         return make_reader(self.model, settings, batch_size=batch_size, length=length)

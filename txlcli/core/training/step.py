@@ -100,6 +100,22 @@ class EagerStep:
         self._update()
         self._model.forget_gradients()
 
+    @torch.no_grad()
+    def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
+        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights; change nothing.
+
+        All processes must call this with as many tokens.
+        """
+        model, settings = self._model, self._settings
+        was_training = model.training
+        model.eval()
+        try:
+            with autocast(model.device, settings.precision), model.uncompiled():
+                hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
+                return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
+        finally:
+            model.train(was_training)
+
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
         if self._settings.clip is not None:
