@@ -1,7 +1,7 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from txlcli.corpora.corpus import CorpusError, Slice
 from txlcli.corpora.documents import Documents
 from txlcli.data.sentencepiece_model import BOUNDARY, FIXED_PIECES, UNKNOWN, train
-from txlcli.data.token_store import TokenStore, writing
+from txlcli.data.token_store import SplitInfo, TokenStore, writing
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, StoreError, UsageError
 from txlcli.system.command_lines import command_line
@@ -31,7 +31,7 @@ from txlcli.workflows.preparation.chunks import (
 )
 from txlcli.workflows.preparation.encoded_text import EncodedText
 from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make_plan
-from txlcli.workflows.preparation.sources import digest, locate_text
+from txlcli.workflows.preparation.sources import Text, digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
 from txlcli.workflows.preparation.workers import default_workers, mapping
 from txlcli.workflows.reporter import Reporter
@@ -182,13 +182,6 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     encoded = EncodedText(chunks)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
     infos = {split: encoded.info(split, count_line_ends=count_line_ends) for split in splits}
-    changes = {
-        **text.changes,
-        "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
-        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else encoded.total("lines"),
-        "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
-        "nul_bytes_kept": encoded.total("nuls"),
-    }
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
         notes=(
@@ -197,7 +190,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
             *rules.symbol_notes(plan, encoded, vocab),
             *sampled,
         ),
-        changes={name: count for name, count in changes.items() if count},
+        changes=_changes(text, splits, encoded, vocab, infos),
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
@@ -207,6 +200,24 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
             starts = encoded.starts(split) if documents or sentences else None
             writer.add(split, info, encoded.blocks(split, step), starts)
     return TokenStore.open(plan.store)
+
+
+def _changes(
+    text: Text,
+    splits: Mapping[str, tuple[Slice, ...]],
+    encoded: EncodedText,
+    vocab: Vocab,
+    infos: Mapping[str, SplitInfo],
+) -> dict[str, int]:
+    """Return how often the text was changed or left out, by what happened."""
+    counts = {
+        **text.changes,
+        "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
+        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else encoded.total("lines"),
+        "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
+        "nul_bytes_kept": encoded.total("nuls"),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _checked(plan: Plan, split: str, pieces: tuple[Slice, ...]) -> tuple[Slice, ...]:
