@@ -1,8 +1,8 @@
-"""Compare four-layer models of the recipes ptb and ptb-memory, and ptb without each of its parts.
+"""Compare four-layer models of the recipes ptb, ptb-memory and ptb-fast, and ptb without each of its parts.
 
 python -m tests.benchmarks.ptb_parts [--minutes 20 | --steps N] [--seeds 3] [--only TEXT] [--stride 10] [--json FILE]
 
-The two recipes have several seeds, the variants one, which only shows what does harm. All runs take the same number of
+The recipes have several seeds, the variants one, which only shows what does harm. All runs take the same number of
 steps, those that `ptb` can take in the time at the measured pace. The file has the results after every run.
 """
 
@@ -22,12 +22,17 @@ from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 SHARED = (
-    *("train.precision=bf16", "model.n_layers=4", "train.lr=8e-4", "train.batch_size=20"),
+    *("train.precision=bf16", "model.n_layers=4", "train.batch_size=20"),
     *("model.dropout=0.1", "model.embedding_dropout=0.2", "model.output_dropout=0.2", "model.word_dropout=0.1"),
     *("model.attention_dropout=0.1", "train.valid_tokens=20_000"),
 )
 """The regularization of a smaller model, as for the measured one of four layers."""
-OF_PTB = ("model.distance_dropout=0.2", "model.projection_dropout=0.1")
+RECIPES = {
+    "ptb": ("train.lr=8e-4", "model.distance_dropout=0.2", "model.projection_dropout=0.1"),
+    "ptb-memory": ("train.lr=8e-4",),
+    "ptb-fast": (),
+}
+"""Recipes, with the changes for the size of the model that each has for itself."""
 MEMORY = ("train.mem_len=70", "train.reread_len=0")
 VARIANTS = {
     "memory instead of extended context": MEMORY,
@@ -43,7 +48,7 @@ VARIANTS = {
 PROBE_STEPS = 12
 
 
-def scheduled(name, steps):
+def scheduled(steps):
     """Return the changes for a schedule of so many steps, with a twelfth of them for warm-up, as was measured."""
     return (f"train.max_steps={steps}", f"train.warmup_steps={steps // 12}", f"train.valid_every={max(1, steps // 12)}")
 
@@ -51,7 +56,7 @@ def scheduled(name, steps):
 def pace(workspace):
     """Return the seconds of a step of ptb."""
     times = []
-    options = TrainOptions(name="pace", overrides=(*SHARED, *OF_PTB, *scheduled("ptb", PROBE_STEPS), "log.every=1"))
+    options = TrainOptions(name="pace", overrides=(*SHARED, *RECIPES["ptb"], *scheduled(PROBE_STEPS), "log.every=1"))
     start.run("ptb", options, workspace, on_report=times.append)
     settings = recipe.load("ptb", SHARED).train
     rates = [line["tokens_per_s"] for line in times if line["kind"] == "train"]
@@ -73,8 +78,10 @@ def measure(name, label, changes, seed, workspace, *, stride=10):
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.0, help="Longest time of a run.")] = 20.0,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the two recipes.")] = 3,
-    only: Annotated[str, typer.Option(help="Part of the names of the variants to train.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the whole recipes.")] = 3,
+    only: Annotated[
+        str, typer.Option(help="Part of the names of variant and recipe, as in 'whole recipe ptb-fast'.")
+    ] = "",
     json_file: Annotated[Path, typer.Option("--json", help="File of the results.")] = Path("ptb_parts.json"),
     steps: Annotated[int | None, typer.Option(min=12, help="Steps of a run instead of a time.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="Tokens of a window of ptb that count.")] = 10,
@@ -86,12 +93,11 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(data_dir=data_dir, runs_dir=Path(folder), device=device)
         steps = steps or max(12, int(60 * minutes / pace(workspace)))
-        cases = [("ptb", "whole recipe", OF_PTB, seed) for seed in range(1, seeds + 1)]
-        cases += [("ptb-memory", "whole recipe with memory", (), seed) for seed in range(1, seeds + 1)]
-        cases += [("ptb", label, (*OF_PTB, *changes), 1) for label, changes in VARIANTS.items()]
+        cases = [(name, "whole recipe", (), seed) for name in RECIPES for seed in range(1, seeds + 1)]
+        cases += [("ptb", label, changes, 1) for label, changes in VARIANTS.items()]
         for name, label, changes, seed in cases:
-            if only in label:
-                of_run = (*SHARED, *scheduled(name, steps), *changes)
+            if only in f"{label} {name}":
+                of_run = (*SHARED, *RECIPES[name], *scheduled(steps), *changes)
                 results.append(measure(name, label, of_run, seed, workspace, stride=stride))
                 json_file.write_text(json.dumps({"steps": steps, "results": results}, indent=1) + "\n")
                 typer.echo(json.dumps(results[-1]))

@@ -117,7 +117,7 @@ rmt-wt103 150 10 450 150 - 25.04
 EXTENDED = """
 name model.n_layers d_model n_heads d_head d_inner train.seg_len reread_len mem_len batch_size max_steps lr clip
 ptb      16 380 10 38 900 70 70 0 10 232_400 3e-4 0.25
-ptb-fast 16 380 10 38 900 70 70 0 40  45_000 1e-3 0.25
+ptb-fast 16 380 10 38 750 70 0 70 40  45_000 2e-3 0.25
 """
 
 
@@ -161,9 +161,12 @@ SAME = (  # recipes, and settings that they share
     (PYTORCH, "train.cosine_from=start min_lr_ratio=0"),
     (BASELINES, "eval.mem_len=0"),
     (BASELINES[:2], "train.optimizer=sgd momentum=0.99 lr=0.003 clip=-"),  # of Al-Rfou et al.
-    (EXTENDED, "model.position=relative_tied variational_dropout=True dropout=0.2 word_dropout=0.2 norm=post"),
+    (EXTENDED, "model.variational_dropout=True word_dropout=0.2 norm=post published.vocab_size=10_000"),
     (EXTENDED, "model.embedding_dropout=0.6 output_dropout=0.5 inner_dropout=- feed_forward_dropout=- init_std=0.02"),
-    (EXTENDED, "train.activation_penalty=0.2 slowness_penalty=0.1 published.vocab_size=10_000 parameters=24_040_400"),
+    (["ptb"], "model.position=relative_tied dropout=0.2 published.parameters=24_040_400"),
+    (["ptb"], "train.activation_penalty=0.2 slowness_penalty=0.1"),
+    (["ptb-fast"], "model.position=relative dropout=0.25 attention_dropout=0.15 published.parameters=24_525_160"),
+    (["ptb-fast"], "train.optimizer=muon embedding_lr=2 betas=(0.9,0.99) weight_decay=0.2 average=exponential"),
     (
         ["ptb"],
         "model.distance_dropout=0.6 projection_dropout=0.2 attention_dropout=0.2 published.valid=56.72 test=54.52",
