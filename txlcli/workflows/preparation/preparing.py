@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -272,7 +273,8 @@ def _read_chunks(
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
     with reporter.progress(description, total, "B") as step, mapping(function, workers) as each:
         for split, pieces in splits.items():
-            chunks = cut_into_chunks(pieces, sizes.chunk)
-            for result in each((chunk, documents.starts(chunk) if documents else []) for chunk in chunks):
+            done, chunks = tee(cut_into_chunks(pieces, sizes.chunk))
+            results = each((chunk, documents.starts(chunk) if documents else []) for chunk in chunks)
+            for chunk, result in zip(done, results, strict=True):
                 take(split, result)
-                step.advance(sizes.chunk)
+                step.advance(_size(chunk))
