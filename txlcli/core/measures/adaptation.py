@@ -214,7 +214,10 @@ def _hidden_and_memory(
 
 @contextlib.contextmanager
 def _without_cudnn() -> Iterator[None]:
-    """Leave out cuDNN inside this block: it computes the gradients of an LSTM in training mode only."""
+    """Leave out cuDNN inside this block: it computes the gradients of an LSTM in training mode only.
+
+    PyTorch's own context manager would also reset determinism and TF32.
+    """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:

@@ -87,7 +87,7 @@ class Runner:
                 raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
             if history.read(run).state != "finished":
                 start.run(None, dataclasses.replace(TRAINING, resume=str(directory)), self.workspace)
-        else:  # a training process that was killed before its first save leaves a directory
+        else:  # a run that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
             start.run(model.recipe, dataclasses.replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
