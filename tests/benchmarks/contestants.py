@@ -90,7 +90,7 @@ def our_step(model, work):
         clip=CLIP,
     )
     ids = torch.cat([work.draw_tokens(seed).flatten() for seed in range(SEGMENTS)]).numpy()
-    segments = TrainingSegments(ids, batch_size=work.batch_size, seg_len=work.seg_len)
+    segments = TrainingSegments(ids, settings)
 
     @functools.cache
     def training_in(precision):

@@ -79,7 +79,7 @@ def _training(recipe, n_layers):
     with pretending():
         model = _model(settings)
         ids = _ids(model.softmax.bands, train.batch_size * (20 * train.seg_len + train.reread_len))
-        training = Training(model, train, TrainingSegments.of(ids, train), capture_graph=capture_graph)
+        training = Training(model, train, TrainingSegments(ids, train), capture_graph=capture_graph)
         while not captured and training.step < 9:
             training.update()
         training.update()

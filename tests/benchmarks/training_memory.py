@@ -124,7 +124,7 @@ def _train(model, vocab_size, train):  # type: ignore[no-untyped-def]
     ranks = (
         np.exp(random.random(train.batch_size * train.seg_len * steps + 1) * np.log(vocab_size)).astype(np.int32) - 1
     )
-    segments = TrainingSegments.of(ranks, train)
+    segments = TrainingSegments(ranks, train)
     network = new_model(model, vocab_size, seed=1, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as directory:
         training = Training(network, train, segments, saver=Saver(Path(directory)))

@@ -97,7 +97,7 @@ def build(case, settings, device):
 def start(settings, model, **more):
     """A training of it on a text of ids that lie in all bands."""
     ids = np.arange(4 * 10 * settings.train.seg_len) * 257 % model.vocab_size
-    segments = TrainingSegments(ids, batch_size=4, seg_len=settings.train.seg_len)
+    segments = TrainingSegments(ids, settings.train)
     return Training(model, settings.train, segments, **more)
 
 

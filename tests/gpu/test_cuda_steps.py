@@ -33,7 +33,7 @@ def start(device, *changes, dtype=torch.float32, seed=5, **how):
     """Return a training run of a small model on tokens whose frequencies it can learn."""
     settings = recipe.load("stdlib", [*SIZES, *changes])
     ids = (V ** np.random.default_rng(3).random(B * L * (STEPS + 3) + 1)).astype(np.int64)  # Zipf's law
-    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
+    segments = TrainingSegments(ids, settings.train)
     model = new_model(settings.model, V, seed=seed, device=pick_device(device)).to(dtype)
     return Training(model, settings.train, segments, **how)
 

@@ -37,9 +37,7 @@ def start(directory, *changes):
     settings = recipe.load("stdlib", [*SMALL, "train.deterministic=true", *changes])
     train = settings.train
     ids = np.random.default_rng(3).integers(V, size=train.batch_size * train.seg_len * 11 + 1)
-    segments = TrainingSegments(
-        ids, batch_size=train.batch_size, seg_len=train.seg_len, roll=train.roll_lanes, seed=train.seed
-    )
+    segments = TrainingSegments(ids, train)
     model = new_model(settings.model, V, seed=train.seed, device=CUDA)
     directory.mkdir(exist_ok=True)
     return Training(model, train, segments, saver=Saver(directory))

@@ -139,7 +139,7 @@ def test_fifty_steps_of_adam_give_the_peers_losses(kind):
         seg_len=L, mem_len=7, batch_size=B, max_steps=steps, lr=lr, schedule="cosine", clip=clip, valid_every=1000
     )
     ids = np.random.default_rng(3).zipf(1.5, size=B * L * steps + 1).clip(max=V) - 1
-    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
+    segments = TrainingSegments(ids, settings)
     training = Training(ours, settings, segments)
 
     optimizer = torch.optim.Adam(theirs.parameters(), lr=lr)

@@ -46,9 +46,9 @@ SCORES = H * L * K  # of one lane
 def training(*, min_queries=L, **changed):
     """Return a training run whose memory, gradients and optimizer state exist already."""
     ids = draw_tokens(1, 5 * B * L + 1)[0].numpy()
-    segments = TrainingSegments(ids, batch_size=B, seg_len=L)
+    settings = dataclasses.replace(SETTINGS, **changed)
     model = one_lane_model(min_queries=min_queries)
-    started = Training(model, dataclasses.replace(SETTINGS, **changed), segments)
+    started = Training(model, settings, TrainingSegments(ids, settings))
     for _ in range(3):
         started.update()
     return started

@@ -240,8 +240,8 @@ def test_gradients_of_rows_are_added_in_place():
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_on_a_cpu_uses_gradients_of_rows_for_tied_tables(tmp_path, tied):
     model = small_model(tie_embeddings=tied, dtype=torch.float32)
-    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), batch_size=2, seg_len=5)
     settings = TrainSettings(seg_len=5, mem_len=5, batch_size=2, max_steps=2)
+    segments = TrainingSegments(draw_tokens(1, 50)[0].numpy(), settings)
     assert not model.embedding.gradient_of_rows
     training = Training(model, settings, segments)
     assert model.embedding.gradient_of_rows == tied

@@ -68,16 +68,7 @@ def new_training(
     if model is None:
         settings_of_model = model_settings(dropout=dropout, attention_dropout=dropout, **(shape or {}))
         model = new_model(settings_of_model, V, seed=settings.seed, device=CPU)
-    segments = TrainingSegments(
-        ids,
-        batch_size=settings.batch_size,
-        seg_len=L,
-        sentence_starts=starts,
-        seed=settings.seed,
-        roll=settings.roll_lanes,
-        reread_len=settings.reread_len,
-        jitter=settings.seg_len_jitter,
-    )
+    segments = TrainingSegments(ids, settings, starts)
     split = scored_stream(draw_split(31, seed=6), None) if valid else None
     return cls(model, settings, segments, split, saver or Saver(directory, {"recipe": "tiny"}), world)
 

@@ -34,8 +34,7 @@ def training_of(name, precision):
     train = dataclasses.replace(settings.train, **sizes, warmup_steps=0, precision=precision)
     model = new_model(narrow(settings.model), V, seed=1, device=torch.device("cpu"))
     ids = np.random.default_rng(5).integers(V, size=LANES * 8 * (STEPS + 2))
-    segments = TrainingSegments(ids, batch_size=LANES, seg_len=8)
-    return Training(model, train, segments)
+    return Training(model, train, TrainingSegments(ids, train))
 
 
 @pytest.mark.parametrize(("precision", "name"), sampled(3, ["fp32", "bf16"], recipe.packaged_names()))

@@ -8,10 +8,11 @@ from tests import reference
 from tests.core.builders import draw_tokens, small_model
 from tests.core.oracle import numbers_of, weights_of
 from tests.core.training.test_loop import new_training, run, steps_of, train_settings, valids_of
+from tests.core.training.test_segments import segments_of
 from txlcli.config.settings import JITTER_MARGIN
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.scoring import Stream, score
-from txlcli.core.training.segments import StreamPosition, TrainingSegments
+from txlcli.core.training.segments import StreamPosition
 from txlcli.core.training.validation import validation_settings
 
 B, LANE_LEN, L = 2, 23, 5
@@ -26,7 +27,7 @@ def epoch_of(segments, epoch=0):
 def test_segments_read_again_are_windows_of_the_reference(reread_len, mem_len):
     model = small_model()
     weights = weights_of(numbers_of(model), model.settings)
-    segments = TrainingSegments(IDS, batch_size=B, seg_len=L, reread_len=reread_len)
+    segments = segments_of(IDS, batch_size=B, seg_len=L, reread_len=reread_len)
     memory, past = model.first_memory(B, mem_len), [reference.first_memory(weights) for _ in range(B)]
     for number in range(segments.per_epoch):
         position = StreamPosition(0, number)
@@ -74,10 +75,10 @@ def test_validation_remembers_what_training_reads_again(tmp_path):
 
 def jittered(seg_len=70, lane_len=20_000, **changed):
     ids = np.arange(2 * lane_len + 1)
-    return TrainingSegments(ids, batch_size=2, seg_len=seg_len, jitter=True, **changed)
+    return segments_of(ids, batch_size=2, seg_len=seg_len, seg_len_jitter=True, **changed)
 
 
-@pytest.mark.parametrize("changed", [{}, {"reread_len": 30}, {"roll": True}])
+@pytest.mark.parametrize("changed", [{}, {"reread_len": 30}, {"roll_lanes": True}])
 def test_sampled_lengths_cover_every_epoch_once_and_have_the_distribution_of_awd_lstm(changed):
     segments, lengths = jittered(**changed), []
     for epoch in range(3):
@@ -88,7 +89,7 @@ def test_sampled_lengths_cover_every_epoch_once_and_have_the_distribution_of_awd
         targets = np.hstack(
             [window[:, -len(each) :] for window, each in zip(epoch_of(segments, epoch), ranges, strict=True)]
         )
-        if "roll" not in changed:
+        if "roll_lanes" not in changed:
             assert targets.flatten().tolist() == list(range(1, 40_001))
     long = [length for length in lengths if length > 52]
     assert len(long) / len(lengths) == pytest.approx(0.95, abs=0.02)
@@ -105,13 +106,12 @@ def test_the_rate_of_a_step_is_scaled_by_its_length(tmp_path):
     # Plain SGD without clipping: the change of the weights is the rate times the gradient.
     ids = draw_tokens(1, 401, seed=3)[0].numpy()
     settings = {"optimizer": "sgd", "lr": 0.5, "clip": None, "schedule": "constant", "batch_size": 2, "mem_len": 0}
-    segments = TrainingSegments(ids, batch_size=2, seg_len=5, jitter=True, seed=5)
-    length = len(segments.range_of(StreamPosition()))
+    sampled = {"seg_len": 5, "seg_len_jitter": True}
+    length = len(segments_of(ids, batch_size=2, **sampled, seed=5).range_of(StreamPosition()))
     assert length != 5
     changes = []
-    for read in (segments, TrainingSegments(ids, batch_size=2, seg_len=length)):  # the latter at the full rate
-        training = new_training(tmp_path, ids=ids, **settings)
-        training.segments = read
+    for lengths in (sampled, {"seg_len": length}):  # the latter at the full rate
+        training = new_training(tmp_path, ids=ids, **settings, **lengths, seed=5)
         (before,) = (bias.detach().clone() for bias in training.model.softmax.biases)
         training.update()
         changes.append(training.model.softmax.biases[0].detach() - before)

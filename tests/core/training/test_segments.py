@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txlcli.config.settings import TrainSettings
 from txlcli.core.reading.scoring import scored_stream
 from txlcli.core.training.segments import StreamPosition, TrainingSegments
 from txlcli.errors import StoreError, TrainingError
+
+
+def segments_of(ids, starts=None, **settings):
+    return TrainingSegments(ids, TrainSettings(**{"mem_len": 0, "max_steps": 1, "seed": 0, **settings}), starts)
 
 
 def epoch_of(segments, number=0):
@@ -34,7 +39,7 @@ def test_the_stream_to_score_begins_with_a_boundary_if_there_is_one(boundary, co
 
 def test_segments_of_24_tokens_by_hand():
     # 24 tokens, 2 lanes: 23 // 2 = 11 predictions each, in segments of 5, 5 and 1.
-    segments = TrainingSegments(np.arange(24), batch_size=2, seg_len=5)
+    segments = segments_of(np.arange(24), batch_size=2, seg_len=5)
     assert segments.per_epoch == 3
     assert segments.at(StreamPosition(0, 1)).tolist() == [[5, 6, 7, 8, 9, 10], [16, 17, 18, 19, 20, 21]]
     assert segments.at(StreamPosition(0, 2)).tolist() == [[10, 11], [21, 22]]
@@ -44,7 +49,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error_and_one_that_is_replaced
     path = tmp_path / "ids"
     path.write_bytes(bytes(4) + np.arange(20_000, dtype=np.uint16).tobytes())
     ids = np.memmap(path, dtype=np.uint16, mode="r", offset=4, shape=(20_000,))
-    segments = TrainingSegments(ids, batch_size=2, seg_len=9_000)
+    segments = segments_of(ids, batch_size=2, seg_len=9_000)
     path.rename(tmp_path / "old")
     path.write_bytes(b"new")
     assert segments.at(StreamPosition(0, 1))[:, 0].tolist() == [9_000, 18_999]
@@ -55,7 +60,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error_and_one_that_is_replaced
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100))
 def test_an_epoch_contains_all_tokens_but_the_remainder(lanes, seg_len, count):
-    inputs, targets = epoch_of(TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len))
+    inputs, targets = epoch_of(segments_of(np.arange(count), batch_size=lanes, seg_len=seg_len))
     used = (count - 1) // lanes * lanes
     assert inputs.flatten().tolist() == list(range(used))  # lane after lane: contiguous, nothing twice
     assert targets.flatten().tolist() == list(range(1, used + 1))
@@ -64,7 +69,7 @@ def test_an_epoch_contains_all_tokens_but_the_remainder(lanes, seg_len, count):
 
 @given(seg_len=st.integers(1, 11), count=st.integers(4, 40))
 def test_positions_follow_each_other_through_the_epochs(seg_len, count):
-    segments = TrainingSegments(np.arange(count), batch_size=3, seg_len=seg_len)
+    segments = segments_of(np.arange(count), batch_size=3, seg_len=seg_len)
     position, positions = StreamPosition(), []
     for _ in range(2 * segments.per_epoch + 1):
         positions.append((position.epoch, position.segment))
@@ -74,7 +79,7 @@ def test_positions_follow_each_other_through_the_epochs(seg_len, count):
 
 @given(lanes=st.integers(1, 7), seg_len=st.integers(1, 11), count=st.integers(8, 100), epoch=st.integers(0, 5))
 def test_a_rolled_lane_has_its_own_tokens_in_a_circle(lanes, seg_len, count, epoch):
-    segments = TrainingSegments(np.arange(count), batch_size=lanes, seg_len=seg_len, roll=True, seed=7)
+    segments = segments_of(np.arange(count), batch_size=lanes, seg_len=seg_len, roll_lanes=True, seed=7)
     inputs, targets = epoch_of(segments, epoch)
     length = (count - 1) // lanes
     for lane in range(lanes):
@@ -85,7 +90,7 @@ def test_a_rolled_lane_has_its_own_tokens_in_a_circle(lanes, seg_len, count, epo
 
 def test_lanes_begin_at_other_tokens_in_every_epoch_and_with_every_seed():
     def starts(epoch, seed):
-        segments = TrainingSegments(np.arange(4001), batch_size=4, seg_len=5, roll=True, seed=seed)
+        segments = segments_of(np.arange(4001), batch_size=4, seg_len=5, roll_lanes=True, seed=seed)
         return tuple(segments.at(StreamPosition(epoch, 0))[:, 0] % 1000)
 
     all_starts = [starts(epoch, seed) for epoch in range(50) for seed in (1, 2)]
@@ -95,14 +100,14 @@ def test_lanes_begin_at_other_tokens_in_every_epoch_and_with_every_seed():
 
 
 def test_some_lanes_of_a_rolled_epoch_are_those_of_all():
-    segments = TrainingSegments(np.arange(60), batch_size=5, seg_len=4, roll=True, seed=3)
+    segments = segments_of(np.arange(60), batch_size=5, seg_len=4, roll_lanes=True, seed=3)
     position = StreamPosition(1, 2)
     np.testing.assert_array_equal(segments.at(position, range(2, 4)), segments.at(position)[2:4])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
 def test_segments_are_int64_for_every_dtype_of_a_store(dtype):
-    assert TrainingSegments(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64
+    assert segments_of(np.arange(9, dtype=dtype), batch_size=2, seg_len=3).at(StreamPosition()).dtype == np.int64
 
 
 LENGTHS = [4, 1, 6, 7, 5, 2, 3, 8, 1, 4]
@@ -112,7 +117,7 @@ STARTS = np.cumsum([0, *LENGTHS[:-1]])
 def sentence_epoch(number, *, seed=3, seg_len=5, starts=STARTS):
     """Return the text of one epoch in one lane, with its last target."""
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)  # a token is the number of its sentence
-    segments = TrainingSegments(ids, batch_size=1, seg_len=seg_len, sentence_starts=starts, seed=seed)
+    segments = segments_of(ids, starts, batch_size=1, seg_len=seg_len, seed=seed)
     inputs, targets = epoch_of(segments, number)
     np.testing.assert_array_equal(inputs[0, 1:], targets[0, :-1])
     return [*inputs[0].tolist(), int(targets[0, -1])]
@@ -128,7 +133,7 @@ def test_epochs_differ_in_their_order_and_the_same_seed_repeats_it():
 @pytest.mark.parametrize(("count", "lanes"), [(0, 1), (1, 1), (7, 7), (3, 5)])
 def test_a_text_too_short_for_the_lanes_is_rejected(count, lanes):
     with pytest.raises(TrainingError) as caught:
-        TrainingSegments(np.arange(count), batch_size=lanes, seg_len=5)
+        segments_of(np.arange(count), batch_size=lanes, seg_len=5)
     assert str(caught.value) == (
         f"the training split has {count} tokens, too few for train.batch_size = {lanes}; "
         "lower that setting or prepare a longer text"
@@ -145,7 +150,7 @@ def reordered(seed, epoch):
 @pytest.mark.parametrize("lanes", [range(5), range(2), range(1, 4), range(4, 5)])
 def test_some_lanes_are_read_in_the_order_of_all_sentences(lanes):
     ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    segments = TrainingSegments(ids, batch_size=5, seg_len=3, sentence_starts=STARTS, seed=7)
+    segments = segments_of(ids, STARTS, batch_size=5, seg_len=3, seed=7)
     stream = reordered(7, 1)
     for segment in range(segments.per_epoch):
         window = segments.at(StreamPosition(1, segment), lanes)

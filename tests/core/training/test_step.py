@@ -78,9 +78,7 @@ def begin(model_changes, *, steps=20, capture_graph=None, ids=None, cls=None, **
     cls = cls or AS_ON_CUDA[model_changes.get("arch", "transformer")]
     model = cls(model_settings(**model_changes), V)
     ids = draw_tokens(1, LANES * LANE_LEN + 1, seed=2)[0].numpy().astype(np.uint8) if ids is None else ids
-    reread = {"reread_len": settings.reread_len, "jitter": settings.seg_len_jitter}
-    segments = TrainingSegments(ids, batch_size=settings.batch_size, seg_len=settings.seg_len, **reread)
-    training = Training(model, settings, segments, capture_graph=capture_graph)
+    training = Training(model, settings, TrainingSegments(ids, settings), capture_graph=capture_graph)
     model.embedding.gradient_of_rows = False  # as on CUDA
     return training
 

@@ -167,7 +167,7 @@ def time_training(
     filling = -(-(settings.mem_len + settings.reread_len) // settings.seg_len)
     tokens = settings.batch_size * settings.seg_len
     ids = _random_tokens(model, (tokens * (filling + repeat * min_steps + 2) + 1,)).cpu().numpy()
-    training = Training(model, settings, TrainingSegments.of(ids, settings))
+    training = Training(model, settings, TrainingSegments(ids, settings))
     steps = {"steps": min_steps, "warm_up": filling + 1}
     return measure(training.update, training.device, tokens=tokens, repeat=repeat, **steps, seconds=seconds)
 

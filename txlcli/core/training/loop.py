@@ -6,7 +6,6 @@ Axes: B batch, L segment, M memory, d model width, N layers.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,9 @@ class Training:
         self.step += 1
         if self.checks_every_step:
             self._check_gradients(grad_norm)
-        share = len(self.segments.range_of(self.position)) / self.settings.seg_len if self.segments.jitter else 1.0
+        share = (
+            len(self.segments.range_of(self.position)) / self.settings.seg_len if self.settings.seg_len_jitter else 1.0
+        )
         self.train_step.step(self.lr(self.step) * share)
         self.average.update(self.step)
         self.position = self.segments.next_position(self.position)
@@ -335,7 +336,7 @@ class Training:
         """Return the plain data of a checkpoint."""
         return {
             "step": self.step,
-            "place": asdict(self.position),
+            "place": self.position._asdict(),
             "validated": self.validated,
             "best_nats": self.best_nats if math.isfinite(self.best_nats) else None,
             "stale": self.stale,

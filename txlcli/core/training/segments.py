@@ -7,8 +7,7 @@ training can resume anywhere. Axes: B lanes, L segment, E tokens before it that 
 import functools
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,56 +23,31 @@ JITTER_MIN, SHARE_OF_HALVES = 5, 0.05
 """Least length of jittered segments, in tokens, and the share of those of half the length."""
 
 
-@dataclass(frozen=True)
-class StreamPosition:
+class StreamPosition(NamedTuple):
     """Position of training in its text: epoch, and segment within the epoch, both from 0."""
 
     epoch: int = 0
     segment: int = 0
 
 
-@dataclass(kw_only=True)
 class TrainingSegments:
-    """Segments of the training split; tokens at its end that do not fill the lanes evenly are left out."""
+    """Segments of the training split; tokens at its end that do not fill the lanes evenly are left out.
 
-    ids: Tokens = field(kw_only=False)
-    """The split, (N,), in memory or memory-mapped."""
-    batch_size: int
-    seg_len: int
-    reread_len: int = 0
-    """E."""
-    jitter: bool = False
-    """Sample the lengths of segments (AWD-LSTM): 95 % from N(L, 5), the others from N(L / 2, 5)."""
-    sentence_starts: Tokens | None = None
-    """If given, every epoch reads the sentences in a new order."""
-    roll: bool = False
-    """Begin every epoch at random tokens of the lanes; not with `sentence_starts`."""
-    seed: int = 0
-    """Of these orders, tokens and lengths."""
+    Args:
+        ids: the split, (N,), in memory or memory-mapped.
+        settings: lengths, number of lanes, and the seed of all that is sampled.
+        sentence_starts: if given, every epoch reads the sentences in a new order.
+    """
 
-    @classmethod
-    def of(cls, ids: Tokens, train: TrainSettings, sentence_starts: Tokens | None = None) -> Self:
-        """Return the segments of these settings; see the fields."""
-        return cls(
-            ids,
-            batch_size=train.batch_size,
-            seg_len=train.seg_len,
-            reread_len=train.reread_len,
-            jitter=train.seg_len_jitter,
-            sentence_starts=sentence_starts,
-            roll=train.roll_lanes,
-            seed=train.seed,
-        )
-
-    def __post_init__(self) -> None:
-        """Check that there is a token for every lane."""
+    def __init__(self, ids: Tokens, settings: TrainSettings, sentence_starts: Tokens | None = None) -> None:
+        self.ids, self._settings, self._sentence_starts = ids, settings, sentence_starts
         self._shuffled_epoch: int | None = None
-        self.lane_len = (len(self.ids) - 1) // self.batch_size
+        self.lane_len = (len(ids) - 1) // settings.batch_size
         """Predictions of a lane in an epoch."""
         if self.lane_len < 1:
             raise TrainingError(
-                f"the training split has {len(self.ids):,} tokens, too few for train.batch_size = "
-                f"{self.batch_size:,}; lower that setting or prepare a longer text"
+                f"the training split has {len(ids):,} tokens, too few for train.batch_size = "
+                f"{settings.batch_size:,}; lower that setting or prepare a longer text"
             )
 
     @property
@@ -83,23 +57,25 @@ class TrainingSegments:
 
     def segments_in(self, epoch: int) -> int:
         """Return the number of segments of an epoch, which differs between epochs with jitter."""
-        return len(self._edges(epoch)) - 1 if self.jitter else -(-self.lane_len // self.seg_len)
+        return len(self._edges(epoch)) - 1
 
     def next_position(self, position: StreamPosition) -> StreamPosition:
         """Return the position after `position`."""
-        if position.segment + 1 < self.segments_in(position.epoch):
-            return StreamPosition(position.epoch, position.segment + 1)
-        return StreamPosition(position.epoch + 1, 0)
+        epoch, segment = position
+        is_last = segment + 1 == self.segments_in(epoch)
+        return StreamPosition(epoch + 1) if is_last else StreamPosition(epoch, segment + 1)
 
-    def _edges(self, epoch: int) -> NDArray[np.int64]:
-        return jittered_edges(self.lane_len, self.seg_len, (self.seed, epoch, self.seg_len))
+    def _edges(self, epoch: int) -> range | NDArray[np.int64]:
+        """Return the first prediction of each segment of a lane, and the end of the last one."""
+        settings = self._settings
+        if settings.seg_len_jitter:
+            return jittered_edges(self.lane_len, settings.seg_len, (settings.seed, epoch, settings.seg_len))
+        return range(0, self.lane_len + settings.seg_len, settings.seg_len)
 
     def range_of(self, position: StreamPosition) -> range:
         """Return the predictions of a lane that a segment makes."""
-        if self.jitter:
-            return range(*self._edges(position.epoch)[position.segment :][:2].tolist())
-        first = position.segment * self.seg_len
-        return range(first, min(first + self.seg_len, self.lane_len))
+        first, end = self._edges(position.epoch)[position.segment :][:2]
+        return range(int(first), min(int(end), self.lane_len))
 
     def at(self, position: StreamPosition, lanes: range | None = None) -> NDArray[np.int64]:
         """Return the tokens at a position, (B, E + L + 1): all but the last are inputs, the last L are targets.
@@ -107,45 +83,29 @@ class TrainingSegments:
         The E tokens before the segment are fewer at the beginning of an epoch.
         """
         _check_complete(self.ids)
-        segment = self.range_of(position)
-        first = max(0, segment.start - self.reread_len)
-        count = segment.stop - first + 1
-        lanes = range(self.batch_size) if lanes is None else lanes
-        if self.roll:
-            starts = np.random.default_rng((self.seed, position.epoch)).integers(self.lane_len, size=self.batch_size)
-            windows = [self._rolled_window(lane, int(starts[lane]) + first, count) for lane in lanes]
-        else:
-            windows = [self._window(position.epoch, lane * self.lane_len + first, count) for lane in lanes]
-        return np.stack(windows).astype(np.int64)
+        settings, segment = self._settings, self.range_of(position)
+        lane = np.arange(settings.batch_size)[:, None]
+        at = np.arange(max(0, segment.start - settings.reread_len), segment.stop + 1)
+        if settings.roll_lanes:  # the first token of a lane follows its last one
+            chance = np.random.default_rng((settings.seed, position.epoch))
+            at = (at + chance.integers(self.lane_len, size=lane.shape)) % self.lane_len
+        numbers = (lane * self.lane_len + at)[slice(None) if lanes is None else slice(lanes.start, lanes.stop)]
+        if self._sentence_starts is not None:
+            numbers = self._shuffled(self._sentence_starts, numbers, position.epoch)
+        return self.ids[numbers].astype(np.int64)
 
-    def _rolled_window(self, lane: int, first: int, count: int) -> Tokens:
-        """Return tokens of a lane, whose first token follows its last one."""
-        own = self.ids[lane * self.lane_len : (lane + 1) * self.lane_len]
-        head = own[first % self.lane_len :][:count]
-        return np.concatenate([head, own[: count - len(head)]])
-
-    def _window(self, epoch: int, first: int, count: int) -> Tokens:
-        """Return tokens of the stream of an epoch, which can be read from any position."""
-        if self.sentence_starts is None:
-            return self.ids[first : first + count]
+    def _shuffled(self, starts: Tokens, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the places in the text of the tokens with these numbers in the reordered stream of an epoch."""
         if self._shuffled_epoch != epoch:
-            self._shuffle_sentences(self.sentence_starts, epoch)
-        parts = []
-        sentence = int(np.searchsorted(self._ends, first, side="right"))
-        while count > 0:
-            begin = int(self._ends[sentence - 1]) if sentence else 0
-            taken = min(int(self._ends[sentence]) - first, count)
-            source = int(self.sentence_starts[self._order[sentence]]) + first - begin
-            parts.append(self.ids[source : source + taken])
-            first, count, sentence = first + taken, count - taken, sentence + 1
-        return np.concatenate(parts)
-
-    def _shuffle_sentences(self, starts: Tokens, epoch: int) -> None:
-        self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
-        np.random.default_rng((self.seed, epoch)).shuffle(self._order)
-        lengths = np.diff(starts.astype(np.int64), append=len(self.ids))
-        self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
-        self._shuffled_epoch = epoch
+            self._order = np.arange(len(starts), dtype=np.uint32)  # 32 bits suffice for tens of millions
+            np.random.default_rng((self._settings.seed, epoch)).shuffle(self._order)
+            lengths = np.diff(starts.astype(np.int64), append=len(self.ids))
+            self._ends = np.cumsum(lengths[self._order])  # of the sentences in the reordered stream
+            self._shuffled_epoch = epoch
+        sentence = np.searchsorted(self._ends, numbers, side="right")
+        first = starts[self._order[sentence]].astype(np.int64)
+        begin = np.where(sentence > 0, self._ends[sentence - 1], 0)
+        return first + numbers - begin
 
 
 @functools.lru_cache(maxsize=2)

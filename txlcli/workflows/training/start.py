@@ -191,7 +191,7 @@ def read_splits(settings: Settings, store: TokenStore, reporter: Reporter) -> Sp
     if shuffled and starts is None:
         reason = f"{store.path} does not record where {shuffled[0]} start"
         raise RecipeError(f"corpus.shuffle_{shuffled[0]}: {reason}; set it to false")
-    segments = TrainingSegments.of(store.ids("train"), train, starts)
+    segments = TrainingSegments(store.ids("train"), train, starts)
     if "valid" not in store.splits:
         for key, value in (("schedule", "plateau"), ("average", "asgd")):
             if getattr(train, key) == value:
