@@ -4,9 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from tests.core.training.test_loop import assert_equal, losses_of, new_training, reports_of, run, valids_of, weights
+from tests.core.training.test_loop import (
+    assert_equal,
+    losses_of,
+    new_training,
+    reports_of,
+    run,
+    train_settings,
+    valids_of,
+    weights,
+)
 from txlcli.core.training import checkpoint
-from txlcli.core.training.averaging import AveragedSgd, ExponentialAverage
+from txlcli.core.training.averaging import Average
 from txlcli.core.training.reports import StepReport, ValidReport
 from txlcli.errors import RecipeError
 
@@ -55,7 +64,7 @@ def value_of(average, module):
 
 def triggered(losses, patience):
     """Return for each validation whether the average has begun."""
-    average = AveragedSgd(weights_of(line(1.0)), patience)
+    average = Average(weights_of(line(1.0)), train_settings(average="asgd", average_patience=patience))
     given = []
     for loss in losses:
         average.on_validation(loss)
@@ -85,7 +94,7 @@ def test_averaged_sgd_begins_when_a_loss_is_above_the_best_of_the_earlier_losses
 
 def test_once_begun_no_validation_restarts_the_average():
     module = line(0.0)
-    average = AveragedSgd(weights_of(module), 0)
+    average = Average(weights_of(module), train_settings(average="asgd", average_patience=0))
     for loss in (1.0, 2.0):
         average.on_validation(loss)
     walk(average, module, [2.0])
@@ -96,7 +105,7 @@ def test_once_begun_no_validation_restarts_the_average():
 
 def test_the_model_gets_its_own_weights_back_at_the_same_address():
     module = line(1.0)
-    average = ExponentialAverage(weights_of(module), 0.5)
+    average = Average(weights_of(module), train_settings(average="exponential", average_decay=0.5))
     walk(average, module, [5.0])
     address = module.weight.data_ptr()
     seen = []

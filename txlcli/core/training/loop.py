@@ -20,7 +20,7 @@ from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.registry import count_parameters, make_model
 from txlcli.core.reading.scoring import Scores
 from txlcli.core.training import checkpoint
-from txlcli.core.training.averaging import make_average
+from txlcli.core.training.averaging import Average
 from txlcli.core.training.checkpoint import Checkpoint, grouped
 from txlcli.core.training.distributed import SINGLE_PROCESS, World, micro_batches
 from txlcli.core.training.parallel import DataParallel
@@ -68,7 +68,7 @@ class Training:
             model.compile_layers()
         tail_shares = band_shares(model.softmax.bands, segments.ids)[1:]
         self.train_step = make_step(self.parallel, capture_graph, tail_shares)
-        self.average = make_average(self.parallel.own_weights(), settings)
+        self.average = Average(self.parallel.own_weights(), settings)
         self.lr_scale = 1.0
         """Factor of the scheduled learning rate, with schedule = "plateau"."""
         self.step, self.position = 0, StreamPosition()
