@@ -241,7 +241,7 @@ def test_the_stated_state_is_what_an_optimizer_keeps(model, changed):
     settings, model = train_settings(**changed), new_model(model, V, seed=1, device=CPU)
     optimizer = make_optimizer(model, settings)
     take_steps(model, optimizer.step, count=1)
-    kept = optimizer_tensors(model, optimizer)
+    kept = optimizer_tensors(dict(model.named_parameters()), optimizer)
     forecast = state_bytes(model.settings, V, settings).optimizer
     assert forecast == sum(one.nbytes for name, one in kept.items() if not name.endswith(".step"))
 
@@ -336,7 +336,7 @@ def test_state_that_a_checkpoint_cannot_hold_is_rejected():
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     with pytest.raises(TrainingError) as refused:
-        optimizer_tensors(module, optimizer)
+        optimizer_tensors(dict(module.named_parameters()), optimizer)
     assert str(refused.value) == ('the optimizer keeps "count" of weight as int; a checkpoint holds tensors only')
 
 

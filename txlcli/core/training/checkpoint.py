@@ -9,7 +9,7 @@ number of processes.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from txlcli.config.model_settings import ModelSettings
 from txlcli.core.kernels.device import generator_state, set_generator_state
@@ -135,11 +135,11 @@ def _contents(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
     return description, tensor.flatten().view(torch.uint8).numpy().data
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the state tensors of an optimizer by parameter name: `NAME.exp_avg` and so on."""
     tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+    for name, weight in weights.items():
+        for key, value in optimizer.state.get(weight, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"{name}.{key}"] = value
             elif value is not None:
@@ -147,17 +147,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
                     f'the optimizer keeps "{key}" of {name} as {type(value).__name__}; a checkpoint holds tensors only'
                 )
     return tensors
-
-
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state tensors of an optimizer, which may have some of the parameters only."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    parameters = dict(model.named_parameters())
-    for full_name, value in tensors.items():
-        name, _, key = full_name.rpartition(".")
-        parameter = parameters[name]
-        if id(parameter) in own:  # fused kernels need the step counter on the device of the parameter
-            optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def build_model(

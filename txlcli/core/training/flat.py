@@ -12,6 +12,8 @@ from txlcli.core.model.linear import Linear
 
 ALIGNMENT = 64
 """Each matrix begins at a multiple of this many numbers, so that kernels read it in wide units."""
+CLIP_EPS = 1e-6
+"""Added to a norm that divides, as torch.nn.utils does."""
 
 
 class _Matrix(NamedTuple):
@@ -52,18 +54,27 @@ class FlatMatrices:
         """Cast the matrices once more, after their update."""
         self._copies.copy_(self._masters)
 
-    def unclipped_gradients(self) -> list[Tensor]:
+    def total_norm(self) -> Tensor:
+        """Return the norm of all gradients together (0-d), given those of the copies."""
+        gradients, norms = self._unclipped(), dict[Tensor, Tensor]()
+        for dtype in {gradient.dtype for gradient in gradients}:
+            group = [gradient for gradient in gradients if gradient.dtype == dtype]
+            norms |= zip(group, foreach.norm(group, 2, self._masters.dtype), strict=True)
+        # In the order of a step without copies, which has the same bits.
+        return torch.linalg.vector_norm(torch.stack([norms[gradient] for gradient in gradients]))
+
+    def _unclipped(self) -> list[Tensor]:
         """Return the gradients of all parameters of the model that have one: of matrices, those of their copies."""
-        own = {id(matrix.parameter): matrix.gradient_of_copy for matrix in self._matrices}
-        return [own.get(id(each), each.grad) for each in self._model.parameters() if each.grad is not None]
+        own = {matrix.parameter: matrix.gradient_of_copy for matrix in self._matrices}
+        return [own.get(each, each.grad) for each in self._model.parameters() if each.grad is not None]
 
     @torch.no_grad()
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Give the matrices the gradients of the copies times a factor (0-d), and scale the other gradients."""
+    def clip(self, max_norm: float, norm: Tensor) -> None:
+        """Clip all gradients by their norm (0-d), and give the matrices those of the copies."""
+        factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
         # A factor with an axis makes the product float32.
         torch.mul(self._gradients_of_copies, factor[None], out=self._gradients)
-        given = self.unclipped_gradients()
-        foreach.mul_([gradient for gradient in given if gradient.dtype != self._copies.dtype], factor)
+        foreach.mul_([each for each in self._unclipped() if each.dtype != self._copies.dtype], factor)
 
     @contextlib.contextmanager
     def in_use(self, *, adds: bool, waits: bool) -> Iterator[None]:
@@ -71,7 +82,7 @@ class FlatMatrices:
 
         Args:
             adds: they are added to the gradients of another such block.
-            waits: the values follow with `scale_gradients`.
+            waits: the values follow with `clip`.
         """
         for matrix in self._matrices:
             swap_parameter(matrix.module, "weight", matrix.leaf)

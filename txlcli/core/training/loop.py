@@ -257,7 +257,7 @@ class Training:
         """Write the weights to evaluate; all processes must call this."""
         self.saver.wait()  # rank 0 may have no memory for two whole models
         weights = self.average.weights or self.parallel.own_weights()
-        self._save(path, grouped("model", self.parallel.gather_weights(weights)))
+        self._save(path, grouped("model", self.parallel.gather(weights)))
 
     def _save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         if self.world.is_rank_zero:
@@ -323,7 +323,7 @@ class Training:
 
     def gather(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint by full name on rank 0; all processes must call this."""
-        model, average = map(self.parallel.gather_weights, (self.parallel.own_weights(), self.average.weights))
+        model, average = map(self.parallel.gather, (self.parallel.own_weights(), self.average.weights))
         return {
             **grouped("model", model),
             **grouped("average", average),

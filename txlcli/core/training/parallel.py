@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings, TrainSettings
-from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.reading.reader import Reader
@@ -84,40 +83,38 @@ class DataParallel:
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the norm of all gradients together (0-d), once they are averaged."""
-        norms = dict[int, Tensor]()
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            group = [gradient for gradient in gradients if gradient.dtype == dtype]
-            of_group = foreach.norm(group, 2, torch.promote_types(dtype, torch.float32))
-            norms.update(zip(map(id, group), of_group, strict=True))
-        return torch.linalg.vector_norm(torch.stack([norms[id(gradient)] for gradient in gradients]))
-
-    def scale(self, gradients: list[Tensor], factor: Tensor) -> None:
-        """Multiply gradients by a factor (0-d)."""
-        foreach.mul_(gradients, factor)
+        return nn.utils.get_total_norm(gradients)
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""
         return self.model.first_memory(batch_size, mem_len)
 
     def own_weights(self) -> dict[str, Tensor]:
-        """Return what this process holds of each weight, by name; changes in place change the weight."""
+        """Return the weights by name, of which this process may hold a part; changes in place change the weight."""
         return dict(self.model.named_parameters())
 
     def own_part(self, whole: Tensor) -> Tensor:
-        """Return what this process holds of a tensor with the shape of a weight, on its device."""
+        """Return a tensor with the shape of a weight, of which this process holds what it holds of the weight."""
         return whole.to(self.model.device)
 
-    def gather_weights(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole weights, or their average, by name on rank 0; all processes must call this."""
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors by name on rank 0; all processes must call this."""
         return own if self.world.is_rank_zero else {}
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0; all processes must call this."""
-        return checkpoint.optimizer_tensors(self.model, optimizer) if self.world.is_rank_zero else {}
+        return self.gather(checkpoint.optimizer_tensors(self.own_weights(), optimizer))
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        """Restore the state of this process from the state of the whole optimizer."""
-        checkpoint.restore_optimizer(self.model, optimizer, tensors)
+        """Restore the state of this process, `NAME.KEY`, from the state of the whole optimizer."""
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        weights = self.own_weights()
+        for full_name, whole in tensors.items():
+            name, _, key = full_name.rpartition(".")
+            weight = weights[name]
+            if id(weight) in own:  # fused kernels need the step counter on the device of the parameter
+                part = self.own_part(whole) if whole.shape == weight.shape else whole.to(weight.device)
+                optimizer.state[weight][key] = part
 
 
 class CalledModule(nn.Module):

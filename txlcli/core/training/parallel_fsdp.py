@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
-from txlcli.core.training import checkpoint
 from txlcli.core.training.parallel import CalledModule, DataParallel, Minimized
 
 
@@ -78,51 +77,28 @@ class FullyShardedParallel(DataParallel):
         return optimizer
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
-        norm = nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def scale(self, gradients: list[Tensor], factor: Tensor) -> None:
-        for gradient in gradients:
-            gradient.mul_(factor)
+        return _whole(super().total_norm(gradients))
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token, whole: tensors that a model makes like its weights are divided."""
-        memory = super().first_memory(batch_size, mem_len)
-        return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in memory]
+        return list(map(_whole, super().first_memory(batch_size, mem_len)))
 
     def own_weights(self) -> dict[str, Tensor]:
         self._drop_gathered()
-        return {name: _local(weight) for name, weight in self.model.named_parameters()}
+        return super().own_weights()
 
     def own_part(self, whole: Tensor) -> Tensor:
-        return _local(self._divided(whole))
-
-    def _divided(self, whole: Tensor) -> Tensor:
-        """Return a tensor of which every process has the whole, divided as the weights are."""
         divided = distribute_tensor(whole, self._mesh, [Shard(0)], src_data_rank=None)
         return divided.clone()  # the part alone, which was a view of the whole
 
-    def gather_weights(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors from the parts of all processes, on rank 0, in host memory; one is sent at a time."""
-        gathered = {name: self.world.gather(part) for name, part in own.items()}
-        return {name: torch.cat(parts) for name, parts in gathered.items() if parts}
-
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        self._drop_gathered()
-        tensors = checkpoint.optimizer_tensors(self.model, optimizer)
-        whole = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
-        own = {name: _local(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-        return self.gather_weights(own) | (whole if self.world.is_rank_zero else {})
-
-    def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        """Restore the part of the state that this process holds."""
-        self._drop_gathered()
-        weights = dict(self.model.named_parameters())
-        own = {
-            name: self._divided(tensor) if tensor.shape == weights[name.rpartition(".")[0]].shape else tensor
-            for name, tensor in tensors.items()
-        }
-        checkpoint.restore_optimizer(self.model, optimizer, own)
+    def gather(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors in host memory; one is gathered at a time."""
+        gathered = {}
+        for name, tensor in own.items():
+            whole = _whole(tensor)
+            if self.world.is_rank_zero:
+                gathered[name] = whole.to("cpu", copy=True)
+        return gathered
 
 
 class _ShardedReader(StateReader):
@@ -158,9 +134,7 @@ def _shard_layer(layer: nn.Module, mesh: DeviceMesh, *, bf16: bool, keeps_gather
     fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_gathered)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """Return the part of a divided tensor that this process holds, without a copy."""
-    assert isinstance(tensor, DTensor)
-    with torch.no_grad():
-        local: Tensor = tensor.to_local()
-    return local
+@torch.no_grad()
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be divided; all processes must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -40,7 +40,7 @@ class ZeroParallel(DataParallel):
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        own = checkpoint.optimizer_tensors(self.model, self._local(optimizer))
+        own = checkpoint.optimizer_tensors(self.own_weights(), self._local(optimizer))
         gathered = {}
         for rank, names in enumerate(self.world.gather_objects(list(own))):
             for name in names:
@@ -49,7 +49,7 @@ class ZeroParallel(DataParallel):
         return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        checkpoint.restore_optimizer(self.model, self._local(optimizer), tensors)
+        super().restore_optimizer(self._local(optimizer), tensors)
 
     @staticmethod
     def _local(optimizer: Optimizer) -> Optimizer:

@@ -30,8 +30,6 @@ from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
 from txlcli.errors import UsageError
 
-CLIP_EPS = 1e-6
-"""Added to a norm that divides, as torch.nn.utils does."""
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16. The scale begins at 65,536, and each skipped step halves it."""
 
@@ -83,11 +81,12 @@ class EagerStep:
     def norm(self) -> Tensor:
         """Return the total norm of all gradients (0-d), for `step`."""
         self.scaler.unscale_(self.optimizer)
-        self._norm = self._parallel.total_norm(self._own_gradients())
+        self._norm = self._total_norm()
         return self._norm
 
-    def _own_gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+    def _total_norm(self) -> Tensor:
+        gradients = (parameter.grad for parameter in self._model.parameters())
+        return self._parallel.total_norm([gradient for gradient in gradients if gradient is not None])
 
     def step(self, lr: float) -> None:
         """Clip the gradients, update the weights with the scheduled learning rate `lr`, and drop the gradients."""
@@ -119,13 +118,12 @@ class EagerStep:
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
         if self._settings.clip is not None:
-            self._scale((self._settings.clip / (self._norm + CLIP_EPS)).clamp(max=1.0))
+            self._clip(self._settings.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def _scale(self, factor: Tensor) -> None:
-        """Multiply all gradients by a factor (0-d)."""
-        self._parallel.scale(self._own_gradients(), factor)
+    def _clip(self, max_norm: float) -> None:
+        nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, self._norm)
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
         """Add the gradients of micro-batch `number`; see `forward_backward` for the result."""
@@ -253,14 +251,14 @@ class CapturedStep(EagerStep):
         is_known = self._is_replayed and not self.scaler.is_enabled()
         return self._norm.clone() if is_known else super().norm()
 
-    def _own_gradients(self) -> list[Tensor]:
-        return super()._own_gradients() if self._unclipped is None else self._unclipped.unclipped_gradients()
+    def _total_norm(self) -> Tensor:
+        return super()._total_norm() if self._unclipped is None else self._unclipped.total_norm()
 
-    def _scale(self, factor: Tensor) -> None:
+    def _clip(self, max_norm: float) -> None:
         if self._unclipped is None:
-            super()._scale(factor)
+            super()._clip(max_norm)
         else:
-            self._unclipped.scale_gradients(factor)
+            self._unclipped.clip(max_norm, self._norm)
 
     def _update(self) -> None:
         """See `EagerStep`; the first update after a replay runs eagerly, so that libraries initialize themselves."""
