@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import re
-import signal
 import socket
 import sys
 import tempfile
@@ -21,8 +20,6 @@ SECONDS_TO_EXPLAIN = 15
 """Time until the processes have said which of them does not answer, after they have waited for it."""
 STOPPING = "SIGINT,SIGTERM,SIGHUP,SIGUSR1,SIGUSR2,SIGXCPU"
 """Signals that the launcher passes on: those of `system.signals`."""
-NO_ANSWER = signal.SIGALRM
-"""Signal by which the other processes end one that does not answer; they have reported it."""
 STARTED = "TXL_PROCESSES"
 """Variable that `txl train` and `txl eval` set for the processes that they start."""
 _PARENT = os.getppid()
@@ -175,8 +172,6 @@ def start_processes(
             elastic_launch(config, sys.executable)("-m", "txlcli", *arguments)
         except ChildFailedError as error:
             for rank, failure in error.failures.items():  # others may have failed for this reason in the same second
-                if failure.exitcode == -NO_ANSWER:
-                    return TrainingError.exit_code
                 if failure.exitcode < 0:
                     reason = f"process {rank} was killed by signal {-failure.exitcode}"
                     raise TrainingError(f"{reason}; {next_step}") from None

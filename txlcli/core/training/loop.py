@@ -183,8 +183,8 @@ class Training:
         self.model.train()
         own = range(self._parts[0].start, self._parts[-1].stop)
         inputs, targets = self._read(own, self.position)
-        progress = self.step / self.settings.max_steps
-        self._means = self.train_step.forward_backward(inputs, targets, self.memories, progress=progress)  # (2,)
+        self.train_step.progress = self.step / self.settings.max_steps
+        self._means = self.train_step.forward_backward(inputs, targets, self.memories)  # (2,)
         self.world.all_reduce(self._means)
         return self.settings.batch_size * targets.shape[1]
 

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,13 @@ from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.losses import Objective
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.training import checkpoint
 from txlcli.core.training.distributed import World
 from txlcli.core.training.optimizer import make_optimizer
 
-Minimized = tuple[Tensor, Tensor, Memory]
-"""Result of `LanguageModel.objective`."""
+Computed = TypeVar("Computed", bound=tuple[Any, ...])
 
 
 class DataParallel:
@@ -46,22 +44,10 @@ class DataParallel:
             )
         return CalledModule(self.model)
 
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
-    ) -> Minimized:
-        """Call `LanguageModel.objective` for the lanes of this process; its backward pass averages gradients."""
-        settings = self.settings
-        goal = Objective(
-            mem_len=settings.mem_len,
-            part=settings.loss_part,
-            progress=progress,
-            seg_len=seg_len,
-            reread_len=settings.reread_len,
-            activation_penalty=settings.activation_penalty,
-            slowness_penalty=settings.slowness_penalty,
-        )
-        result: Minimized = self._module(lambda: self.model.objective(tokens, targets, memory, goal))
-        return result
+    def call(self, compute: Callable[[], Computed]) -> Computed:
+        """Return what the model computes for the lanes of this process; its backward pass averages gradients."""
+        computed: Computed = self._module(compute)
+        return computed
 
     def no_sync(self) -> AbstractContextManager[object]:
         """Within this block, add gradients to this process's without averaging them yet."""
@@ -124,6 +110,6 @@ class CalledModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def forward(self, compute: Callable[[], Computed]) -> Computed:
         """Call the function."""
-        return call()
+        return compute()

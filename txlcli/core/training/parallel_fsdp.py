@@ -8,6 +8,7 @@ gradients that are added up, norms and root stay fp32: a norm's gain is close to
 gradients of all its tokens.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.reading.reader import Reader, Reading, StateReader
-from txlcli.core.training.parallel import CalledModule, DataParallel, Minimized
+from txlcli.core.training.parallel import CalledModule, Computed, DataParallel
 
 
 class FullyShardedParallel(DataParallel):
@@ -46,18 +47,14 @@ class FullyShardedParallel(DataParallel):
         fully_shard(module, mesh=self._mesh)
         return module
 
-    def objective(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, *, progress: float, seg_len: Tensor | None = None
-    ) -> Minimized:
+    def call(self, compute: Callable[[], Computed]) -> Computed:
         self._drop_gathered()
-        return super().objective(tokens, targets, memory, progress=progress, seg_len=seg_len)
+        return super().call(compute)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         """Call the model in all processes, each with its own tokens of the same number."""
-        self._drop_gathered()
-        result: tuple[Tensor, Memory] = self._module(lambda: self.model(tokens, memory, mem_len=mem_len))
-        return result
+        return self.call(lambda: self.model(tokens, memory, mem_len=mem_len))
 
     def _drop_gathered(self) -> None:
         """Drop the weights that an earlier forward pass has left gathered: they may have changed since."""

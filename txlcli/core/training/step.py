@@ -24,7 +24,7 @@ from txlcli.core.kernels.device import (
 )
 from txlcli.core.kernels.private import foreach
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.model.losses import counted_positions
+from txlcli.core.model.losses import Objective, counted_positions
 from txlcli.core.training.flat import FlatMatrices
 from txlcli.core.training.optimizer import OPTIMIZERS
 from txlcli.core.training.parallel import DataParallel
@@ -46,6 +46,8 @@ class EagerStep:
         """True if compiled layers are used, once the memory is full."""
         self.notes: list[str] = []
         """Lines for the user about paths that could not be taken."""
+        self.progress = 0.0
+        """Fraction of the training steps that are done; auxiliary losses depend on it."""
         self._padded_seg_len: Tensor | None = None
         """Number of targets that are not padding (0-d), if the segment at work has padding."""
 
@@ -59,14 +61,13 @@ class EagerStep:
         """True if gradients overflow although the loss is not scaled up any more; reading it waits for the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < MIN_LOSS_SCALE
 
-    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory]) -> Tensor:
         """Add the gradients of the lanes of this process, one micro-batch after another.
 
         Args:
             inputs: (B, E + L).
             targets: (B, L).
             memories: the memory of each micro-batch before the segment; replaced in place by the memory after it.
-            progress: fraction of the training steps that are done; auxiliary losses depend on it.
         Returns:
             The mean loss of these lanes and what the objective adds to it, (2,), times their share of the batch.
         """
@@ -75,7 +76,7 @@ class EagerStep:
         for number, part in enumerate(zip(inputs.split(sizes), targets.split(sizes), memories, strict=True)):
             # The gradients of all processes are averaged once per step.
             with contextlib.nullcontext() if number == len(sizes) - 1 else self._parallel.no_sync():
-                losses.append(self._run(number, *part, progress=progress))
+                losses.append(self._run(number, *part))
         return sum(losses[1:], losses[0])
 
     def norm(self) -> Tensor:
@@ -125,9 +126,18 @@ class EagerStep:
     def _clip(self, max_norm: float) -> None:
         nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, self._norm)
 
-    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
         """Add the gradients of micro-batch `number`; see `forward_backward` for the result."""
         settings, share = self._settings, len(inputs) / self._settings.batch_size
+        goal = Objective(
+            mem_len=settings.mem_len,
+            part=settings.loss_part,
+            progress=self.progress,
+            seg_len=self._padded_seg_len,
+            reread_len=settings.reread_len,
+            activation_penalty=settings.activation_penalty,
+            slowness_penalty=settings.slowness_penalty,
+        )
         # Each length of a growing memory occurs once, and jittered segments have many: nothing is compiled for them.
         is_usual = self._is_full(memory) and inputs.shape[1] == settings.reread_len + settings.longest_segment
         is_eager = settings.compile == "on" and not (self.compiles and is_usual)
@@ -135,8 +145,8 @@ class EagerStep:
             autocast(self._model.device, settings.precision),
             self._model.uncompiled() if is_eager else contextlib.nullcontext(),
         ):
-            objective, loss, memory[:] = self._parallel.objective(
-                inputs, targets, memory, progress=progress, seg_len=self._padded_seg_len
+            objective, loss, memory[:] = self._parallel.call(
+                lambda: self._model.objective(inputs, targets, memory, goal)
             )
         # No other reference to the old memory is left, so the backward pass frees it layer by layer.
         with float32_products(self._model.device, settings.precision):
@@ -179,7 +189,7 @@ class CapturedStep(EagerStep):
         for group in self.optimizer.param_groups if self._captures_update else ():
             group["lr"] = torch.zeros((), device=self._model.device)
 
-    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+    def forward_backward(self, inputs: Tensor, targets: Tensor, memories: list[Memory]) -> Tensor:
         settings, length = self._settings, targets.shape[1]
         is_whole = inputs.shape[1] == settings.reread_len + length and all(map(self._is_full, memories))
         if settings.seg_len_jitter:
@@ -191,7 +201,7 @@ class CapturedStep(EagerStep):
             self._capture(inputs, targets, memories, rows)
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
-            return self._without_graph(inputs, targets, memories, progress=progress)
+            return self._without_graph(inputs, targets, memories)
         given = (inputs, targets, *chain(*rows))
         for own_tokens, tokens in zip((self._inputs, self._targets, *chain(*self._tail_rows)), given, strict=True):
             # Behind a jittered segment the tokens of an earlier one remain: padding, whatever it holds, has no weight.
@@ -230,9 +240,9 @@ class CapturedStep(EagerStep):
         """Return how many tokens a segment with these targets has less than the longest one: before it, behind it."""
         return 0, self._settings.longest_segment - targets.shape[1]
 
-    def _without_graph(self, inputs: Tensor, targets: Tensor, memories: list[Memory], *, progress: float) -> Tensor:
+    def _without_graph(self, inputs: Tensor, targets: Tensor, memories: list[Memory]) -> Tensor:
         """Do what `EagerStep` does; if memory runs out, drop the graphs, which hold the memory of another step."""
-        run = functools.partial(super().forward_backward, inputs, targets, memories, progress=progress)
+        run = functools.partial(super().forward_backward, inputs, targets, memories)
         if self._replay is None:
             return run()
         device, before = self._model.device, [list(memory) for memory in memories]
@@ -294,14 +304,14 @@ class CapturedStep(EagerStep):
             self.notes.append(str(error))
             return None
 
-    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory, *, progress: float) -> Tensor:
+    def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
         self._model.softmax.tail_rows = self._tail_rows[number] if self._is_fixed and self._tail_shares else None
         if self._matrices is None:
-            return super()._run(number, inputs, targets, memory, progress=progress)
+            return super()._run(number, inputs, targets, memory)
         if number == 0:
             self._matrices.refresh()
         with self._matrices.in_use(adds=number > 0, waits=self._unclipped is not None):
-            return super()._run(number, inputs, targets, memory, progress=progress)
+            return super()._run(number, inputs, targets, memory)
 
     def _run_on_fixed_tensors(self) -> tuple[Tensor, Tensor]:
         """Compute gradients and the new memories; return the losses (2,) and the norm of the gradients (0-d)."""
@@ -309,7 +319,7 @@ class CapturedStep(EagerStep):
         memories = [list(memory) for memory in self._memories]
         self._is_fixed, self._padded_seg_len = True, self._seg_len if self._settings.seg_len_jitter else None
         try:
-            losses = super().forward_backward(self._inputs, self._targets, memories, progress=0.0)
+            losses = super().forward_backward(self._inputs, self._targets, memories)
         finally:
             self._is_fixed, self._padded_seg_len, self._model.softmax.tail_rows = False, None, None
         for own, new in zip(self._memories, memories, strict=True):
