@@ -143,6 +143,7 @@ def _started_on_a_cpu(case, settings, *, steps):
         for _ in range(steps):
             training.update()
         training.save_last()
+        training.saver.wait()
         return checkpoint.load(training.saver.last_path)
 
 

@@ -165,14 +165,6 @@ def gather_memories(world: World, memories: Sequence[Memory]) -> dict[str, Tenso
     return {str(layer): torch.cat(of_ranks) for layer, of_ranks in enumerate(of_layers) if of_ranks}
 
 
-def restore_memories(tensors: dict[str, Tensor], memories: Sequence[Memory], parts: Sequence[range]) -> None:
-    """Restore the memories of the lanes in `parts`."""
-    for layer, of_all_lanes in tensors.items():
-        for memory, part in zip(memories, parts, strict=True):
-            own = of_all_lanes[part.start : part.stop]
-            memory[int(layer)] = own.to(memory[int(layer)].device, copy=True)
-
-
 def gather_generators(world: World, device: torch.device) -> dict[str, Tensor]:
     """Return the states of the random generators of all processes on rank 0; all processes must call this."""
     return {

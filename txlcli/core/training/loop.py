@@ -101,7 +101,7 @@ class Training:
         checkpoint is not written again: a run that is killed before its next save repeats the validation.
         """
         last_step = min(self.settings.max_steps, until_step or self.settings.max_steps)
-        with self.saver.running():
+        try:
             self._mark_saved()
             while True:
                 self.saver.raise_error()
@@ -109,7 +109,7 @@ class Training:
                 validation_is_due = self.validation_is_due()
                 if self.step > self._saved_step and (validation_is_due or save_is_due):
                     yield from self._report_steps()  # checks that the loss is finite
-                    self.save_last(wait=False)  # also before a validation, which may take long or run out of memory
+                    self.save_last()  # also before a validation, which may take long or run out of memory
                 if validation_is_due and not stop:
                     yield from self._validate(should_stop, on_valid_tokens)
                     self._interval = Interval(self.device, self._clock)  # speeds do not include a validation
@@ -126,6 +126,9 @@ class Training:
                     self._write_weights(self.saver.last_path.with_name(f"step-{self.step}.safetensors"))
             yield from self._report_steps()  # steps since the last report, if a stop came between two reports
             self.save_last()
+            self.saver.wait()
+        finally:
+            self.saver.settle()
 
     def validation_is_due(self) -> bool:
         """Return True if this step ends with a validation that is not complete; a stop may have interrupted it."""
@@ -145,15 +148,14 @@ class Training:
         if self.position.segment == 0:
             self.memories = self.empty_memories()  # every epoch starts without memory
         tokens = self._accumulate_gradients()
-        loss = self._means[0]
-        may_skip = self.settings.skip_nonfinite > 0
+        loss, may_skip = self._means[0], self.settings.skip_nonfinite > 0
         if may_skip and not loss.isfinite():
             self._skip("loss")
             return None
         if self.checks_every_step and not loss.isfinite():
             raise self._failed(f"the loss is not finite at step {self.step + 1}")
         grad_norm = self.train_step.norm()
-        if may_skip and not self.train_step.skips_steps and not grad_norm.isfinite():
+        if may_skip and not self.train_step.scaler.is_enabled() and not grad_norm.isfinite():
             self._skip("gradient")
             return None
         self._skipped_in_a_row = 0
@@ -181,8 +183,7 @@ class Training:
     def _accumulate_gradients(self) -> int:
         """Add the gradients of all micro-batches and set `_means` of all processes; return their tokens."""
         self.model.train()
-        own = range(self._parts[0].start, self._parts[-1].stop)
-        inputs, targets = self._read(own, self.position)
+        inputs, targets = self._read(range(self._parts[0].start, self._parts[-1].stop), self.position)
         self.train_step.progress = self.step / self.settings.max_steps
         self._means = self.train_step.forward_backward(inputs, targets, self.memories)  # (2,)
         self.world.all_reduce(self._means)
@@ -218,7 +219,7 @@ class Training:
                 f"gradients overflow in fp16 up to step {self.step}, even without loss scaling",
                 "train with `precision` bf16 or fp32",
             )
-        if not self.train_step.skips_steps and not max_norm.isfinite():
+        if not self.train_step.scaler.is_enabled() and not max_norm.isfinite():
             when = "at step" if self.checks_every_step else "at a step up to"
             raise self._failed(f"the gradient is not finite {when} {self.step}")
 
@@ -273,11 +274,10 @@ class Training:
         self._next_save, self._saved_step = self._clock() + 60 * self.settings.save_minutes, self.step
         self._interval = Interval(self.device, self._clock)
 
-    def save_last(self, *, wait: bool = True) -> None:
-        """Save everything that a resumed run needs; all processes must call this.
+    def save_last(self) -> None:
+        """Save everything that a resumed run needs, in the background; all processes must call this.
 
-        Without `wait`, the file is written in the background. The older one is kept if the weights, the memory or the
-        loss that they give are not finite.
+        The older file is kept if the weights, the memory or the loss that they give are not finite.
         """
         self.saver.wait()  # as in `_write_weights`
         tensors = self.gather()
@@ -289,8 +289,6 @@ class Training:
             raise self._failed(f"the loss is not finite after step {self.step}")
         self._save(self.saver.last_path, tensors)
         self._mark_saved()
-        if wait:
-            self.saver.wait()
 
     def _next_loss_is_finite(self) -> bool:
         """Return True if the weights give a finite loss in the next segment that is not skipped.
@@ -366,7 +364,11 @@ class Training:
         averages = saved.group("average").items()
         self.average.restore(state["average"], {name: self.parallel.own_part(whole) for name, whole in averages})
         self.parallel.restore_optimizer(self.train_step.optimizer, saved.group("optimizer"))
-        checkpoint.restore_memories(saved.group("memory"), self.memories, self._parts)
+        memory = saved.group("memory")  # of all lanes
+        layers = [memory[str(number)] for number in range(len(memory))]
+        self.memories = [
+            [layer[part.start : part.stop].to(self.device, copy=True) for layer in layers] for part in self._parts
+        ]
         checkpoint.restore_generators(saved.group("rng"), self.world, self.device, seed=self.seed_of_step())
 
     def seed_of_step(self) -> int:

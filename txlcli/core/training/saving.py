@@ -6,7 +6,7 @@ written.
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,6 @@ class Saver:
         self._file = Future[None]()
         """The file that is written, or the last one."""
         self._file.set_result(None)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Wait at the end of the block until the last file is written."""
-        try:
-            yield
-            self.wait()
-        finally:
-            self.settle()
 
     def settle(self) -> None:
         """Wait until the file is written, and leave an error to the next call that raises it."""

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +41,7 @@ class EagerStep:
         self.optimizer = parallel.make_optimizer()
         is_fp16 = parallel.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(parallel.model.device.type, enabled=is_fp16)
+        """Scales the loss in fp16, and skips steps with non-finite gradients."""
         self.compiles = parallel.settings.compile == "on"
         """True if compiled layers are used, once the memory is full."""
         self.notes: list[str] = []
@@ -50,11 +50,6 @@ class EagerStep:
         """Fraction of the training steps that are done; auxiliary losses depend on it."""
         self._padded_seg_len: Tensor | None = None
         """Number of targets that are not padding (0-d), if the segment at work has padding."""
-
-    @property
-    def skips_steps(self) -> bool:
-        """True if steps with non-finite gradients are skipped (fp16 loss scaling)."""
-        return self.scaler.is_enabled()
 
     @property
     def is_stuck(self) -> bool:
@@ -172,7 +167,7 @@ class CapturedStep(EagerStep):
 
     def __init__(self, parallel: DataParallel, capture_graph: CaptureGraph, tail_shares: Sequence[float] = ()) -> None:
         super().__init__(parallel)
-        self._tail_shares, self._is_fixed = tail_shares, False
+        self._tail_shares, self._rows = tail_shares, list[Tensor]()
         self._capture_graph, self._is_replayed, self._has_updated = capture_graph, False, False
         self._replay: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._replay_update: Callable[[], None] | None = None
@@ -202,8 +197,7 @@ class CapturedStep(EagerStep):
         self._is_replayed = rows is not None and self._replay is not None
         if rows is None or self._replay is None:
             return self._without_graph(inputs, targets, memories)
-        given = (inputs, targets, *chain(*rows))
-        for own_tokens, tokens in zip((self._inputs, self._targets, *chain(*self._tail_rows)), given, strict=True):
+        for own_tokens, tokens in zip(self._tokens, (inputs, targets, *rows), strict=True):
             # Behind a jittered segment the tokens of an earlier one remain: padding, whatever it holds, has no weight.
             own_tokens[..., : tokens.shape[-1]].copy_(send(tokens, inputs.device))
         for memory, own in zip(memories, self._memories, strict=True):
@@ -216,25 +210,22 @@ class CapturedStep(EagerStep):
                 parameter.grad = gradient
         return losses.clone()
 
-    def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[list[Tensor]] | None:
-        """Return `AdaptiveSoftmax.tail_rows` of each micro-batch; None if a tail has more targets than rows."""
+    def _rows_of_tails(self, targets: Tensor, memories: list[Memory]) -> list[Tensor] | None:
+        """Return `AdaptiveSoftmax.tail_rows` of all micro-batches; None if a tail has more targets than rows."""
         if not self._tail_shares:
-            return [[] for _ in memories]
+            return []
         part = "full" if self._settings.seg_len_jitter else self._settings.loss_part  # else weights leave out the rest
         targets = F.pad(targets, self._padding(targets))
         counted = targets[:, counted_positions(targets.shape[1], part)]
-        of_parts = []
+        padded = []
         for lanes in counted.split([len(memory[0]) for memory in memories]):
-            count = lanes.numel()
-            tails = self._model.softmax.rows_of_tails(lanes.flatten())
-            rooms = [
-                _capacity(count * share, count) - len(rows)
-                for rows, share in zip(tails, self._tail_shares, strict=True)
-            ]
-            if min(rooms) < 0:
-                return None
-            of_parts.append([F.pad(rows, (0, room), value=count) for rows, room in zip(tails, rooms, strict=True)])
-        return of_parts
+            count, tails = lanes.numel(), self._model.softmax.rows_of_tails(lanes.flatten())
+            for rows, share in zip(tails, self._tail_shares, strict=True):
+                room = _capacity(count * share, count) - len(rows)
+                if room < 0:
+                    return None
+                padded.append(F.pad(rows, (0, room), value=count))
+        return padded
 
     def _padding(self, targets: Tensor) -> tuple[int, int]:
         """Return how many tokens a segment with these targets has less than the longest one: before it, behind it."""
@@ -281,11 +272,10 @@ class CapturedStep(EagerStep):
         self._has_updated = True
         (self._replay_update or run)()
 
-    def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory], rows: list[list[Tensor]]) -> None:
-        device = inputs.device
-        padding = self._padding(targets)
-        self._inputs, self._targets = F.pad(inputs, padding), F.pad(send(targets, device), padding)
-        self._tail_rows = [[send(of_tail, device).clone() for of_tail in tails] for tails in rows]
+    def _capture(self, inputs: Tensor, targets: Tensor, memories: list[Memory], rows: list[Tensor]) -> None:
+        device, padding = inputs.device, self._padding(targets)
+        self._tokens = [F.pad(inputs, padding), F.pad(send(targets, device), padding)]
+        self._tokens += [send(of_tail, device).clone() for of_tail in rows]
         self._memories = [[tensor.clone() for tensor in memory] for memory in memories]
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._replay = self._captured(self._run_on_fixed_tensors)
@@ -305,7 +295,8 @@ class CapturedStep(EagerStep):
             return None
 
     def _run(self, number: int, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        self._model.softmax.tail_rows = self._tail_rows[number] if self._is_fixed and self._tail_shares else None
+        tails = len(self._tail_shares)
+        self._model.softmax.tail_rows = self._rows[number * tails :][:tails] or None
         if self._matrices is None:
             return super()._run(number, inputs, targets, memory)
         if number == 0:
@@ -317,11 +308,12 @@ class CapturedStep(EagerStep):
         """Compute gradients and the new memories; return the losses (2,) and the norm of the gradients (0-d)."""
         self._model.forget_gradients()  # the backward pass then writes gradients instead of adding to them
         memories = [list(memory) for memory in self._memories]
-        self._is_fixed, self._padded_seg_len = True, self._seg_len if self._settings.seg_len_jitter else None
+        inputs, targets, *self._rows = self._tokens
+        self._padded_seg_len = self._seg_len if self._settings.seg_len_jitter else None
         try:
-            losses = super().forward_backward(self._inputs, self._targets, memories)
+            losses = super().forward_backward(inputs, targets, memories)
         finally:
-            self._is_fixed, self._padded_seg_len, self._model.softmax.tail_rows = False, None, None
+            self._rows, self._padded_seg_len, self._model.softmax.tail_rows = [], None, None
         for own, new in zip(self._memories, memories, strict=True):
             foreach.copy_(own, new)
         return losses, losses[0] if self.scaler.is_enabled() else super().norm()
