@@ -114,7 +114,11 @@ def test_a_model_of_a_recipe_has_its_parameters_and_trains():
         (lambda run: run.log_probs(""), UsageError, "the text is empty"),
         (lambda run: run.generate(""), UsageError, "the prompt is empty"),
         (lambda run: run.generate("ze", samples=3), UsageError, "a call generates one text; leave out `samples`"),
-        (lambda run: run.evaluate(split="dev"), UnknownNameError, 'unknown split "dev"; did you mean "valid"'),
+        (
+            lambda run: run.evaluate(split="dev"),
+            UsageError,
+            "`split` must be one of train, valid, test, not 'dev'; did you mean \"valid\"",
+        ),
         (lambda run: run.score(TEXT, mem_len=-1), UsageError, "mem_len must be at least 0"),
     ],
 )

@@ -138,7 +138,7 @@ class TestRefusals:
             ("compress nothing out", "nothing: cannot be read (No such file or directory); check the path"),
             ("compress file missing/out", "missing/out: there is no folder missing; make it first"),
             ("compress file data", "data is a folder; name a file"),
-            ("compress file out --lanes 4097", "--lanes 4097: must be at most 4096"),
+            ("compress file out --lanes 4097", "--lanes must be at most 4096, not 4097"),
         ],
     )
     def test_files_that_cannot_be_read_or_written(self, packed, command, message):

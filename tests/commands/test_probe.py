@@ -104,4 +104,4 @@ def test_the_default_distances_end_beyond_the_keys_of_a_query():
 
 
 def test_a_distance_has_at_least_two_tokens(here):
-    assert refusal("probe", "byte", "--distances", "4,1") == "--distances 1: must be at least 2"
+    assert refusal("probe", "byte", "--distances", "4,1") == "--distances must be at least 2, not 1"

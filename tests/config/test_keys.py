@@ -11,7 +11,7 @@ def test_every_setting_is_described_with_its_values_and_default():
     assert (keys["train.lr"].values, keys["train.lr"].shown_default) == ("number, greater than 0", "0.00025")
     assert keys["train.clip"].values == "number, greater than 0, or none"
     assert keys["train.seg_len"].shown_default == "required"
-    assert (keys["model.norm"].values, keys["model.d_embed"].shown_default) == ("post, pre, pre_released", "-")
+    assert (keys["model.norm"].values, keys["model.d_embed"].shown_default) == ("one of post, pre, pre_released", "-")
 
 
 def test_a_setting_whose_default_depends_on_the_architecture_is_listed_for_each():

@@ -165,7 +165,7 @@ REJECTED_TEXTS = [  # a text of the recipe, what stands there instead, the error
         (MODEL, f"{MODEL}\n{key} = {value}", f"[model] {key} must be {expected}, not {shown}")
         for key, value, expected, shown in (
             ("tie_biases", "1", "true or false", "1"),
-            ("norm", "1", "a word", "1"),
+            ("norm", "1", "one of post, pre, pre_released", "1"),
             ("dropout", '"none"', "a number", "'none'"),
             ("cutoffs", '["a"]', "a list of whole numbers", "['a']"),
             ("cutoffs", "[5.0]", "a list of whole numbers", "[5.0]"),

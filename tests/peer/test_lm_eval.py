@@ -268,7 +268,7 @@ def test_unknown_words_are_reported(here, caplog):
 
 WRONG = [
     ({"run": "byte", "mem_len": "long"}, UsageError, "`mem_len` must be "),
-    ({"run": "byte", "seg_len": 0}, UsageError, "`seg_len` 0: must be at least 1"),
+    ({"run": "byte", "seg_len": 0}, UsageError, "`seg_len` must be at least 1, not 0"),
     ({"run": "byte", "batch_size": "auto"}, UsageError, "batch_size=auto: give the number of documents"),
     (
         {"run": "byte", "attn_len": 5, "mem_len": 5},

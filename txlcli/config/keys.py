@@ -40,11 +40,7 @@ class Key:
     @property
     def values(self) -> str:
         """Values that are accepted, as a phrase."""
-        values = ", ".join(self.type.words) if self.type.words and self.type.item is str else self.type.name
-        if self.type.words and self.type.is_list:
-            values = f"{self.type.name} out of {values}"
-        if self.type.range is not None:
-            values += f", {self.type.range}"
+        values = self.type.name if self.type.range is None else f"{self.type.name}, {self.type.range}"
         return f"{values}, or {OFF_WORDS[0]}" if self.type.can_be_off else values
 
     @property

@@ -14,7 +14,6 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
-    require,
 )
 from txlcli.config.traits import (
     BLOCKS,
@@ -91,7 +90,7 @@ class ModelSettings(Section):
         rising = all(first < second for first, second in itertools.pairwise((0, *self.cutoffs)))
         self.require(rising, "cutoffs", "ids above 0, each larger than the one before")
         bands, tied = len(self.cutoffs) + 1, self.tie_projections
-        require(bands <= MAX_PARTS, "model", "cutoffs", bands - 1, f"fewer than {MAX_PARTS} ids")
+        self.require(bands <= MAX_PARTS, "cutoffs", f"fewer than {MAX_PARTS} ids")
         self.require(tied is None or len(tied) == bands, "tie_projections", f"as many as bands ({bands})")
         narrowest = self.embed_width // self.div_val ** (bands - 1)
         self.require(narrowest > 0, "div_val", f"small enough to leave band {bands} a width")

@@ -66,11 +66,13 @@ OpenShare = Annotated[float, Range(above=0, below=1)]
 PositiveShare = Annotated[float, Range(above=0, most=1)]
 
 
-def require(valid: bool, section: str, key: str, value: object, expected: str) -> None:
-    """Raise a RecipeError unless the value is valid; `expected` describes valid values."""
+def require(
+    valid: bool, subject: str, value: object, expected: str, *, error: type[UsageError] = RecipeError, hint: str = ""
+) -> None:
+    """Raise an error unless a value is valid; `subject` is its name, and `expected` describes valid values."""
     if not valid:
-        shown = list(value) if isinstance(value, tuple) else value
-        raise RecipeError(f"[{section}] {key} must be {expected}, not {shown!r}")
+        shown = list(value) if isinstance(value, tuple) else value  # only of a wrong value: others may be huge
+        raise error(f"{subject} must be {expected}, not {shortened(' '.join(repr(shown).split()))}{hint}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,34 +116,25 @@ class FieldType:
 
     @property
     def name(self) -> str:
-        """Name of the type: "whole number", "list of words"."""
-        if self.words and self.item is bool:
-            return ", ".join(("true", "false", *self.words))
-        is_word = bool(self.words) and self.item is str
-        name = "word" if is_word else " or ".join(NAMES.get(item, item.__name__) for item in self.items)
-        name = name if not self.is_list else f"list of {'true and false' if self.item is bool else name + 's'}"
-        return name if is_word or not self.words else f"{name} or {self.words[0]}"
+        """Name of the type: "whole number", "one of post, pre", "list of words out of tensorboard, wandb"."""
+        if self.words and self.item in (str, bool):
+            words = ", ".join(("true", "false", *self.words) if self.item is bool else self.words)
+            return f"list of words out of {words}" if self.is_list else f"one of {words}"
+        name = " or ".join(NAMES.get(item, item.__name__) for item in self.items)
+        if self.is_list:
+            name = f"list of {'true and false' if self.item is bool else name + 's'}"
+        return " or ".join([name, *self.words])
 
-    @property
-    def is_path(self) -> bool:
-        """True if the value may be a path."""
-        return not {Path, os.PathLike}.isdisjoint(self.items)
-
-    def read(self, section: str, key: str, value: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """Convert the value of a recipe: "none" to None, an integer to a float, a list to a tuple, a word to a list."""
         if self.can_be_off and str(value).lower() in OFF_WORDS:
             return None
-        if self.is_list:
-            parts = [value] if self.words and isinstance(value, str) else value
-            accepted = (int, float) if self.item is float else (self.item,)
-            if isinstance(parts, list | tuple) and all(type(part) in accepted for part in parts):
-                return tuple(dict.fromkeys(parts) if self.words else map(self.item, parts))
-        elif type(value) is self.item or value in self.words:
-            return value
-        elif self.item is float and type(value) is int:
-            return float(value)
-        article = "a " if self.item is not bool or self.is_list else "one of " if self.words else ""
-        raise RecipeError(f"[{section}] {key} must be {article}{self.name}, not {value!r}")
+        if self.is_list and isinstance(value, list | tuple):
+            return tuple(map(self._as_float, value))
+        return (value,) if self.is_list and value in self.words else self._as_float(value)
+
+    def _as_float(self, value: Any) -> Any:
+        return float(value) if self.item is float and type(value) is int else value
 
     def parse(self, text: str) -> Any:
         """Convert a text of the command line, a list without duplicates: `0,160,160` -> (0, 160)."""
@@ -154,41 +147,29 @@ class FieldType:
         """Texts of numbers that `parse` accepts."""
         return ", or ".join([EXAMPLES[self.item][self.is_list], *self.words])
 
-    def check(self, section: str, key: str, value: Any) -> None:
-        """Raise a RecipeError unless words and numbers are accepted: it suggests a word, or reports the range."""
-        if value is None or (self.item is not str and value in self.words):
-            return
-        for word in (value if self.is_list else [value]) if self.words and self.item is str else ():
-            if word not in self.words:
-                suggestion = did_you_mean(str(word), self.words)
-                expected = f"one of {', '.join(self.words)}"
-                raise RecipeError(f"[{section}] {key} must be {expected}, not {word!r}{suggestion}")
-        if self.range is not None and (bound := self.range.expected(value)):
-            require(False, section, key, value, bound)
-
-    def check_argument(self, name: str, value: Any) -> None:
-        """Raise a UsageError unless an option or an argument has this type; it suggests a word, or has the range."""
+    def check(self, subject: str, value: Any, error: type[UsageError] = UsageError) -> None:
+        """Raise an error, which begins with `subject`, unless a value has this type; it may suggest a word."""
         if value is None and self.can_be_off:
             return
-        if isinstance(value, str) and self.words:
-            if value not in self.words:
-                raise UnknownNameError(name, value, self.words)
+        if self.item is not str and isinstance(value, str) and value in self.words:
             return
-        if not self._fits(value):
-            expected = self.name + (" that can exist" if self.is_path else "")
-            shown = shortened(" ".join(ascii(value).split()))  # of a wrong value only: others may be huge
-            raise UsageError(f"`{name}` must be a {expected}, not {shown}")
-        for number in value if self.is_list else [value]:
-            if self.range and (bound := self.range.expected(number)):
-                raise UsageError(f"`{name}` {number}: must be {bound}")
+        is_tuple = self.is_list and isinstance(value, tuple)
+        for part in value if is_tuple else (value,):
+            if is_tuple != self.is_list or not self._fits(part):
+                hint = did_you_mean(part, self.words) if isinstance(part, str) else ""
+                expected = self.name if self.name.startswith(("one of", "true")) else f"a {self.name}"
+                require(False, subject, value, expected, error=error, hint=hint)
+            if self.range and (bound := self.range.expected(part)):
+                require(False, subject, part, bound, error=error)
 
     def _fits(self, value: Any) -> bool:
-        if self.is_list and not isinstance(value, tuple):
-            return False
+        """Return True if a value, or an item of a list, has the type; its range aside."""
         accepted = (*self.items, int) if float in self.items else self.items
-        parts = value if self.is_list else [value]
-        fit = all(isinstance(part, accepted) and isinstance(part, bool) == (self.item is bool) for part in parts)
-        return fit and (not self.is_path or _is_path(value))
+        if not isinstance(value, accepted) or isinstance(value, bool) != (self.item is bool):
+            return False
+        if Path in self.items or os.PathLike in self.items:
+            return _is_path(value)
+        return self.item is not str or not self.words or value in self.words
 
 
 def _is_path(value: Any) -> bool:
@@ -231,7 +212,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             parameter = signature.parameters[name]
             if parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
                 bound.arguments[name] = as_plain(value)
-                FieldType.of(parameter.annotation).check_argument(name, bound.arguments[name])
+                FieldType.of(parameter.annotation).check(f"`{name}`", bound.arguments[name])
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -246,11 +227,11 @@ class Section:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            FieldType.of(field.type).check(self.section, field.name, getattr(self, field.name))
+            FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), RecipeError)
 
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
-        require(valid, self.section, key, getattr(self, key), expected)
+        require(valid, f"[{self.section}] {key}", getattr(self, key), expected)
 
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""

@@ -120,7 +120,7 @@ def section(name: str, keys: Any) -> Any:
     cls = SECTIONS[name]
     if name == "model":
         arch = keys.get("arch", ModelSettings.arch)
-        FieldType((str,), words=tuple(MODELS)).check(name, "arch", arch)
+        FieldType((str,), words=tuple(MODELS)).check("[model] arch", arch, RecipeError)
         cls = MODELS[arch]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in keys:
@@ -129,7 +129,7 @@ def section(name: str, keys: Any) -> Any:
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in keys:
             raise RecipeError(f'[{name}] needs the key "{key}"')
-    return cls(**{key: FieldType.of(fields[key].type).read(name, key, value) for key, value in keys.items()})
+    return cls(**{key: FieldType.of(fields[key].type).read(value) for key, value in keys.items()})
 
 
 def _suggestion(key: str, section: str, keys: Mapping[str, Any], known: Sequence[str]) -> str:

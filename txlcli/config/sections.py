@@ -32,6 +32,7 @@ class CorpusSettings(Section):
     """Shuffle the documents in every epoch; needs a store of txl prepare --documents."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         is_plain = re.fullmatch(PLAIN_NAME, self.store) is not None
         self.require(is_plain, "store", 'the name of a store: letters, digits, ".", "-" and "_"')
 

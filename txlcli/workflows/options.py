@@ -87,7 +87,7 @@ class Options:
         for item in self.declared():
             value = as_plain(getattr(self, item.name))
             object.__setattr__(self, item.name, value)
-            FieldType.of(item.type).check_argument(item.name, value)
+            FieldType.of(item.type).check(f"`{item.name}`", value)
             if value == () != item.default:
                 raise UsageError(f"`{item.name}` is empty; give at least one number, or leave it out")
             if value and (extensions := item.metadata["option"].writes):

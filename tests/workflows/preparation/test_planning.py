@@ -28,11 +28,11 @@ def refusal(word, **options):
             ({"split": shares}, "`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
             for shares in ((90, 5), (90, 5, 6), (0, 50, 50))
         ),
-        ({"split": (110, -5, -5)}, "`split` -5: must be at least 0"),
-        ({"split": (float("nan"), 5, 5)}, "`split` nan: must be at least 0"),
-        ({"workers": 0}, "`workers` 0: must be at least 1"),
-        ({"min_count": 0}, "`min_count` 0: must be at least 1"),
-        ({"vocab_size": -5}, "`vocab_size` -5: must be at least 2"),
+        ({"split": (110, -5, -5)}, "`split` must be at least 0, not -5"),
+        ({"split": (float("nan"), 5, 5)}, "`split` must be at least 0, not nan"),
+        ({"workers": 0}, "`workers` must be at least 1, not 0"),
+        ({"min_count": 0}, "`min_count` must be at least 1, not 0"),
+        ({"vocab_size": -5}, "`vocab_size` must be at least 2, not -5"),
         ({"name": "a/b"}, '`name` "a/b" is not a plain name; use letters, digits, ".", "-" and "_"'),
         *(
             ({"vocab": Path("vocab.json"), name: value}, f"the file of `vocab` decides; leave out `{name}`")
