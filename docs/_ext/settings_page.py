@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from txlcli.config.keys import Key, keys
+from txlcli.config.keys import NO_VALUE, REQUIRED, Key, keys
 from txlcli.config.recipe import SECTIONS
 
 
@@ -26,13 +26,13 @@ def lines() -> Iterator[str]:
 
 def _entry(key: Key) -> Iterator[str]:
     if not key.description:
-        raise LookupError(f"{key.full_name} has no description")
-    default = key.shown_default if key.required or key.default is None else f"default `{key.shown_default}`"
-    facts = [key.values, *([default] if default != "-" else [])]
-    if key.architectures:
-        facts.append("only with arch = " + " or ".join(f'"{name}"' for name in key.architectures))
-    anchor = "-".join([key.section, key.name, *key.architectures[:1]]).replace("_", "-")
-    yield f"[`{key.full_name}`]{{#{anchor}}}\n: {'; '.join(facts)}\n\n  {_escaped(key.description)}\n"
+        raise LookupError(f"{key.setting} has no description")
+    default = {REQUIRED: [REQUIRED], NO_VALUE: []}.get(key.default, [f"default `{key.default}`"])
+    facts = [key.values, *default]
+    if key.arch:
+        facts.append("only with arch = " + " or ".join(f'"{name}"' for name in key.arch))
+    anchor = "-".join([key.setting.replace(".", "-"), *(key.arch or ())[:1]]).replace("_", "-")
+    yield f"[`{key.setting}`]{{#{anchor}}}\n: {'; '.join(facts)}\n\n  {_escaped(key.description)}\n"
 
 
 def _escaped(text: str) -> str:

@@ -134,7 +134,11 @@ OUT_OF_RANGE = [
         (section, {key: 2**31}, f"{key} must be at most 2147483647, not 2147483648")
         for section, key in (("model", "d_model"), *COUNTS_OF_SECTIONS)
     ],
-    ("model", {"cutoffs": tuple(range(1, 1001))}, "cutoffs must be fewer than 1000 ids, not " + str([*range(1, 1001)])[:80] + "..."),
+    (
+        "model",
+        {"cutoffs": tuple(range(1, 1001))},
+        "cutoffs must be fewer than 1000 ids, not " + str([*range(1, 1001)])[:80] + "...",
+    ),
 ]
 
 
@@ -242,7 +246,8 @@ qrnn | model.n_layers=1 model.d_hidden=11 | d_hidden must be left out with one l
 lstm | model.window=2 | window must be left out with arch = "lstm", not 2
 qrnn | model.dropout=1.0 | dropout must be at least 0 and less than 1, not 1.0
 qrnn | model.arch=gru | arch must be one of transformer, compressive, rmt, lstm, qrnn, not 'gru'
-transformer | train.recompute=layer | [train] recompute must be one of true, false, layers, not 'layer'; did you mean "layers"?
+transformer | train.recompute=layer | [train] recompute must be one of true, false, layers, not 'layer'; did you \
+mean "layers"?
 transformer | train.attention=sdpa | [train] attention must be one of auto, reference, not 'sdpa'; did you mean "auto"?
 qrnn | train.mem_len=5 | mem_len must be 0 with arch = "qrnn": its state is its memory, not 5
 qrnn | train.valid_seg_len=3 | valid_seg_len must be left out with arch = "qrnn": its state is its memory, not 3

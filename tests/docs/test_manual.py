@@ -71,7 +71,7 @@ def _all_commands(command):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_settings_in_the_text_exist(name):
-    known = {key.full_name for section in SECTIONS for key in keys(section)}
+    known = {key.setting for section in SECTIONS for key in keys(section)}
     sections = "|".join(SECTIONS)
     named = set(re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?:`| ?=)", PAGES[name]))
     named |= set(re.findall(rf"--set ((?:{sections})\.[a-z_]+)=", PAGES[name]))
@@ -154,7 +154,7 @@ def test_the_page_of_settings_has_every_key():
     text = "\n".join(_extension("settings_page").lines())
     for section in SECTIONS:
         for key in keys(section):
-            assert f"`{key.full_name}`" in text
+            assert f"`{key.setting}`" in text
 
 
 def test_the_figures_are_those_that_the_script_draws(tmp_path):

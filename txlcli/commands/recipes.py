@@ -11,7 +11,7 @@ from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
 from txlcli.config import recipe
-from txlcli.config.keys import Key
+from txlcli.config.keys import REQUIRED, Key
 from txlcli.config.keys import keys as keys_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
@@ -74,20 +74,13 @@ def keys(
     """
     described = _find_keys(section)
     if json:
-        rows = [
-            {
-                "setting": key.full_name,
-                "values": key.values,
-                "default": key.shown_default,
-                "arch": list(key.architectures) or None,
-                "description": key.description,
-            }
-            for key in described
-        ]
-        console.show_json({"settings": rows})
-    else:
-        for key in described:
-            console.show_text(_paragraph(key) + "\n")
+        console.show_json({"settings": described})
+        return
+    for key in described:
+        default = key.default if key.default == REQUIRED else f"default {key.default}"
+        arch = f"; arch = {', '.join(key.arch)}" if key.arch else ""
+        text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
+        console.show_text(f"{key.setting} ({key.values}; {default}{arch})\n{text}\n\n")
 
 
 @app.command("scale")
@@ -117,20 +110,12 @@ def scale(
 
 def _find_keys(word: str | None) -> list[Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    settings = [setting for section in recipe.SECTIONS for setting in keys_of(section)]
-    found = [setting for setting in settings if word in (None, setting.section, setting.full_name)]
+    settings = [key for section in recipe.SECTIONS for key in keys_of(section)]
+    found = [key for key in settings if word in (None, key.setting, key.setting.partition(".")[0])]
     if not found:
         known = [*recipe.SECTIONS, *recipe.setting_names()]
         raise UnknownNameError("section or setting", str(word), known, listing='"txl recipes keys" lists all')
     return found
-
-
-def _paragraph(key: Key) -> str:
-    """Return the description of a setting, indented below its name, values and default."""
-    default = key.shown_default if key.required else f"default {key.shown_default}"
-    arch = f"; arch = {', '.join(key.architectures)}" if key.architectures else ""
-    text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
-    return f"{key.full_name} ({key.values}; {default}{arch})\n{text}\n"
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -125,6 +125,11 @@ class FieldType:
             name = f"list of {'true and false' if self.item is bool else name + 's'}"
         return " or ".join([name, *self.words])
 
+    def __str__(self) -> str:
+        """Return the values that are accepted, in words: "number, greater than 0, or none"."""
+        values = self.name if self.range is None else f"{self.name}, {self.range}"
+        return f"{values}, or {OFF_WORDS[0]}" if self.can_be_off else values
+
     def read(self, value: Any) -> Any:
         """Convert the value of a recipe: "none" to None, an integer to a float, a list to a tuple, a word to a list."""
         if self.can_be_off and str(value).lower() in OFF_WORDS:
