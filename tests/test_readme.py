@@ -35,7 +35,7 @@ def fresh_run(tmp_path, monkeypatch):
     model = make_model(settings.model, BYTES.size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run = Run(Path("runs/quickstart"), "stdlib", settings, BYTES.fingerprint, BYTES.size, parameters, "bpc")
-    run_directory.create(run, BYTES.to_json(), force=False)
+    run_directory.create(run, BYTES.to_json())
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     state = {"step": 1, "model": recipe.function_keys(settings.model)}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state))

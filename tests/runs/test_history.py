@@ -26,7 +26,7 @@ def valid(step, loss_nats, **more):
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(run_directory.Path("runs/mine"), **{**FACTS, "settings": SETTINGS})
-    run_directory.create(run, "{}", force=False)
+    run_directory.create(run, "{}")
     return run
 
 

@@ -35,7 +35,7 @@ def saved_run(runs_dir, name="mine", *, best=False):
         parameters=count_parameters(SETTINGS.model, VOCAB.size),
         metric="bpc",
     )
-    run_directory.create(run, VOCAB.to_json(), force=False)
+    run_directory.create(run, VOCAB.to_json())
     model = TransformerXL(SETTINGS.model, VOCAB.size)
     weights = {key: parameter.detach() for key, parameter in model.named_parameters()}
     checkpoint.save(run.directory / run_directory.LAST, Checkpoint(grouped("model", weights), state_of()))

@@ -57,18 +57,9 @@ def test_a_replacement_with_progress_is_completed(runs_dir, state):
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
 
-def test_the_draft_of_an_interrupted_start_is_removed(runs_dir):
-    make(runs_dir / ".a.new", "vocab.json", ".run.json.new")
-    make(runs_dir / "b", "vocab.json", "notes.txt")  # other files are left alone
-    assert recovered(runs_dir) == []
-    assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "b"]
-
-
 def test_a_run_that_a_process_writes_is_left_alone(runs_dir):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     make(runs_dir / "a", "vocab.json")
-    make(runs_dir / ".b.new", "vocab.json")
-    with locks.exclusive(runs_dir / ".locks/a", "busy"), locks.exclusive(runs_dir / ".locks/b", "busy"):
+    with locks.exclusive(runs_dir / ".locks/a", "busy"):
         assert recovered(runs_dir) == []
     assert (runs_dir / ".a.replaced").exists()
-    assert (runs_dir / ".b.new").exists()

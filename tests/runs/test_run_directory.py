@@ -32,7 +32,9 @@ def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
     run = Run(
         runs_dir / name if name else next(run_directory.free_directories(runs_dir, facts["recipe_name"])), **facts
     )
-    run_directory.create(run, vocab, force=force)
+    with run_directory.created(run, vocab, force=force):
+        (run.directory / "last.safetensors").touch()
+    (run.directory / "last.safetensors").unlink()
     return run
 
 
@@ -78,6 +80,12 @@ def test_a_directory_that_is_not_a_run_is_never_replaced(runs_dir, force):
     message = refusal(create, runs_dir, "mine", force=force)
     assert message == f"{runs_dir / 'mine'} exists and is not a run; choose another `name`"
     assert (runs_dir / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_a_killed_start_leaves_is_replaced(runs_dir):
+    (runs_dir / "mine").mkdir(parents=True)
+    (runs_dir / "mine/.run.json.new").touch()
+    assert create(runs_dir, "mine") == run_directory.find("mine", runs_dir)
 
 
 def test_one_process_writes_a_linked_run_whatever_its_name_and_force_keeps_it(runs_dir, tmp_path):

@@ -43,8 +43,6 @@ DIGEST = "checksum"
 SAME_KEYS = ("vocab_fingerprint", "vocab_size", "parameters", "metric")
 """Keys of run.json that are fields of `Run`."""
 LOCKS = ".locks"
-DRAFTS = ".*.new"
-"""Temporary files of `system.atomic_files`, and directories of new runs."""
 OWN_FILES = re.compile(
     r"(run|vocab|trackers|trace)\.json|(metrics|evals)\.jsonl|(last|best|step-\d+)\.safetensors|(memory|curves)\.png|"
     r"figures/figure\d\.\w+|report/(report\.(md|html)|\w+\.png)|events\.out\.tfevents\..*|wandb/.*|\..*\.new(/.*)?"
@@ -132,87 +130,78 @@ def free_directories(runs_dir: Path, recipe_name: str) -> Iterator[Path]:
 def check_free(directory: Path, *, force: bool, instead: str | None = None) -> None:
     """Reject the directory of another run, unless `force` may replace it; the message advises to do `instead`.
 
-    A run with files of the user is never replaced.
+    A run with files of the user is never replaced. A directory with nothing but files of a killed start is free.
     """
-    if directory.exists():
-        if not (directory / CARD).is_file():
-            raise RunError(f"{directory} exists and is not a run; choose another `name`")
-        if not force:
-            instead = instead or f"resume it with `resume_run` {directory.name}"
-            raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
-        if directory.is_symlink():
-            raise RunError(f"{directory} is a link; remove it, or choose another `name`")
-        for path in sorted(directory.rglob("*")):
-            is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())
-            if not (is_own or (path.is_dir() and not path.is_symlink())):
-                raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
+    if not directory.exists():
+        return
+    if directory.is_symlink():
+        raise RunError(f"{directory} is a link; remove it, or choose another `name`")
+    is_run = (directory / CARD).is_file()
+    if is_run and not force:
+        instead = instead or f"resume it with `resume_run` {directory.name}"
+        raise RunError(f"{directory} exists; {instead}, or replace it with `force`")
+    for path in sorted(directory.rglob("*")):
+        is_own = OWN_FILES.fullmatch(path.relative_to(directory).as_posix())
+        if not (is_own or (path.is_dir() and not path.is_symlink())):
+            if not is_run:
+                raise RunError(f"{directory} exists and is not a run; choose another `name`")
+            raise RunError(f"{path} was not written by txl; move it out of the run first, or choose another `name`")
 
 
 @contextlib.contextmanager
 def created(run: Run, vocab_text: str, *, force: bool) -> Iterator[None]:
     """Create the directory of a new run, whose weights the block writes; without a checkpoint it is removed again.
 
-    A run that it replaces is restored unless the new one has taken a step. `vocab_text` is the vocabulary as JSON.
+    A run that it replaces is set aside, and restored unless the new one has taken a step.
     """
-    create(run, vocab_text, force=force)
+    directory = run.directory
+    settle(directory)
+    check_free(directory, force=force)
     try:
+        if directory.exists():
+            os.replace(directory, aside(directory))
+        create(run, vocab_text)
         yield
     finally:
-        if not has_weights(run.directory):
-            _remove(run.directory)
-        settle(run.directory)
+        if not has_weights(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+        settle(directory)
 
 
-def create(run: Run, vocab_text: str, *, force: bool) -> None:
-    """Create the directory of a new run, and set a run that it replaces aside."""
-    directory, draft = run.directory, _draft_of(run.directory)
-    try:
-        with errors_of_writing(directory):
-            settle(directory)
-            check_free(directory, force=force)
-            _remove(draft)
-            draft.mkdir(parents=True)
-            write_text(draft / VOCAB, vocab_text)
-            write_text(draft / CARD, _card_of(run))
-            if directory.exists():
-                os.replace(directory, aside(directory))
-            os.replace(draft, directory)
-    except BaseException:
-        _remove(draft)
-        _put_back(directory)
-        raise
+def create(run: Run, vocab_text: str) -> None:
+    """Create the directory of a new run; `vocab_text` is the vocabulary as JSON."""
+    with errors_of_writing(run.directory):
+        run.directory.mkdir(parents=True)
+    update(run)
+    write_text(run.directory / VOCAB, vocab_text)
 
 
 def recover(runs_dir: Path, say: Callable[[str], None]) -> None:
-    """Complete or roll back what killed commands left under `runs_dir`, and say so.
+    """Complete or roll back the replacements of runs that killed commands left under `runs_dir`, and say so.
 
-    A new run sets the one that it replaces aside, and deletes it after its own first checkpoint. A kill can end this
-    anywhere. A state is changed only under the run's lock, so that no process that still works is disturbed.
+    This needs the lock of the run, so that no process that still works is disturbed.
     """
-    for left in sorted([*runs_dir.glob(".*.replaced"), *runs_dir.glob(DRAFTS)]):
-        directory = runs_dir / left.name.removeprefix(".").rpartition(".")[0]
+    for replaced in sorted(runs_dir.glob(aside(Path("*")).name)):
+        directory = runs_dir / replaced.name.removeprefix(".").rpartition(".")[0]
         with locks.if_free(runs_dir / LOCKS / directory.name) as free:
             if free:
-                _remove(_draft_of(directory))
                 try:
-                    done = settle(directory)
+                    say(settle(directory))
                 except OSError as error:
-                    done = f"{left} holds the earlier run {directory} and cannot be renamed ({error.strerror})"
-                if done:
-                    say(done)
+                    say(f"{replaced} holds the earlier run {directory} and cannot be renamed ({error.strerror})")
 
 
-def settle(directory: Path) -> str | None:
-    """Complete or roll back the replacement of a run that a killed command left; return a line about it."""
+def settle(directory: Path) -> str:
+    """End the replacement of a run: delete the earlier one, or restore it; return a line about it, or nothing."""
     replaced = aside(directory)
     if not replaced.exists():
-        return None
+        return ""
     if has_weights(directory) and _has_progress(directory):
-        _remove(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
         return f"deleted the earlier run {directory}, whose replacement was interrupted after its first checkpoint"
     if directory.exists():
         shutil.rmtree(directory)
-    _put_back(directory)
+    os.replace(replaced, directory)
     return f"restored the run {directory}, whose replacement was interrupted before its first checkpoint"
 
 
@@ -225,10 +214,9 @@ def _has_progress(directory: Path) -> bool:
     return state.get("step") != 0 or "imported_from" in state
 
 
-def _put_back(directory: Path) -> None:
-    """Rename a run that was set aside to its own name, if its replacement has no directory any more."""
-    if not directory.exists() and aside(directory).exists():
-        os.replace(aside(directory), directory)
+def aside(directory: Path) -> Path:
+    """Return where a run is set aside while another one replaces it."""
+    return directory.with_name(f".{directory.name}.replaced")
 
 
 @contextlib.contextmanager
@@ -242,32 +230,6 @@ def locked(directory: Path) -> Iterator[None]:
     busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
     with locks.exclusive(lock, busy):
         yield
-
-
-def replaces(run: Run) -> bool:
-    """Return True if an earlier run was set aside for this one."""
-    return aside(run.directory).exists()
-
-
-def remove_leftovers(run: Run) -> None:
-    """Remove what killed processes left of a run whose lock the caller holds."""
-    _remove(aside(run.directory))  # left where locks do not work
-    for draft in run.directory.glob(DRAFTS):
-        draft.unlink(missing_ok=True)
-
-
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def aside(directory: Path) -> Path:
-    """Return where a run is set aside while another one replaces it."""
-    return directory.with_name(f".{directory.name}.replaced")
-
-
-def _draft_of(directory: Path) -> Path:
-    """Return where the directory of a new run is created."""
-    return directory.with_name(f".{directory.name}.new")
 
 
 def update(run: Run) -> None:

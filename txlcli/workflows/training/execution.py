@@ -86,7 +86,7 @@ def execute(
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
     last = run.settings.train.max_steps
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
-    if training.step == 0 and world.is_rank_zero and run_directory.replaces(run):
+    if training.step == 0 and world.is_rank_zero and run_directory.aside(run.directory).exists():
         code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
     if stopped_by and (options.caller_continues or not training.has_ended):

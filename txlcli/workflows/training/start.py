@@ -96,7 +96,6 @@ def _resume(
         if world.is_rank_zero:
             run.drop_metrics_after(training.step, validated=training.validated)
             run_directory.update(run)
-            run_directory.remove_leftovers(run)
         workspace.reporter.say(
             f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, {plan.devices}"
         )
