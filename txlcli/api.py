@@ -39,7 +39,6 @@ from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import OnProgress, Reporter
 from txlcli.workflows.training import start
 from txlcli.workflows.training.execution import OnReport, TrainingResult
-from txlcli.workflows.training.request import resolve
 from txlcli.workflows.workspace import Device, Workspace
 
 PathLike = str | os.PathLike[str]
@@ -307,10 +306,7 @@ def train(
     """
     given, reporter = options or TrainOptions(), Reporter(on_progress)
     workspace = Workspace(data_dir=Path(data_dir), runs_dir=Path(runs_dir), device=device, reporter=reporter)
-    source = None if recipe is None else os.fspath(recipe)
-    if given.resume is None:
-        source, given = resolve(source, given, workspace.data_dir, workspace.runs_dir, reporter.say)
-    return start.run(source, given, workspace, on_report=on_report)
+    return start.run(None if recipe is None else os.fspath(recipe), given, workspace, on_report=on_report)
 
 
 @checked

@@ -359,7 +359,7 @@ USAGE = [
     (["tiny.toml", "--precision", "tf32"], "precision tf32 needs a CUDA device; use fp32 or bf16 on the CPU"),
     (["tiny.toml", "--mem-len", "5"], "unknown option --mem-len; did you mean --set train.mem_len=VALUE?"),
     (["tiny.toml", "--dry-run", "--max-minutes", "1"], "--dry-run takes no steps; leave out --max-minutes"),
-    (["tiny.toml", "--resume", "byte"], "--resume RUN resumes a run; leave out the recipe and --dry-run"),
+    (["tiny.toml", "--resume", "byte"], "--resume continues a run with its own recipe; leave out the recipe"),
 ]
 
 

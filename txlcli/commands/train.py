@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,13 +10,13 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
-from txlcli.config.settings import Settings
 from txlcli.errors import UsageError
 from txlcli.runs import run_directory
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.workflows.options import LaunchOptions, TrainOptions
-from txlcli.workflows.training.request import read_settings, resolve, with_seeds
+from txlcli.workflows.training import request
+from txlcli.workflows.training.request import Request
 from txlcli.workflows.workspace import DeviceWorkspace, Workspace
 
 
@@ -46,50 +45,44 @@ def train(
     """
     # All that is wrong with the command line is reported before PyTorch is imported.
     _check_launch(options, launch)
-    dry_run, runs_dir = launch.dry_run, workspace.runs_dir
-    if not dry_run:
+    if not launch.dry_run:
         signals.explain_end(_kept_by_a_signal(options, workspace))
-    if options.resume is None:
-        recipe_source, options = resolve(recipe_source, options, workspace.data_dir, runs_dir, console.say)
-    elif recipe_source is not None or dry_run:
-        raise UsageError("--resume RUN resumes a run; leave out the recipe and --dry-run")
-    name, settings = read_settings(recipe_source, options, runs_dir)
-    if not dry_run and (interrupted := _run_before_restart(settings, options, runs_dir)):
-        recipe_source, options = None, TrainOptions(resume=interrupted, max_steps=options.max_steps)
-    if (launch.processes > 1 or launch.restarts) and not launcher.is_started() and not dry_run:
-        settings.train.check_processes(launch.processes)
-        arguments = context.find_root().obj
-        if launch.restarts and options.resume is None and options.name is None:  # they resume this run
-            arguments = [*arguments, "--name", next(run_directory.free_directories(runs_dir, name)).name]
-        timeout = settings.train.rank_timeout
+    asked = request.read(recipe_source, options, workspace)
+    if launcher.restart_count() > 0:
+        asked = _resumed_after_restart(asked, workspace)
+    if (launch.processes > 1 or launch.restarts) and not launcher.is_started() and not launch.dry_run:
+        train, arguments = asked.settings.train, context.find_root().obj
+        train.check_processes(launch.processes)
+        if launch.restarts and options.resume is None and asked.options.name is None:  # they resume this run
+            free = run_directory.free_directories(workspace.runs_dir, asked.recipe_name)
+            arguments = [*arguments, "--name", next(free).name]
+        timeout = train.rank_timeout
         sys.exit(
             launcher.start_processes(launch.processes, arguments, rank_timeout_s=timeout, restarts=launch.restarts)
         )
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 
-    if not dry_run:
-        runs = with_seeds(name, settings.train.seed, options, launch.seeds, runs_dir)
-        _train_each(recipe_source, runs, workspace, json)
+    if not launch.dry_run:
+        _train_each(request.with_seeds(asked, launch.seeds, workspace.runs_dir), workspace, json)
     elif launcher.is_main():
-        processes = max(launch.processes, launcher.world_size())
-        cost = forecast.run(recipe_source, options, workspace, processes=processes)
+        cost = forecast.run(asked, workspace, processes=max(launch.processes, launcher.world_size()))
         console.show_result(cost, training_tables.show_forecast, json=json)
 
 
-def _train_each(source: str | None, runs: Sequence[TrainOptions], workspace: Workspace, json: bool) -> None:
+def _train_each(runs: Sequence[Request], workspace: Workspace, json: bool) -> None:
     """Train one run after the other, and show each result."""
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
 
     with signals.silent():
-        for options in runs:
-            result = start.run(source, options, workspace, on_report=console.show_json if json else None)
+        for asked in runs:
+            result = start.train(asked, workspace, on_report=console.show_json if json else None)
             if not json and launcher.is_main():
                 training_tables.show_result(result)
             signals.explain_end(f"{result.run.directory} was saved")
     if len(runs) > 1:
-        names = [str(options.name) for options in runs]
+        names = [str(asked.options.name) for asked in runs]
         console.say(f'mean and deviation: "{command_line("runs", "compare", *names, runs_dir=workspace.runs_dir)}"')
 
 
@@ -106,7 +99,7 @@ def _kept_by_a_signal(options: TrainOptions, workspace: DeviceWorkspace) -> str:
 def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
     """Reject options that contradict each other, or the program which started this process."""
     if launch.dry_run:
-        options.exclude("profile", "max_minutes", because="`dry_run` takes no steps")
+        options.exclude("profile", "max_minutes", "resume", because="`dry_run` takes no steps")
     if launch.seeds > 1 and (options.resume or launcher.is_started()):
         raise UsageError("--seeds trains new runs in one process; leave out --resume and torchrun")
     launcher.check_processes(launch.processes)
@@ -116,13 +109,14 @@ def _check_launch(options: TrainOptions, launch: LaunchOptions) -> None:
         raise UsageError("torchrun --max-restarts needs --name, so that the processes find the run that they resume")
 
 
-def _run_before_restart(settings: Settings, options: TrainOptions, runs_dir: Path) -> str | None:
-    """Return the run that this process resumes, since it was started again after a failure."""
-    if launcher.restart_count() == 0:
-        return None
+def _resumed_after_restart(asked: Request, workspace: Workspace) -> Request:
+    """Return the request to resume a run that has begun, after a failure of this process."""
     console.say(f"a process was lost; all processes were started again (restart {launcher.restart_count()})")
-    if options.name is None or not run_directory.is_run(options.name, runs_dir):
-        return None
-    run = run_directory.find(options.name, runs_dir)
-    has_begun = run.settings == settings and (run.directory / run_directory.LAST).exists()
-    return str(run.directory) if has_begun else None
+    name, runs_dir = asked.options.name, workspace.runs_dir
+    if name is None or not run_directory.is_run(name, runs_dir):
+        return asked
+    run = run_directory.find(name, runs_dir)
+    if run.settings != asked.settings or not (run.directory / run_directory.LAST).exists():
+        return asked
+    options = TrainOptions(resume=str(run.directory), max_steps=asked.options.max_steps)
+    return request.read(None, options, workspace)

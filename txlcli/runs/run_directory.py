@@ -18,14 +18,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from txlcli.config import recipe
 from txlcli.config.settings import Settings
-from txlcli.errors import RunError, UnknownNameError, UsageError
+from txlcli.errors import BusyError, RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
@@ -230,6 +230,21 @@ def locked(directory: Path) -> Iterator[None]:
     busy = f"{directory} is being written by another process; wait for it, or choose another `name`"
     with locks.exclusive(lock, busy):
         yield
+
+
+@contextlib.contextmanager
+def claimed(directories: Iterable[Path]) -> Iterator[Path]:
+    """Lock the first of these directories that no other process has locked, while the block runs."""
+    with contextlib.ExitStack() as lock:
+        for directory in directories:
+            try:
+                lock.enter_context(locked(directory))
+                break
+            except BusyError as error:
+                busy = error
+        else:
+            raise busy
+        yield directory
 
 
 def update(run: Run) -> None:

@@ -34,10 +34,10 @@ from txlcli.data.token_store import TokenStore
 from txlcli.errors import StoreError
 from txlcli.runs.run_directory import Run
 from txlcli.workflows.options import ScaleOptions, TrainOptions
-from txlcli.workflows.training import initial_weights, start
+from txlcli.workflows.training import initial_weights, request, start
 from txlcli.workflows.training.out_of_memory import USABLE
 from txlcli.workflows.training.plan import Plan, check_device
-from txlcli.workflows.training.request import read_settings
+from txlcli.workflows.training.request import Request
 from txlcli.workflows.workspace import Workspace
 
 MAX_TIMED_S = 4.0
@@ -135,10 +135,10 @@ class ScaleForecast:
         }
 
 
-def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, processes: int) -> TrainingForecast:
+def run(asked: Request, workspace: Workspace, *, processes: int) -> TrainingForecast:
     """Return the plan of a training run and its cost; no run is made."""
     device = pick_device(workspace.device)
-    plan = _plan(recipe_source, options, workspace, device, processes=processes)
+    plan = _plan(asked, workspace, device, processes=processes)
     settings, vocab_size = plan.run.settings, plan.run.vocab_size
     train = settings.train
     check_device(settings, device, processes=processes)
@@ -175,22 +175,20 @@ def run(recipe_source: str | None, options: TrainOptions, workspace: Workspace, 
     )
 
 
-def _plan(
-    recipe_source: str | None, options: TrainOptions, workspace: Workspace, device: torch.device, *, processes: int = 1
-) -> Plan:
-    """Check a training run as `start.run` does, except for its device, and plan it."""
-    name, settings = read_settings(recipe_source, options, workspace.runs_dir)
-    directory = next(start.new_directories(name, options, workspace.runs_dir))
+def _plan(asked: Request, workspace: Workspace, device: torch.device, *, processes: int = 1) -> Plan:
+    """Check a training run as `start.train` does, except for its device, and plan it."""
+    settings = asked.settings
+    directory = next(start.new_directories(asked, workspace.runs_dir))
     store = _store_if_prepared(settings, workspace)
-    if options.begin_from is not None and store is not None:
-        initial_weights.read(options.begin_from, settings.model, store, workspace)
-    run = start.new_run(name, settings, directory, store)
+    if store is not None:
+        initial_weights.read(asked, store, workspace)
+    run = start.new_run(asked, directory, store)
     named_groups(settings.model, run.vocab_size, settings.train)
     return Plan(
         run=run,
         store=store,
         segments=start.read_splits(settings, store, workspace.reporter)[0] if store else None,
-        until_step=options.max_steps,
+        until_step=asked.options.max_steps,
         device=device,
         processes=processes,
     )
@@ -233,7 +231,7 @@ def scale(source: str, options: ScaleOptions, workspace: Workspace) -> ScaleFore
 
     What only the GPUs themselves can reject is not checked.
     """
-    plan = _plan(source, TrainOptions(overrides=options.overrides), workspace, GPU)
+    plan = _plan(request.read(source, TrainOptions(overrides=options.overrides), workspace), workspace, GPU)
     train = plan.run.settings.train
     most = min(MAX_DEVICES, train.batch_size // train.accumulate)
     counts = [2**power for power in range(1 if train.deterministic else most.bit_length())]

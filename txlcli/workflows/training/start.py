@@ -1,8 +1,9 @@
 """Starts the training of a new run, or resumes a run from its last checkpoint, in one or several processes."""
 
-import dataclasses
+import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,84 +23,73 @@ from txlcli.core.training.schedule import scheduled_lr
 from txlcli.core.training.segments import TrainingSegments
 from txlcli.core.training.validation import Split
 from txlcli.data.token_store import TokenStore
-from txlcli.errors import BusyError, RecipeError, RunError, StoreError, TrainingError, UsageError
+from txlcli.errors import RecipeError, RunError, StoreError, TrainingError, UsageError
 from txlcli.runs import run_directory
 from txlcli.runs.loading import check_checkpoint, check_vocabulary
-from txlcli.runs.run_directory import Origin, Run
+from txlcli.runs.run_directory import Run
 from txlcli.system import launcher
 from txlcli.workflows.options import PrepareOptions, TrainOptions
 from txlcli.workflows.preparation import preparing
 from txlcli.workflows.reporter import Reporter
-from txlcli.workflows.training import execution, initial_weights, out_of_memory
+from txlcli.workflows.training import execution, initial_weights, out_of_memory, request
 from txlcli.workflows.training.execution import OnReport, TrainingResult, settings_facts
 from txlcli.workflows.training.initial_weights import InitialWeights
 from txlcli.workflows.training.plan import Plan, check_device, decide_compile
-from txlcli.workflows.training.request import read_settings
+from txlcli.workflows.training.request import Request
 from txlcli.workflows.workspace import Workspace, explain_attention
 
 Splits = tuple[TrainingSegments, Split | None]
+Beginning = Checkpoint | InitialWeights | None
+"""Checkpoint to resume from, or weights of another run; None for new weights."""
 LR_JUMP = 1.1
 """Factor between the learning rates of two steps from which a resumed run reports it."""
 
 
 def run(
-    recipe_source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
+    source: str | None, options: TrainOptions, workspace: Workspace, *, on_report: OnReport | None = None
 ) -> TrainingResult:
     """Train a recipe into a new run, or resume the run that the options name, until its end or a limit.
 
     Without a recipe, a new run has the settings of the run that it begins from. `on_report` receives every metric.
     """
-    name, settings = read_settings(recipe_source, options, workspace.runs_dir)
-    if options.resume is not None:
-        return _resume(options.resume, settings, options, workspace, on_report)
+    return train(request.read(source, options, workspace), workspace, on_report=on_report)
+
+
+def train(asked: Request, workspace: Workspace, *, on_report: OnReport | None = None) -> TrainingResult:
+    """Train the run that is asked for, a new one or one that was stopped, from exactly where it stopped."""
+    settings, options, reporter = asked.settings, asked.options, workspace.reporter
+    resumed, directories = asked.resumed, new_directories(asked, workspace.runs_dir)
     directory = Path()
-    if launcher.is_main():
-        directory = next(new_directories(name, options, workspace.runs_dir))
+    if resumed is None and launcher.is_main():
+        directory = next(directories)  # rejects a name that is taken
         _prepare_if_missing(settings, workspace)  # before the processes meet, since it may take long
-    with _joined(settings, workspace) as (world, device, store):
-        origin = options.begin_from
-        weights = initial_weights.read(origin, settings.model, store, workspace) if origin else None
-        _agree(world, settings, store, weights.checkpoint if weights else None)
-        run = new_run(name, settings, directory, store, weights.origin if weights else None)
-        splits, until = read_splits(settings, store, workspace.reporter), options.max_steps
-        with claim_run_directory(run, options) if world.is_rank_zero else nullcontext(run) as run:
-            plan = Plan(run=run, store=store, segments=splits[0], until_step=until, device=device, processes=world.size)
-            workspace.reporter.say(f"training {plan}")
-            _warn_of_short_lanes(splits[0].lane_len, settings.train, workspace.reporter)
-            training = _build(plan, store, splits, world, workspace.reporter, begin=weights)
-            del weights  # they may be as large as the model
-            created = run_directory.created(run, store.vocab.to_json(), force=options.force)
-            with created if world.is_rank_zero else nullcontext():
-                return execution.execute(plan, training, workspace, options, on_report)
-
-
-def _resume(
-    run_name: str, settings: Settings, options: TrainOptions, workspace: Workspace, on_report: OnReport | None
-) -> TrainingResult:
-    """Train a run that was stopped from exactly where it stopped, until its end or a limit."""
-    before = run_directory.find(run_name, workspace.runs_dir)
-    if before.weights is not None:
-        instead = f"resume {before.directory}, or begin another run with `begin_from` {before.weights}"
-        raise UsageError(f"`resume` {before.weights}: only the last checkpoint of a run can be resumed; {instead}")
-    with (
-        run_directory.locked(before.directory) if launcher.is_main() else nullcontext(),
-        _joined(settings, workspace) as (world, device, store),
-    ):
-        run, step = dataclasses.replace(before, settings=settings), options.max_steps
-        saved = _load_checkpoint(run, store)
-        _agree(world, settings, store, saved)
-        splits = read_splits(settings, store, workspace.reporter)
-        plan = Plan(run=run, store=store, segments=splits[0], until_step=step, device=device, processes=world.size)
-        training = _build(plan, store, splits, world, workspace.reporter, begin=saved)
-        _check_resumed(run, before, training, options.max_steps)
-        run = _record_changes(run, before, training.step, workspace.reporter)
-        if world.is_rank_zero:
-            run.drop_metrics_after(training.step, validated=training.validated)
-            run_directory.update(run)
-        workspace.reporter.say(
-            f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, {plan.devices}"
+    with _joined(settings, workspace) as (world, device, store), ExitStack() as files:
+        if resumed and world.is_rank_zero:
+            files.enter_context(run_directory.locked(resumed.directory))
+        begin = _load_checkpoint(resumed, store) if resumed else initial_weights.read(asked, store, workspace)
+        _agree(world, settings, store, begin)
+        run = replace(resumed, settings=settings) if resumed else new_run(asked, directory, store, begin)
+        splits = read_splits(settings, store, reporter)
+        if not resumed and world.is_rank_zero:
+            claimed = run_directory.claimed(itertools.chain([directory], directories))
+            run = replace(run, directory=files.enter_context(claimed))
+        plan = Plan(
+            run=run, store=store, segments=splits[0], until_step=options.max_steps, device=device, processes=world.size
         )
-        return execution.execute(dataclasses.replace(plan, run=run), training, workspace, options, on_report)
+        if not resumed:
+            reporter.say(f"training {plan}")
+            _warn_of_short_lanes(splits[0].lane_len, settings.train, reporter)
+        training = _build(plan, store, splits, world, reporter, begin=begin)
+        del begin  # its weights may be as large as the model
+        if resumed:
+            _check_resumed(run, resumed, training, options.max_steps)
+            plan = replace(plan, run=_record_changes(run, resumed, training, reporter))
+            reporter.say(
+                f"resuming {run.directory} at step {training.step:,} of {settings.train.max_steps:,}, {plan.devices}"
+            )
+        elif world.is_rank_zero:
+            files.enter_context(run_directory.created(run, store.vocab.to_json(), force=options.force))
+        return execution.execute(plan, training, workspace, options, on_report)
 
 
 @contextmanager
@@ -114,45 +104,31 @@ def _joined(settings: Settings, workspace: Workspace) -> Iterator[tuple[World, t
         yield world, device, store or workspace.open_store(name, is_verified=launcher.local_rank() > 0)
 
 
-def _agree(world: World, settings: Settings, store: TokenStore, saved: Checkpoint | None) -> None:
+def new_directories(asked: Request, runs_dir: Path) -> Iterator[Path]:
+    """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
+    options = asked.options
+    if options.name is None and not options.force:
+        yield from run_directory.free_directories(runs_dir, asked.recipe_name)
+    directory = runs_dir / (options.name or asked.recipe_name)
+    run_directory.check_free(directory, force=options.force)
+    yield directory
+
+
+def _agree(world: World, settings: Settings, store: TokenStore, begin: Beginning) -> None:
     """Compare settings, texts and checkpoint of all processes."""
     if world.size > 1:
+        saved = begin.checkpoint if isinstance(begin, InitialWeights) else begin
         facts = settings_facts(settings) | {"the checkpoint": saved.fingerprint() if saved else "none"}
         facts |= {f"the {split} split (SHA-256)": store.digest(split) or "absent" for split in ("train", "valid")}
         world.agree(facts)
 
 
-def new_directories(name: str, options: TrainOptions, runs_dir: Path) -> Iterator[Path]:
-    """Yield directories for the run of a recipe of this name: the one that is asked for, or each free one."""
-    if options.name is None and not options.force:
-        yield from run_directory.free_directories(runs_dir, name)
-    directory = runs_dir / (options.name or name)
-    run_directory.check_free(directory, force=options.force)
-    yield directory
-
-
-@contextmanager
-def claim_run_directory(run: Run, options: TrainOptions) -> Iterator[Run]:
-    """Lock the first directory for a new run that no other process has locked, while the block runs."""
-    with ExitStack() as lock:
-        for directory in new_directories(run.recipe_name, options, run.directory.parent):
-            try:
-                lock.enter_context(run_directory.locked(directory))
-            except BusyError:
-                if options.name is not None or options.force:
-                    raise
-            else:
-                yield dataclasses.replace(run, directory=directory)
-                return
-
-
-def new_run(
-    name: str, settings: Settings, directory: Path, store: TokenStore | None, origin: Origin | None = None
-) -> Run:
+def new_run(asked: Request, directory: Path, store: TokenStore | None, begin: Beginning = None) -> Run:
     """Describe the run of a recipe; nothing is written.
 
     Without a store it has the vocabulary size of [published], and no vocabulary.
     """
+    settings = asked.settings
     vocab_size = store.vocab.size if store else settings.published.vocab_size
     assert vocab_size is not None
     try:
@@ -162,13 +138,13 @@ def new_run(
         raise RecipeError(f"{source}: {error}, or none: `overrides` model.cutoffs=[]") from error
     return Run(
         directory=directory,
-        recipe_name=name,
+        recipe_name=asked.recipe_name,
         settings=settings,
         vocab_fingerprint=store.fingerprint if store else "",
         vocab_size=vocab_size,
         parameters=parameters,
         metric=store.metric if store else "",
-        origin=origin,
+        origin=begin.origin if isinstance(begin, InitialWeights) else None,
     )
 
 
@@ -221,7 +197,7 @@ def _build(
     world: World,
     reporter: Reporter,
     *,
-    begin: Checkpoint | InitialWeights | None,
+    begin: Beginning,
 ) -> Training:
     """Build the training of a run from new weights, weights of another run or a checkpoint; nothing is written."""
     run, device = plan.run, plan.device
@@ -289,17 +265,22 @@ def _check_resumed(run: Run, before: Run, training: Training, until_step: int | 
         )
 
 
-def _record_changes(run: Run, before: Run, step: int, reporter: Reporter) -> Run:
-    """Return the run with the changes of its settings after `step`, and report them."""
+def _record_changes(run: Run, before: Run, training: Training, reporter: Reporter) -> Run:
+    """Return the run with the changes of its settings, and report them; write them, without reports of later steps."""
+    step = training.step
     new = recipe.differences([recipe.to_table(version.settings) for version in (before, run)])
-    if not new:
-        return run
     for name, (old, value) in new.items():
         reporter.say(f"{name} is now {recipe.format_value(value)}; it was {recipe.format_value(old)}")
-    before_lr, lr = (scheduled_lr(version.settings.train, step + at) for at, version in enumerate((before, run)))
-    if "train.max_steps" in new and lr > LR_JUMP * before_lr:
-        reporter.say(
-            f"the learning rate jumps from {before_lr:.2g} to {lr:.2g} with the longer schedule; without a jump: train "
-            'with train.schedule = "wsd" and stop before its decay, or start a new run with `begin_from`'
-        )
-    return dataclasses.replace(run, changes=(*run.changes, run_directory.Change(step, new)))
+    if "train.max_steps" in new:
+        before_lr, lr = (scheduled_lr(version.settings.train, step + at) for at, version in enumerate((before, run)))
+        if lr > LR_JUMP * before_lr:
+            reporter.say(
+                f"the learning rate jumps from {before_lr:.2g} to {lr:.2g} with the longer schedule; without a jump: "
+                'train with train.schedule = "wsd" and stop before its decay, or start a new run with `begin_from`'
+            )
+    if new:
+        run = replace(run, changes=(*run.changes, run_directory.Change(step, new)))
+    if training.world.is_rank_zero:
+        run.drop_metrics_after(step, validated=training.validated)
+        run_directory.update(run)
+    return run
