@@ -134,7 +134,7 @@ def _train(deadline: float | None, workspace: Workspace, resume_hint: str) -> st
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
 
-    directory, options = workspace.runs_dir / RUN, TrainOptions(caller_continues=True, resume_hint=resume_hint)
+    directory, options = workspace.runs_dir / RUN, TrainOptions(resume_hint=resume_hint)
     if deadline is not None:
         max_minutes = round(max(0.0, TRAINING_SHARE * (deadline - time.monotonic()) / 60), 2)
         options = dataclasses.replace(options, max_minutes=max_minutes)

@@ -627,8 +627,6 @@ class TrainOptions(Options):
         "Record the kernels of N steps after the warm-up: a table, and a trace in the run folder."
     )
     force: bool = force_option()
-    caller_continues: bool = False
-    """True if the caller has more to do, so that a signal during the last step has to stop the caller, too."""
     resume_hint: str | None = None
     """Advice on resuming after a stop; None for `txl train --resume`."""
 

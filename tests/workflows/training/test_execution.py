@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,9 +99,8 @@ def test_a_profile_that_does_not_fit_between_warm_up_and_end_is_rejected(here, p
 def test_metrics_have_the_share_of_the_peak_rate_of_a_known_card(here):
     run, lines, reporter = run_directory.find("byte", here / "runs"), [], RecordingReporter()
     with reporter.progress("training") as progress:
-        log = execution.TrainingLog(
-            run=run, reporter=reporter, progress=progress, receivers=[lines.append], peak_tokens_per_s=1000.0
-        )
+        plan = SimpleNamespace(run=run, peak_tokens_per_s=1000.0)
+        log = execution.TrainingLog(plan=plan, reporter=reporter, progress=progress, track=lines.append)
         log.record(StepReport(8, 1.0, 2.0, 0.1, 1.0, tokens_per_s=250.0))
     assert json.loads((run.directory / "metrics.jsonl").read_text().splitlines()[-1])["mfu"] == 0.25
     assert (lines[-1]["mfu"], log.mfu) == (0.25, 0.25)  # also for trackers and the summary

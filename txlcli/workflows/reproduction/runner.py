@@ -24,7 +24,7 @@ from txlcli.workflows.training import start
 from txlcli.workflows.workspace import Workspace
 
 FIRST_SEED = 1111
-TRAINING = TrainOptions(caller_continues=True, resume_hint="repeat the same command to continue")
+TRAINING = TrainOptions(resume_hint="repeat the same command to continue")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -67,10 +67,7 @@ def settings_facts(settings: Settings) -> dict[str, str]:
 def execute(
     plan: Plan, training: Training, workspace: Workspace, options: TrainOptions, on_report: OnReport | None
 ) -> TrainingResult:
-    """Take the steps of a training run, and save its state at the end.
-
-    A signal that came with the last step is an Interrupted only where the caller continues.
-    """
+    """Take the steps of a training run, and save its state at the end."""
     run, reporter, data_dir, world = plan.run, workspace.reporter, workspace.data_dir, training.world
     processes = world.size if world.size > 1 else None
     next_command = command_line("train", resume=run.directory, processes=processes, data_dir=data_dir)
@@ -84,15 +81,13 @@ def execute(
         if profile and on_report:
             on_report({"kind": "profile", **dataclasses.asdict(profile)})
         (stopped_by,) = world.max_of(caught[0] if caught else 0)
-    last = run.settings.train.max_steps
+    last, code = run.settings.train.max_steps, 128 + stopped_by if stopped_by else TxlError.exit_code
     saved = f"saved {training.saver.last_path} at step {training.step:,}"
     if training.step == 0 and world.is_rank_zero and run_directory.aside(run.directory).exists():
-        code = 128 + stopped_by if stopped_by else TxlError.exit_code
         raise Interrupted(f"no step was taken; the earlier run {run.directory} was kept", code)
-    if stopped_by and (options.caller_continues or not training.has_ended):
+    if stopped_by:
         finished = f"{run.directory} has finished its {training.step:,} steps"
-        message = f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}"
-        raise Interrupted(message, 128 + stopped_by)
+        raise Interrupted(f"stopped; {finished if training.has_ended else f'{saved}; {resume_hint}'}", code)
     if training.has_ended:
         if training.step < last:
             reporter.say(
@@ -115,8 +110,8 @@ def _take_steps(
     on_report: OnReport | None,
 ) -> tuple[float | None, StepProfile | None]:
     """Take the steps; rank 0 returns `mfu` and `profile` of the result."""
-    limit_s = math.inf if options.max_minutes is None else 60 * options.max_minutes
-    deadline = time.monotonic() + limit_s
+    limit_s = None if options.max_minutes is None else 60 * options.max_minutes
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     failures: list[Exception] = []
 
     def should_stop() -> bool:
@@ -125,10 +120,18 @@ def _take_steps(
         return bool(caught or failures) or time.monotonic() >= deadline
 
     profiler = _profiler(plan, training, options.profile) if options.profile else None
-    opened = TrainingLog.opened(plan, training.step, reporter, on_report, limit_s)
-    with opened if training.world.is_rank_zero else nullcontext() as log:
-        on_step: list[Callable[[int], None]] = []
-        if log:
+    log, on_step = None, list[Callable[[int], None]]()
+    with ExitStack() as opened:
+        if training.world.is_rank_zero:
+            log = TrainingLog(
+                plan=plan,
+                reporter=reporter,
+                track=opened.enter_context(trackers.opened(plan.run, after=training.step, say=reporter.warn)),
+                progress=opened.enter_context(
+                    reporter.progress("training", plan.steps, "steps", start=training.step, limit_s=limit_s)
+                ),
+                on_report=on_report,
+            )
             on_step += [log.show_step]
             on_step += [watch_processors(reporter)] if training.device.type == "cpu" else []
             on_step += [profiler.on_step] if profiler else []
@@ -208,12 +211,12 @@ def _collect_signals(reporter: Reporter, training: Training, resume_hint: str) -
 class TrainingLog:
     """Writes the reports of a training run to metrics.jsonl, passes them on, and shows its progress."""
 
-    run: Run
+    plan: Plan
     reporter: Reporter
     progress: Step
-    receivers: Sequence[OnReport] = ()
-    """Experiment trackers, and the caller."""
-    peak_tokens_per_s: float | None = None
+    track: OnReport
+    """Experiment trackers."""
+    on_report: OnReport | None = None
     mfu: float | None = None
     """See `TrainingResult`."""
     detail: str = ""
@@ -221,39 +224,26 @@ class TrainingLog:
     valid: str = ""
     """Last validation in words."""
 
-    @classmethod
-    @contextmanager
-    def opened(
-        cls, plan: Plan, first: int, reporter: Reporter, on_report: OnReport | None, limit_s: float
-    ) -> Iterator["TrainingLog"]:
-        """Open the log of a training run that begins after step `first` and takes `limit_s` seconds at most."""
-        limit = limit_s if math.isfinite(limit_s) else None
-        with (
-            trackers.opened(plan.run, after=first, say=reporter.warn) as track,
-            reporter.progress("training", plan.steps, "steps", start=first, limit_s=limit) as progress,
-        ):
-            receivers = [track, on_report] if on_report else [track]
-            peak = plan.peak_tokens_per_s
-            yield cls(run=plan.run, reporter=reporter, progress=progress, receivers=receivers, peak_tokens_per_s=peak)
-
     def record(self, report: Report) -> None:
         """Write a report to metrics.jsonl, pass it on, and show it."""
-        line = as_line(report, self.run.metric)
-        if isinstance(report, StepReport) and self.peak_tokens_per_s is not None:
-            line["mfu"] = self.mfu = report.tokens_per_s / self.peak_tokens_per_s
-        self.run.append_metrics(line)
-        for receive in self.receivers:
-            receive(line)
-        value = metrics.format_measure(metrics.in_metric(report.loss_nats, self.run.metric))
+        run = self.plan.run
+        line = as_line(report, run.metric)
+        if isinstance(report, StepReport) and (peak := self.plan.peak_tokens_per_s) is not None:
+            line["mfu"] = self.mfu = report.tokens_per_s / peak
+        run.append_metrics(line)
+        self.track(line)
+        if self.on_report:
+            self.on_report(line)
+        value = metrics.format_measure(metrics.in_metric(report.loss_nats, run.metric))
         if isinstance(report, StepReport):
             if report.skipped_steps:
                 self.reporter.say(f"skipped {report.skipped_steps} of the steps up to {report.step:,}: not finite")
             rate = f"{report.tokens_per_s:,.0f} tokens/s"
-            self.detail = f"train {value} {self.run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
+            self.detail = f"train {value} {run.metric}, {rate}{self.valid}, lr {report.lr:.2g}"
         else:
             self.valid = f", valid {value}"
             notes = " with averaged weights" * report.averaged + " (best so far)" * report.best
-            self.reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {self.run.metric}{notes}")
+            self.reporter.say(f"step {report.step:,}, epoch {report.epoch:.2f}: valid {value} {run.metric}{notes}")
         self.show_step(report.step)
 
     def show_step(self, step: int) -> None:
