@@ -212,8 +212,8 @@ def describe_machine(device):
     """Return what numbers depend on: device, libraries, releases."""
     import torch
 
+    from txlcli.commands import info
     from txlcli.core.kernels.device import describe, pick_device
-    from txlcli.workflows import info
 
     found = pick_device(device)
     facts = {"name": describe(found), "cudnn": torch.backends.cudnn.version()}
@@ -223,4 +223,4 @@ def describe_machine(device):
         facts |= {name: getattr(properties, name) for name in names}
     releases = {part.metadata["Name"]: part.version for part in metadata.distributions()}
     facts |= {package: releases.get(package) for package in ("triton", "transformers")}
-    return {"machine": facts | vars(info.describe(Path(), Path()))}
+    return {"machine": facts | info.describe(Path(), Path())}

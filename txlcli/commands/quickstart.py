@@ -1,7 +1,6 @@
 """`txl quickstart`: the whole pipeline on text you already have."""
 
-import dataclasses
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,11 +30,10 @@ TOKENS = 600
 FIGURE = "memory.png"
 """Figure of the loss and the time by memory length, in the run folder."""
 STEPS = ("prepare", "train", "eval", "generate")
-TRAINING_SHARE, EVALUATION_SHARE = 0.6, 0.7
-"""Shares of --max-minutes for training, and of the time after it for the evaluation."""
-EVALUATION_SPEED = 2
-"""Tokens that are evaluated in the time of one token of training; 3 were measured on two idle cores."""
-FEWEST_POSITIONS = 5_000
+TRAINING_SHARE = 0.6
+"""Share of --max-minutes for training."""
+POSITIONS_PER_MINUTE, FEWEST_POSITIONS = 20_000, 5_000
+"""Tokens to evaluate per minute of --max-minutes, and at least: a tenth of the time on two idle cores."""
 
 
 def quickstart(
@@ -59,16 +57,16 @@ def quickstart(
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
 
-    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    data_dir = workspace.data_dir
+    data_dir, positions = workspace.data_dir, None
     if max_minutes is None:
         console.say("this takes three minutes on two idle cores, longer next to other work; --max-minutes limits it")
+    else:
+        positions = max(FEWEST_POSITIONS, int(POSITIONS_PER_MINUTE * max_minutes))
     if not workspace.store_path(CORPUS).exists():
         preparation = PrepareOptions()
         _announce("prepare", CORPUS, options=preparation, data_dir=data_dir)
         show_store(preparing.run(CORPUS, preparation, data_dir, reporter=workspace.reporter))
-    run = _train(deadline, workspace, f'continue with "{_again(workspace)}"')
-    positions = None if deadline is None else _positions(run, deadline - time.monotonic(), workspace)
+    run = _train(max_minutes, workspace)
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
     _announce("eval", run, options=lengths, data_dir=data_dir)
     evaluation = evaluate.run(run, lengths, workspace)
@@ -115,33 +113,22 @@ def _announce(step: str, *words: str, options: Options, **directories: Path) -> 
         console.say(message)
 
 
-def _positions(run: str, remaining_s: float, workspace: Workspace) -> int | None:
-    """Return how many tokens of the test split can be evaluated in a share of the remaining time; None for all."""
-    speed = EVALUATION_SPEED * (history.read(run_directory.open_run(Path(run))).tokens_per_s or 0.0)
-    tokens = EVALUATION_SHARE * remaining_s * speed / len(MEM_LENS)
-    positions = max(FEWEST_POSITIONS, int(tokens) // 1000 * 1000)
-    if positions >= len(workspace.open_store(CORPUS).ids("test")):
-        return None
-    console.say(f"--max-minutes: the evaluation takes the first {positions:,} tokens of the test split")
-    return positions
-
-
-def _train(deadline: float | None, workspace: Workspace, resume_hint: str) -> str:
+def _train(max_minutes: float | None, workspace: Workspace) -> str:
     """Train the recipe unless that is done, show the result, and return the folder of the run.
 
-    An interrupted run of the same settings and text is resumed.
+    An interrupted run of the same settings is resumed.
     """
     from txlcli.commands import training_tables
     from txlcli.workflows.training import start
 
-    directory, options = workspace.runs_dir / RUN, TrainOptions(resume_hint=resume_hint)
-    if deadline is not None:
-        max_minutes = round(max(0.0, TRAINING_SHARE * (deadline - time.monotonic()) / 60), 2)
-        options = dataclasses.replace(options, max_minutes=max_minutes)
-    if not directory.exists():
-        recipe_source, options = CORPUS, dataclasses.replace(options, name=RUN, overrides=SETTINGS)
-    elif _check_earlier(directory, workspace).state != "finished":
-        recipe_source, options = None, dataclasses.replace(options, resume=str(directory))
+    directory, options = workspace.runs_dir / RUN, TrainOptions(resume_hint=f'continue with "{_again(workspace)}"')
+    if max_minutes is not None:
+        options = replace(options, max_minutes=round(TRAINING_SHARE * max_minutes, 2))
+    recipe_source = None if directory.exists() else CORPUS
+    if recipe_source:
+        options = replace(options, name=RUN, overrides=SETTINGS)
+    elif _check_earlier(directory).state != "finished":
+        options = replace(options, resume=str(directory))
     else:
         console.say(f"using {directory}, which is finished; delete this folder to train it again")
         return str(directory)
@@ -151,11 +138,10 @@ def _train(deadline: float | None, workspace: Workspace, resume_hint: str) -> st
     return str(directory)
 
 
-def _check_earlier(directory: Path, workspace: "Workspace") -> History:
+def _check_earlier(directory: Path) -> History:
     """Return the history of the run of an earlier call; reject another run in its place."""
     past, settings = history.read(run_directory.open_run(directory)), recipe.load(CORPUS, SETTINGS)
-    same_settings = dataclasses.replace(past.run.settings, log=settings.log) == settings and not past.run.origin
-    if same_settings and past.saved.get("train_sha256") == workspace.open_store(CORPUS).digest("train"):
+    if past.saved and not past.run.origin and replace(past.run.settings, log=settings.log) == settings:
         return past
     next_step = "delete this folder, or give another --runs-dir"
-    raise RunError(f"{directory} has other settings, another text or no checkpoint; {next_step}")
+    raise RunError(f"{directory} has other settings or no checkpoint; {next_step}")
