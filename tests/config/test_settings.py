@@ -295,7 +295,7 @@ compressive | model.compression_rate=1 | compression_rate must be at least 2, no
 compressive | model.compressed_len=0 | compressed_len must be at least 1, not 0
 compressive | train.mem_len=0 | mem_len must be greater than 0 with model.arch = "compressive", not 0
 compressive | train.seg_len=7 | seg_len must be a multiple of model.compression_rate (2), not 7
-compressive | eval.same_length=m | same_length must be "off" with model.arch = "compressive": queries see all of its \
+compressive | eval.same_length=m | same_length must be "off" with arch = "compressive": queries see all of its \
 memory, not 'm'
 compressive | eval.compressed_len=0 | [eval] compressed_len must be at least 1, not 0
 rmt | model.memory_start=zeros | memory_start must be left out with arch = "rmt": its state is its memory, not 'zeros'
@@ -304,7 +304,7 @@ rmt | train.seg_len=7 | seg_len must be a multiple of model.segment_len (3): gra
 segments, not 7
 rmt | train.mem_len=7 | mem_len must be 0 with arch = "rmt": its state is its memory, not 7
 rmt | eval.mem_len=7 | [eval] mem_len must be 0 with arch = "rmt": its state is its memory, not 7
-rmt | eval.same_length=m | same_length must be "off" with arch = "rmt": its state is its memory, not 'm'
+rmt | eval.same_length=m | same_length must be "off" with arch = "rmt": queries see all of its memory, not 'm'
 rmt | eval.max_distance=4 | max_distance must be left out with position = "relative", not 4
 transformer | model.position=rotary model.d_head=4 eval.max_distance=3 | max_distance must be left out with position \
 = "rotary", not 3

@@ -46,7 +46,7 @@ def test_the_requirements_of_an_encoding_and_of_its_traits_are_checked():
     with pytest.raises(RecipeError, match="n_positions must be"):
         TransformerSettings(**SHAPE, position="rings")
     assert not TransformerSettings(**SHAPE, position="rings", n_positions=3, tie_biases=False).tie_biases
-    with pytest.raises(RecipeError, match='tie_biases must be left out unless position = "relative" or "rings"'):
+    with pytest.raises(RecipeError, match='tie_biases must be left out with position = "sinusoid"'):
         TransformerSettings(**SHAPE, position="sinusoid", tie_biases=False)
 
 

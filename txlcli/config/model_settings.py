@@ -263,28 +263,10 @@ class TransformerSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.d_model % 2 == 0, "d_model", "even (half sines, half cosines)")
-        if self.encoding.learned_vectors:
-            self.require(self.n_positions is not None, "n_positions", "the number of vectors to learn")
-        else:
-            self.require_default("n_positions", f'with position = "{self.position}"')
-        pre = self.gating == "residual" or self.norm != "post"  # GTrXL's identity map reordering
-        self.require(pre, "gating", '"residual" unless norm = "pre" or "pre_released"')
-        if self.gating != "gru":
-            self.require_default("gate_bias", 'unless gating = "gru"')
-        if not self.encoding.has_biases:
-            with_biases = " or ".join(f'"{name}"' for name, traits in ENCODINGS.items() if traits.has_biases)
-            self.require_default("tie_biases", f"unless position = {with_biases}")
-        if not self.encoding.projects_distances:
-            self.require_default("distance_dropout", f'with position = "{self.position}"')
+        is_given = self.n_positions is not None or not self.encoding.learned_vectors
+        self.require(is_given, "n_positions", "the number of vectors to learn")
         if self.encoding.check is not None:
             self.encoding.check(self)
-
-    def _check_own_memory(self) -> None:
-        """Reject what an architecture with a memory of its own does not support."""
-        why = f'with arch = "{self.arch}"'
-        self.require(not self.absolute_positions, "position", f"an encoding of distances, or none, {why}")
-        for key in ("window", "auxiliary_losses"):
-            self.require_default(key, why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,10 +289,6 @@ class CompressiveSettings(TransformerSettings):
 
     def memory_keys(self, mem_len: int, compressed_len: int | None = None) -> int:
         return mem_len + (self.compressed_len if compressed_len is None else compressed_len) if mem_len else 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_own_memory()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,11 +320,6 @@ class RmtSettings(TransformerSettings):
     def mean_keys(self, *, seg_len: int, mem_len: int) -> float:
         return (self.rows + 1) / 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_own_memory()
-        self.require_default("memory_start", 'with arch = "rmt": its state is its memory')
-
 
 @dataclass(frozen=True, kw_only=True)
 class RnnSettings(ModelSettings):
@@ -363,13 +336,6 @@ class RnnSettings(ModelSettings):
     """Width of all layers but the last; by default d_model."""
     window: PositiveInt | None = None
     """arch = "qrnn": number of inputs that the first layer reads per position, by default 2; higher layers read one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_layers == 1:
-            self.require_default("d_hidden", "with one layer, which is d_model wide")
-        if self.arch != "qrnn":
-            self.require_default("window", f'with arch = "{self.arch}"')
 
     @property
     def widths(self) -> list[int]:

@@ -4,11 +4,15 @@ import dataclasses
 import errno
 import functools
 import inspect
+import json
 import math
 import os
+import tomllib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
 from numbers import Integral
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -223,6 +227,27 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     return call
 
 
+@functools.cache
+def rules() -> dict[str, list[dict[str, Any]]]:
+    """Return rules.toml, which describes its keys."""
+    return tomllib.loads((files("txlcli.config") / "rules.toml").read_text("utf-8"))
+
+
+def check_rules(settings: Any, applied: Iterable[Mapping[str, Any]]) -> None:
+    """Raise a RecipeError if a setting has a value that others rule out."""
+    for rule in applied:
+        path, _, key = rule["key"].rpartition(".")
+        section = attrgetter(path)(settings) if path else settings
+        if hasattr(section, key):  # else it is of another architecture
+            word = "unless" if "unless" in rule else "when"
+            holds = all(attrgetter(name)(settings) in values for name, values in rule[word].items())
+            allowed = rule.get("allowed", [getattr(type(section), key, None)])
+            if holds == (word == "when") and getattr(section, key) not in allowed:
+                choices = (f"{name} = {' or '.join(map(json.dumps, words))}" for name, words in rule[word].items())
+                why = rule["why"].format(settings) if "why" in rule else f"unless {', '.join(choices)}"
+                section.require(False, key, f"{rule.get('expected', 'left out')} {why}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
     """Base of the sections of a recipe: checks the fields."""
@@ -233,6 +258,7 @@ class Section:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             FieldType.of(field.type).check(f"[{self.section}] {field.name}", getattr(self, field.name), RecipeError)
+        check_rules(self, rules().get(self.section, []))
 
     def require(self, valid: bool, key: str, expected: str) -> None:
         """Raise a RecipeError unless a setting is valid; `expected` describes valid values."""
@@ -241,7 +267,3 @@ class Section:
     def is_default(self, key: str) -> bool:
         """Return True if a setting has its default value; one without a default never does."""
         return bool(getattr(self, key) == getattr(type(self), key, dataclasses.MISSING))
-
-    def require_default(self, key: str, why: str) -> None:
-        """Raise a RecipeError if a setting that is not used has a value; `why` follows "left out"."""
-        self.require(self.is_default(key), key, f"left out {why}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings, TransformerSettings
+from txlcli.config.model_settings import CompressiveSettings, ModelSettings, RmtSettings
 from txlcli.config.ranges import (
     NaturalInt,
     NotNegativeFloat,
@@ -19,6 +19,8 @@ from txlcli.config.ranges import (
     Range,
     Rate,
     Section,
+    check_rules,
+    rules,
 )
 from txlcli.config.sections import CorpusSettings, LogSettings, PublishedSettings
 from txlcli.config.traits import OPTIMIZERS
@@ -199,9 +201,10 @@ class TrainSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        of_optimizer = sorted(set().union(*OPTIMIZERS.values()))
+        users = {key: [name for name, keys in OPTIMIZERS.items() if key in keys] for key in of_optimizer}
+        check_rules(self, [{"key": key, "unless": {"optimizer": names}} for key, names in users.items()])
         self._check_lengths()
-        self._check_implementation()
-        self._check_unused()
         self._check_optimization()
 
     def _check_lengths(self) -> None:
@@ -212,40 +215,10 @@ class TrainSettings(Section):
         lengths = f"seg_len + {'reread_len + ' if self.reread_len else ''}mem_len"
         self.require(length is None or length <= longest, "valid_seg_len", f"at most {lengths} ({longest})")
 
-    def _check_implementation(self) -> None:
-        """Reject combinations of recompute, attention, parallel and compile that are not implemented."""
-        is_possible = self.recompute is not True or self.attention == "auto"
-        self.require(is_possible, "recompute", 'false or "layers" unless attention = "auto"')
-        if self.parallel == "fsdp":
-            # The scale of an fp16 loss would have to be agreed on; torch.compile has not been tried.
-            self.require(self.precision != "fp16", "precision", 'fp32, tf32 or bf16 with parallel = "fsdp"')
-            self.require(self.compile != "on", "compile", '"auto" or "off" with parallel = "fsdp"')
-
-    def _check_unused(self) -> None:
-        """Reject values that the chosen optimizer, schedule and average would ignore."""
-        users = {
-            "cosine_from": ("schedule", ["cosine"]),
-            "min_lr_ratio": ("schedule", ["cosine", "inverse_sqrt", "plateau", "wsd"]),
-            "decay_share": ("schedule", ["wsd"]),
-            "plateau_factor": ("schedule", ["plateau"]),
-            "plateau_patience": ("schedule", ["plateau"]),
-            "average_patience": ("average", ["asgd"]),
-            "average_decay": ("average", ["exponential"]),
-            "average_from": ("average", ["mean"]),
-            "average_lr_factor": ("average", ["mean"]),
-        }
-        for key in sorted(set().union(*OPTIMIZERS.values())):
-            users[key] = ("optimizer", [name for name, keys in OPTIMIZERS.items() if key in keys])
-        for key, (choice, words) in users.items():
-            if getattr(self, choice) not in words:
-                self.require_default(key, f"unless {choice} = " + " or ".join(f'"{word}"' for word in words))
-
     def _check_optimization(self) -> None:
         """Reject betas out of range, and a mean of weights that would begin too late or not move any more."""
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self.require(in_range, "betas", "two numbers of at least 0 and less than 1")
-        if not self.weight_decay:
-            self.require_default("decay_norms", "with weight_decay = 0")
         if self.average == "mean":
             is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
             self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
@@ -302,27 +275,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check requirements between sections."""
+        check_rules(self, rules()["settings"])
         model, train = self.model, self.train
-        for key in ("shuffle_sentences", "shuffle_documents"):
-            if getattr(self.corpus, key):
-                train.require_default("roll_lanes", f"with corpus.{key}")
-        if model.arch != "transformer":
-            train.require_default("reread_len", f'with arch = "{model.arch}"')
-        if isinstance(model, RmtSettings | CompressiveSettings):
-            for key in ("seg_len_jitter", *(["activation_penalty", "slowness_penalty"] if model.arch == "rmt" else [])):
-                train.require_default(key, f'with arch = "{model.arch}"')
-        if train.seg_len == 1:  # the first position of a segment is kept
-            model.require_default("word_dropout", "with train.seg_len = 1")
-        if model.recurrent_state:
-            self._check_recurrent()
+        if isinstance(model, RmtSettings):
+            length = model.segment_len
+            expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
+            train.require(train.seg_len % length == 0, "seg_len", expected)
         if isinstance(model, CompressiveSettings):
-            self._check_compression(model)
-        else:
-            self.eval.require_default("compressed_len", 'unless model.arch = "compressive"')
-        if not isinstance(model, TransformerSettings):
-            self._check_without_attention()
-            return
-        self._check_positions(model)
+            train.require(train.mem_len > 0, "mem_len", 'greater than 0 with model.arch = "compressive"')
+            rate = model.compression_rate
+            train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
+        if (n_positions := model.longest_window) is not None:
+            self._check_positions(n_positions)
 
     def evaluation_settings(self, **changes: object) -> EvalSettings:
         """Return [eval] with changes; if a limit applies, `max_distance` defaults to L + M of training.
@@ -356,52 +320,14 @@ class Settings:
                 "give at most that"
             )
 
-    def _check_positions(self, model: TransformerSettings) -> None:
-        """Check that segments have enough learned positions, and that settings of memory and distance apply."""
-        train = self.train
-        if model.absolute_positions:
-            train.require_default("reread_len", f'with position = "{model.position}"')
-        n_positions = model.longest_window
-        if n_positions is not None:
-            expected = f"at most model.n_positions ({n_positions})"
-            margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
-            train.require(train.longest_segment <= n_positions, "seg_len", expected + margin)
-            self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
-            if train.mem_len:  # without memory, segments have the length of training also in validation
-                train.require((train.valid_seg_len or 1) <= n_positions, "valid_seg_len", expected)
-            elif model.window is not None:
-                expected += " without memory: no segment is longer"
-                model.require(model.window <= n_positions, "window", expected)
-        why = f'with position = "{model.position}"'
-        unused = self.eval.mem_len == 0 or self.supports_memory
-        self.eval.require(unused, "mem_len", f"0 {why} and train.mem_len = 0")
-        if not model.limits_distance:
-            self.eval.require_default("max_distance", why)
-
-    def _check_compression(self, model: CompressiveSettings) -> None:
-        """Check the lengths of a compressed memory."""
-        train, rate, why = self.train, model.compression_rate, 'with model.arch = "compressive"'
-        train.require(train.mem_len > 0, "mem_len", f"greater than 0 {why}")
-        train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
-        same = self.eval.same_length == "off"
-        self.eval.require(same, "same_length", f'"off" {why}: queries see all of its memory')
-
-    def _check_recurrent(self) -> None:
-        """Reject settings of memory for a model that carries a state."""
-        train, why = self.train, f'with arch = "{self.model.arch}": its state is its memory'
-        train.require(train.mem_len == 0, "mem_len", f"0 {why}")
-        train.require_default("valid_seg_len", why)
-        self.eval.require(self.eval.mem_len == 0, "mem_len", f"0 {why}")
-        if isinstance(self.model, RmtSettings):
-            length = self.model.segment_len
-            expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
-            train.require(train.seg_len % length == 0, "seg_len", expected)
-            self.eval.require(self.eval.same_length == "off", "same_length", f'"off" {why}')
-
-    def _check_without_attention(self) -> None:
-        """Reject settings of attention for a model that has none."""
-        why = f'with arch = "{self.model.arch}", which has no layers with attention'
-        for key in ("compile", "attention"):
-            self.train.require_default(key, why)
-        for key in ("max_distance", "same_length"):
-            self.eval.require_default(key, why)
+    def _check_positions(self, n_positions: int) -> None:
+        """Check that segments have enough learned positions."""
+        model, train = self.model, self.train
+        expected = f"at most model.n_positions ({n_positions})"
+        margin = f" minus {JITTER_MARGIN} tokens of jitter" if train.seg_len_jitter else ""
+        train.require(train.longest_segment <= n_positions, "seg_len", expected + margin)
+        self.eval.require(self.eval.seg_len <= n_positions, "seg_len", expected)
+        if train.mem_len:  # without memory, segments have the length of training also in validation
+            train.require((train.valid_seg_len or 1) <= n_positions, "valid_seg_len", expected)
+        elif (model.attention_window or 0) > n_positions:
+            model.require(False, "window", f"{expected} without memory: no segment is longer")
