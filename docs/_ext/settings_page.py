@@ -4,8 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from txlcli.config.keys import NO_VALUE, REQUIRED, Key, keys
-from txlcli.config.recipe import SECTIONS
+from txlcli.config.recipe import NO_VALUE, REQUIRED, SECTIONS, Key, keys
 
 
 def lines() -> Iterator[str]:

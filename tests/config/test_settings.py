@@ -6,8 +6,7 @@ import pytest
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import RnnSettings, TransformerSettings
-from txlcli.config.sections import CorpusSettings, LogSettings, PublishedSettings
-from txlcli.config.settings import EvalSettings, Settings, TrainSettings
+from txlcli.config.settings import CorpusSettings, EvalSettings, LogSettings, PublishedSettings, Settings, TrainSettings
 from txlcli.errors import RecipeError, UsageError
 
 SECTIONS = {

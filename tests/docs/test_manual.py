@@ -11,8 +11,7 @@ import typer.main
 from tests.docs.pages import DOCS, blocks, pages, txl_lines
 from tests.gpu.__main__ import main as gpu_main
 from txlcli.cli import app
-from txlcli.config.keys import keys
-from txlcli.config.recipe import SECTIONS
+from txlcli.config.recipe import SECTIONS, keys
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="no docs here")
 

@@ -11,8 +11,6 @@ from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
 from txlcli.config import recipe
-from txlcli.config.keys import REQUIRED, Key
-from txlcli.config.keys import keys as keys_of
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
 from txlcli.workflows.options import ScaleOptions
@@ -77,7 +75,7 @@ def keys(
         console.show_json({"settings": described})
         return
     for key in described:
-        default = key.default if key.default == REQUIRED else f"default {key.default}"
+        default = key.default if key.default == recipe.REQUIRED else f"default {key.default}"
         arch = f"; arch = {', '.join(key.arch)}" if key.arch else ""
         text = textwrap.fill(key.description, width=80, initial_indent="  ", subsequent_indent="  ")
         console.show_text(f"{key.setting} ({key.values}; {default}{arch})\n{text}\n\n")
@@ -108,9 +106,9 @@ def scale(
     console.show_result(of_devices, training_tables.show_devices, json=json)
 
 
-def _find_keys(word: str | None) -> list[Key]:
+def _find_keys(word: str | None) -> list[recipe.Key]:
     """Return the settings of a section, one setting as section.key, or all settings."""
-    settings = [key for section in recipe.SECTIONS for key in keys_of(section)]
+    settings = [key for section in recipe.SECTIONS for key in recipe.keys(section)]
     found = [key for key in settings if word in (None, key.setting, key.setting.partition(".")[0])]
     if not found:
         known = [*recipe.SECTIONS, *recipe.setting_names()]

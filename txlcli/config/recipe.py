@@ -1,17 +1,22 @@
-"""Reads recipes, packaged or the user's own, as Settings, with overrides."""
+"""Reads recipes, packaged or the user's own, as Settings, with overrides; describes every setting in words."""
 
+import ast
 import dataclasses
+import functools
+import inspect
+import textwrap
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from txlcli.config.model_settings import MODELS, ModelSettings
 from txlcli.config.ranges import OFF_WORDS, FieldType
-from txlcli.config.sections import plain_name
-from txlcli.config.settings import Settings
-from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError
+from txlcli.config.settings import Settings, plain_name
+from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, shortened
 from txlcli.suggestions import did_you_mean, meant_setting
 from txlcli.system.input_files import MAX_SETTINGS, check_regular
 from txlcli.system.input_files import read_text as read_file
@@ -20,7 +25,8 @@ SECTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fiel
 PACKAGED = Path(str(resources.files("txlcli.recipes")))
 """Directory of the packaged recipes."""
 LISTING = '"txl recipes" lists all'
-MAX_CHANGES_LISTED = 3  # by an error
+REQUIRED, NO_VALUE = "required", "-"
+"""Defaults of settings, in words."""
 NOT_COMPARED = "published."  # results, not settings
 ONLY_IN_TRAINING = ("dropout", "init", "gate_bias")
 """Parts of the names of settings of a model that trained weights no longer depend on."""
@@ -99,10 +105,8 @@ def resolve(table: Mapping[str, Any], where: str, overrides: Iterable[str] = ())
     """Turn sections of keys into Settings, with `section.key=value` changes; an error begins with `where` and these."""
     changes = list(overrides)
     table = _override(table, changes)
-    if len(changes) > MAX_CHANGES_LISTED:
-        where = f"{where} with {len(changes)} changes"
-    elif changes:
-        where = f"{where} with {', '.join(changes)}"
+    if changes:
+        where = f"{where} with {shortened(', '.join(changes))}"
     try:
         for name in table:
             if name not in SECTIONS:
@@ -204,8 +208,71 @@ def format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def classes_of(section: str) -> dict[str, Any]:
+    """Return the class of a section; of [model] the one of each architecture by its name."""
+    return dict(MODELS) if section == "model" else {"": SECTIONS[section]}
+
+
 def setting_names() -> list[str]:
     """Return all settings as section.key; [model] has the settings of all architectures."""
-    classes = {name: [cls] for name, cls in SECTIONS.items()} | {"model": list(MODELS.values())}
-    names = (f"{name}.{field.name}" for name, of in classes.items() for cls in of for field in dataclasses.fields(cls))
-    return list(dict.fromkeys(names))
+    classes = [(section, cls) for section in SECTIONS for cls in classes_of(section).values()]
+    return list(
+        dict.fromkeys(f"{section}.{field.name}" for section, cls in classes for field in dataclasses.fields(cls))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One setting of a recipe, in words."""
+
+    setting: str
+    """Name with the section, as in an override."""
+    values: str
+    """Values that are accepted."""
+    default: str
+    """Default as in a recipe; REQUIRED if a recipe must have the key, NO_VALUE if the setting is off without it."""
+    arch: tuple[str, ...] | None = None
+    """Values of model.arch with this setting, if it is not a setting of all."""
+    description: str
+
+
+def keys(section: str) -> list[Key]:
+    """Return the settings of a section, in the order of the dataclasses; a setting of [model] may differ by arch."""
+    classes = classes_of(section)
+    architectures: dict[Key, list[str]] = {}
+    for arch, cls in classes.items():
+        texts = _descriptions(cls)
+        for field in dataclasses.fields(cls):
+            key = Key(
+                setting=f"{section}.{field.name}",
+                values=str(FieldType.of(field.type)),
+                default=_in_words(field.default),
+                description=texts[field.name],
+            )
+            architectures.setdefault(key, []).append(arch)
+    return [
+        dataclasses.replace(key, arch=None if names == list(classes) else tuple(names))
+        for key, names in architectures.items()
+    ]
+
+
+def _in_words(default: Any) -> str:
+    if default in (dataclasses.MISSING, None):
+        return REQUIRED if default is not None else NO_VALUE
+    if isinstance(default, tuple):
+        return str(list(default))
+    return f"{default:g}" if isinstance(default, float) else str(default).lower()
+
+
+@functools.cache
+def _descriptions(cls: type) -> dict[str, str]:
+    """Return the text below each field of a dataclass and of its base classes."""
+    descriptions: dict[str, str] = {}
+    for part in reversed(cls.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = ast.literal_eval(typing.cast(ast.Expr, below).value)
+                descriptions[field.target.id] = " ".join(text.split())
+    return descriptions

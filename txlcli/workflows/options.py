@@ -25,8 +25,7 @@ from txlcli.config.ranges import (
     as_plain,
     check_names,
 )
-from txlcli.config.sections import PLAIN_NAME
-from txlcli.config.settings import AttentionBackend, Compile, EvalSettings, Precision, Seed
+from txlcli.config.settings import PLAIN_NAME, AttentionBackend, Compile, EvalSettings, Precision, Seed
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper.published import SLOWDOWN_BY_ATTN_LEN
 from txlcli.system.atomic_files import check_output

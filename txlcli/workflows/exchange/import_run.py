@@ -9,8 +9,7 @@ from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.sections import CorpusSettings, plain_name
-from txlcli.config.settings import Settings, TrainSettings
+from txlcli.config.settings import CorpusSettings, Settings, TrainSettings, plain_name
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txlcli import corpora
-from txlcli.config.sections import plain_name
+from txlcli.config.settings import plain_name
 from txlcli.corpora.corpus import Corpus, CorpusError
 from txlcli.data.token_store import StoreFacts
 from txlcli.data.vocabulary import MAX_IDS, TokenizerName, Vocab

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from txlcli.config import recipe
-from txlcli.config.sections import LogSettings
+from txlcli.config.settings import LogSettings
 from txlcli.errors import UsageError
 from txlcli.runs.run_directory import Run
 from txlcli.system.atomic_files import replacing
