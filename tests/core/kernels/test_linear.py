@@ -172,7 +172,7 @@ def test_a_packed_matrix_gives_the_same_products(everywhere, dtype, tolerance, w
     module, rows = Linear(INPUTS, OUTPUTS, bias=with_bias), draw(*lead, INPUTS)
     expected = module(rows)
     module.pack(dtype)
-    assert module.packed is not None
+    assert module.packed[0].is_mkldnn
     with torch.inference_mode():
         given = module(rows)
     assert given.dtype == dtype
@@ -238,8 +238,8 @@ def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, p
         assert torch.equal(parameter, before[name])
     if precision == "fp32":
         assert all(parameter is parameters[name] for name, parameter in reader.model.named_parameters())
-    linears = [module for module in reader.model.modules() if isinstance(module, Linear)]
-    assert any(module.packed is not None for module in linears) == (use is EVERYWHERE and bool(linears))
+    linears = [module for module in reader.model.modules() if isinstance(module, Linear) and module.packed]
+    assert any(module.packed[0].is_mkldnn for module in linears) == (use is EVERYWHERE and bool(linears))
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     assert model.training
     assert not reader.model.training

@@ -1,5 +1,6 @@
 """The definition of attention and its module against section 3.3, Appendix B and the oracle."""
 
+import functools
 import math
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.core.attention_cases import SHAPES, B, D, H, L, M, draw, shifted
 from tests.core.builders import draw_tokens, make_decoder, small_model
 from txlcli.core import kernels
 from txlcli.core.backend import ScoreTerms
+from txlcli.core.kernels.linear import linear
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.attention import Attention, distance_encoding, relative_shift, split_heads, visible_keys
@@ -175,7 +177,8 @@ def test_the_reference_backend_runs_no_kernel(work, recompute):
 def test_merged_projections_are_those_of_the_three_matrices(dtype):
     """A GPU reads with them, so that a token takes one kernel instead of three."""
     own, merged = (small_model(n_layers=1).layers[0].attention for _ in range(2))
-    merged.project_all = merge([merged.w_q, merged.w_k_content, merged.w_v], dtype).multiply
+    weight = merge([merged.w_q, merged.w_k_content, merged.w_v], dtype)
+    merged.project_all = functools.partial(linear, weight=weight)
     segment = draw(B, L, own.w_q.weight.shape[1]).to(dtype)
     query, key, value = own.to(dtype).project(segment)
     found, found_key, found_value = merged.project(segment)

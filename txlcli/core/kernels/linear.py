@@ -82,30 +82,23 @@ def onednn_is_faster(cpuinfo: Path = CPUINFO) -> bool:
 
 
 def by_onednn(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if oneDNN multiplies by this weight (out, in) in this dtype, packed while the model only reads."""
+    """Return True if oneDNN multiplies by this weight (out, in) in this dtype."""
     return (_onednn_use.get() or _measured_use()).covers(weight, dtype)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A weight (out, in), in oneDNN's own layout or a plain one, with its bias (out,), for reading."""
-
-    matrix: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> "Packed":
-        """Copy the present values of a weight and a bias into oneDNN's layout."""
-        return cls(onednn_reorder(weight.detach()), None if bias is None else bias.detach().clone())
-
-    def multiply(self, rows: Tensor) -> Tensor:
-        """Return `linear` of rows (..., in) -> (..., out), without a gradient."""
-        multiply = onednn_linear if self.matrix.is_mkldnn else F.linear
-        return multiply(rows.to(self.matrix.dtype), self.matrix, self.bias)
+def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a weight (out, in) for reading in a dtype, in oneDNN's layout where that is faster."""
+    values = weight.detach().to(dtype)
+    return onednn_reorder(values) if by_onednn(weight, dtype) else values
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out)."""
+    """Return F.linear: rows (..., T, in) times the transpose of weight (out, in), plus bias (out,) -> (..., T, out).
+
+    A weight in oneDNN's layout has no gradient.
+    """
+    if weight.is_mkldnn:
+        return onednn_linear(rows.to(weight.dtype), weight, bias)
     multiple = row_multiple_of_products(rows)
     if multiple > 1 and (weight.shape[0] % multiple or weight.shape[1] % multiple):
         return _multiply_aligned(rows, weight, bias, multiple)[..., : weight.shape[0]]

@@ -6,6 +6,7 @@ N layers, n distances.
 
 import contextlib
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -18,7 +19,7 @@ from txlcli.core.backend import Backend, ScoreTerms, aligned
 from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
-from txlcli.core.kernels.linear import by_onednn
+from txlcli.core.kernels.linear import by_onednn, linear
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
@@ -163,7 +164,7 @@ class TransformerXL(LanguageModel):
         for layer in self.layers:
             matrices = [layer.attention.w_q, layer.attention.w_k_content, layer.attention.w_v]
             if self.device.type != "cpu" or by_onednn(matrices[0].weight, dtype):  # else they are as fast apart
-                layer.attention.project_all = merge(matrices, dtype).multiply
+                layer.attention.project_all = functools.partial(linear, weight=merge(matrices, dtype))
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self.attention_backend = name
