@@ -22,16 +22,8 @@ class CaptureGraph(Protocol):
         """See `capture`."""
 
 
-def _own_pool() -> None:
-    """Return no pool: a graph then has memory of its own."""
-
-
 def capture(
-    run: Callable[[], Result],
-    device: torch.device,
-    *,
-    pool: Callable[[], Any] = _own_pool,
-    warm_up: int = WARM_UP,
+    run: Callable[[], Result], device: torch.device, *, pool: Any = None, warm_up: int = WARM_UP
 ) -> Callable[[], Result]:
     """Capture a function as a CUDA graph: return one that replays its kernels and returns the same result each time.
 
@@ -40,11 +32,21 @@ def capture(
     Args:
         run: launches kernels, and waits for none.
         device: of its tensors.
-        pool: returns memory that graphs share, of which one is replayed at a time.
+        pool: memory that graphs share, of which one is replayed at a time; by default a graph has its own.
         warm_up: calls of `run` before it is captured. The capture itself runs no kernel.
     """
+    cache_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
     try:
-        return _capture(run, device, pool(), warm_up)
+        graph = torch.cuda.CUDAGraph()
+        side_stream = torch.cuda.Stream(device)
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):
+            for _ in range(warm_up):
+                run()
+        torch.cuda.current_stream(device).wait_stream(side_stream)
+        with torch.cuda.graph(graph, pool=pool, stream=side_stream):
+            out = run()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -54,6 +56,14 @@ def capture(
         raise UsageError(
             f"CUDA cannot capture the kernels of a step as a graph ({reason}): launched one by one, they take longer"
         ) from error
+    finally:
+        torch.set_autocast_cache_enabled(cache_enabled)
+
+    def replay() -> Result:
+        graph.replay()
+        return out
+
+    return replay
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -66,7 +76,7 @@ def graphs_of_one_pool() -> CaptureGraph:
 
     The result of one must be read before another is replayed.
     """
-    return functools.partial(capture, pool=functools.cache(torch.cuda.graph_pool_handle))
+    return functools.partial(capture, pool=torch.cuda.graph_pool_handle())
 
 
 def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:
@@ -82,26 +92,3 @@ def captured_or_called(capture_graph: CaptureGraph) -> CaptureGraph:
             return run
 
     return capture_or_call
-
-
-def _capture(run: Callable[[], Result], device: torch.device, pool: Any, warm_up: int) -> Callable[[], Result]:
-    graph = torch.cuda.CUDAGraph()
-    side_stream = torch.cuda.Stream(device)
-    cache_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a graph would read cached casts after autocast has freed them
-    try:
-        side_stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side_stream):
-            for _ in range(warm_up):
-                run()
-        torch.cuda.current_stream(device).wait_stream(side_stream)
-        with torch.cuda.graph(graph, pool=pool, stream=side_stream):
-            out = run()
-    finally:
-        torch.set_autocast_cache_enabled(cache_enabled)
-
-    def replay() -> Result:
-        graph.replay()
-        return out
-
-    return replay
