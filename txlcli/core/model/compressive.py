@@ -162,22 +162,8 @@ class CompressiveTransformer(TransformerXL):
         slots = memory[len(self.layers)].shape[1]
         return super().memory_is_full(memory, mem_len) and (not mem_len or slots >= self.settings.compressed_len)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        mem_len: int,
-        key_limit: int | None = None,
-        max_distance: int | None = None,
-        compressed_len: int | None = None,
-    ) -> tuple[Tensor, Memory]:
-        """Read one segment, see `TransformerXL.forward`; `compressed_len` is C, by default that of the settings."""
-        pasts, goal = self.pasts(memory, mem_len, compressed_len), Objective(mem_len=mem_len)
-        outputs, memory = self._read(tokens, pasts, goal, key_limit, max_distance)
-        return self._final(outputs[-1].hidden), memory
-
     def pasts(self, memory: Memory, mem_len: int, compressed_len: int | None = None) -> Sequence[AgingMemory]:
+        """See `TransformerXL.pasts`; `compressed_len` is C, by default that of the settings."""
         n_layers, memory = len(self.layers), self._readable(memory)
         kept = (compressed_len or self.settings.compressed_len) if mem_len else 0
         return [

@@ -271,6 +271,7 @@ class TransformerXL(LanguageModel):
         mem_len: int,
         key_limit: int | None = None,
         max_distance: int | None = None,
+        **lengths: int,
     ) -> tuple[Tensor, Memory]:
         """Read one segment.
 
@@ -281,11 +282,12 @@ class TransformerXL(LanguageModel):
             key_limit: the largest number of keys a query may see, itself included; all by default. A window W is one
                 more limit.
             max_distance: distances beyond it share one encoding.
+            lengths: of memories that other architectures have, see `pasts`.
         Returns:
             The last hidden states (B, L, d) and the new memory.
         """
         goal = Objective(mem_len=mem_len)
-        outputs, memory = self._read(tokens, self.pasts(memory, mem_len), goal, key_limit, max_distance)
+        outputs, memory = self._read(tokens, self.pasts(memory, mem_len, **lengths), goal, key_limit, max_distance)
         return self._final(outputs[-1].hidden), memory
 
     def pasts(self, memory: Memory, mem_len: int) -> Sequence[HiddenMemory]:
