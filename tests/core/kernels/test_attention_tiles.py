@@ -31,22 +31,22 @@ def test_a_tile_holds_as_many_sequences_as_the_cache_or_of_one_sequence_as_many_
     # One sequence: 1 head x 2 rows x (4 + 2 - 1) columns x 8 bytes = 80 bytes. Sequences are divided evenly.
     inputs = draw_inputs(batch_size=6, seg_len=2, key_len=4, heads=1)
     tiling = Tiling.of(laid_out(inputs, 4), workspace_of((cache_bytes, 1)))
-    assert (tiling.sequences, tiling.queries) == expected
+    assert tiling[:2] == expected
 
 
 def test_all_scores_are_one_tile_if_they_are_computed_at_once():
     with scores_at_once():
         tiling = Tiling.of(laid_out(draw_inputs(), M + L), workspace_of(SINGLE_QUERIES))
-    assert (tiling.sequences, tiling.queries) == (B, L)
+    assert tiling[:2] == (B, L)
 
 
 @pytest.mark.parametrize(("min_queries", "blocks"), [(5, [5]), (3, [5]), (2, [3, 2]), (1, [1] * 5)])
 def test_blocks_of_queries_are_alike_and_see_nothing_after_their_last_query(min_queries, blocks):
     inputs = laid_out(draw_inputs(), M + L)
     tiles = list(Tiling.of(inputs, workspace_of((1, min_queries))).tiles(inputs))
-    assert [tile.first for tile in tiles] == sorted(list(range(B)) * len(blocks))
-    assert [tile.queries for tile in tiles] == blocks * B
-    assert all(tile.keys == M + tile.begin + tile.queries for tile in tiles)
+    assert [tile.sequences for tile in tiles] == [slice(b, b + 1) for b in range(B) for _ in blocks]
+    assert [tile.queries.stop - tile.queries.start for tile in tiles] == blocks * B
+    assert all(tile.keys == M + tile.queries.stop for tile in tiles)
     assert [tile.keys for tile in tiles[: len(blocks)]] == [M + L - sum(blocks[:n]) for n in range(len(blocks))]
 
 

@@ -95,19 +95,19 @@ def test_gradients_that_are_not_finite_do_not_stay_in_a_workspace(tiling):
 def test_a_buffer_has_one_user_at_a_time_and_serves_training_after_evaluation():
     workspace = Workspace()
 
-    def acquire(purpose, reach=9):
-        return workspace.acquire(purpose, draw(1), ScoreShape(H, L, M + L, reach))
+    def acquire(fill=0.0, reach=9):
+        return workspace.acquire(draw(1), ScoreShape(H, L, M + L, reach), fill=fill)
 
     with torch.inference_mode():
-        first, second = (acquire("gradients") for _ in range(2))
+        first, second = (acquire() for _ in range(2))
     assert first is not second
     workspace.release(first)
-    assert acquire("scores") is not first
-    again = acquire("gradients")
+    assert acquire(-math.inf) is not first
+    again = acquire()
     assert again is first
     again.by_key.copy_(draw(H, L, M + L))  # made in inference mode, changed outside of it
     workspace.release(again)
-    assert acquire("gradients", reach=8) is not first
+    assert acquire(reach=8) is not first
 
 
 def test_layers_share_a_workspace_and_a_copy_of_a_model_has_its_own():

@@ -1,12 +1,9 @@
 """The arguments of attention, laid out for the fast implementations: scaled, without biases by distance, padded."""
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from txlcli.core.backend import ScoreTerms, aligned, nearest_rows, repeated
 from txlcli.core.kernels.device import row_multiple
@@ -35,8 +32,7 @@ def scaled_queries(
     return content, position
 
 
-@dataclass(frozen=True)
-class AttentionInputs:
+class AttentionInputs(NamedTuple):
     """Queries, keys and values of one layer, and the terms of section 3.3.
 
     Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a
@@ -58,66 +54,29 @@ class AttentionInputs:
     position_key: Tensor | None
     """(H, m, D), m at most n; row c is distance m - 1 - c, and the first row also stands for every larger distance;
     None without relative positions."""
+    distance_bias: Tensor | None
+    """Added to the score of each distance, (H, 1, n); there is a position key for each of them, too."""
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms) -> "AttentionInputs":
         """Return the arguments of `core.model.attention.attend` in this layout.
 
-        A bias by distance becomes one more column of the position key, against which every query has a one.
+        Zeros are appended to the head width D of all of them, up to a multiple: the scores do not change.
         """
-        scale = query.shape[3] ** -0.5
-
-        def scaled(bias: Tensor | None) -> Tensor | None:  # (H, D) -> (H, 1, D)
-            return None if bias is None else (bias * scale).to(query.dtype)[:, None]
-
-        position_key = None if terms.position_key is None else terms.position_key.to(query.dtype)
-        biases = scaled(terms.content_bias), scaled(terms.position_bias)
-        inputs = cls(terms.reach, query * scale, key, value, *biases, position_key)
-        if terms.distance_bias is not None:
-            inputs = inputs._with_distance_bias(terms.distance_bias.to(query.dtype))
-        return inputs.widened(row_multiple(key.device))
-
-    def _with_distance_bias(self, distance_bias: Tensor) -> "AttentionInputs":
-        """Add a column to each row: b of the distance in the position key, 1 in the queries' position bias."""
-        query, key, value = (F.pad(tensor, (0, 1)) for tensor in (self.query, self.key, self.value))
-        heads, width = self.query.shape[1], self.query.shape[3]
-        content_bias = None if self.content_bias is None else F.pad(self.content_bias, (0, 1))
-        position_bias = query.new_zeros(heads, 1, width) if self.position_bias is None else self.position_bias
-        position_key = query.new_zeros(heads, 1, width) if self.position_key is None else self.position_key
-        position_key = nearest_rows(position_key, self.reach)
-        position_key = torch.cat([position_key, distance_bias[..., None]], dim=-1)  # (H, n, D + 1)
-        position_bias = F.pad(position_bias, (0, 1), value=1.0)
-        return AttentionInputs(self.reach, query, key, value, content_bias, position_bias, position_key)
-
-    @property
-    def seg_len(self) -> int:
-        """L."""
-        return self.query.shape[2]
-
-    @property
-    def key_len(self) -> int:
-        """K."""
-        return self.key.shape[2]
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """All tensors, in the order of the fields."""
-        return self.query, self.key, self.value, self.content_bias, self.position_bias, self.position_key
-
-    def widened(self, multiple: int) -> "AttentionInputs":
-        """Zero-pad the head width D to one width, a multiple; the scores do not change."""
-        width = max(self.query.shape[-1], self.key.shape[-1])  # the keys of a decoder may be padded already
-        width += -width % multiple
-        tensors = {name: aligned(term, width) for name, term in vars(self).items() if isinstance(term, Tensor)}
-        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
-
-    def with_all_position_keys(self) -> "AttentionInputs":
-        """Repeat the position key of the farthest distances, so that all n distances have one."""
-        if self.position_key is None:
-            return self
-        return dataclasses.replace(self, position_key=nearest_rows(self.position_key, self.reach))
+        scale, width = query.shape[3] ** -0.5, max(query.shape[3], key.shape[3])  # a decoder may have padded keys
+        width += -width % row_multiple(key.device)
+        position_key, distance_bias = terms.position_key, terms.distance_bias
+        if distance_bias is not None:
+            distance_bias = distance_bias.to(query.dtype)[:, None]
+            position_key = query.new_zeros(query.shape[1], 1, width) if position_key is None else position_key
+            position_key = nearest_rows(position_key, terms.reach)
+        biases = (terms.content_bias, terms.position_bias)
+        scaled = (None if bias is None else (bias * scale)[:, None] for bias in biases)
+        tensors = (query * scale, key, value, *scaled, position_key)
+        padded = (None if tensor is None else aligned(tensor.to(query.dtype), width) for tensor in tensors)
+        return cls(terms.reach, *padded, distance_bias)  # type: ignore[arg-type,call-arg]
 
     @property
     def need_gradient(self) -> bool:
         """True if any of the tensors requires a gradient."""
-        return any(tensor is not None and tensor.requires_grad for tensor in self.tensors)
+        return any(tensor is not None and tensor.requires_grad for tensor in self[1:])

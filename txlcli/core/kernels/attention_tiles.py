@@ -7,15 +7,15 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key. In one tile: b sequences, l queries, k keys.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from txlcli.core.backend import ScoreTerms
+from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.kernels.attention_inputs import AttentionInputs
 from txlcli.core.kernels.device import generator_state, set_generator_state
 from txlcli.core.kernels.dropout import keep_mask
@@ -40,87 +40,75 @@ class TiledAttention:
         inputs = AttentionInputs.of(query, key, value, terms)
         with torch.autocast(query.device.type, enabled=False):
             if torch.is_grad_enabled() and inputs.need_gradient:
-                inputs = inputs.with_all_position_keys()
-                out: Tensor = _Attention.apply(self, inputs.reach, dropout, *inputs.tensors)
+                if inputs.position_key is not None:
+                    inputs = inputs._replace(position_key=nearest_rows(inputs.position_key, inputs.reach))
+                out: Tensor = _Attention.apply(self, dropout, *inputs)
             else:
                 out = _attend(inputs, self.workspace, dropout=dropout, save=False)[0]
         return out[..., : query.shape[3]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """Scores that are computed together."""
 
-    first: int
-    """Index of the first sequence."""
-    sequences: int
-    """b."""
-    begin: int
-    """Index of the first query in the segment."""
-    queries: int
-    """l."""
+    sequences: slice
+    """The b sequences of the batch."""
+    queries: slice
+    """The l queries of the segment."""
     keys: int
     """k, up to the position of the last query."""
 
     def select_queries(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, L, x) as (b * H, l, x)."""
-        return self._slice_queries(tensor).flatten(0, 1)
+        return tensor[self.sequences, :, self.queries].flatten(0, 1)
 
     def select_biased_queries(self, query: Tensor, bias: Tensor | None) -> Tensor:
         """Return the tile's queries (b * H, l, D) of (B, H, L, D), with a bias (H, 1, D) added."""
         if bias is None:
             return _dense(self.select_queries(query))
-        selected = self._slice_queries(query)
+        selected = query[self.sequences, :, self.queries]
         return torch.add(selected, bias, out=query.new_empty(selected.shape)).flatten(0, 1)
 
     def select_keys(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, K, D) as (b * H, k, D)."""
-        return tensor[self.first : self.first + self.sequences, :, : self.keys].flatten(0, 1)
+        return tensor[self.sequences, :, : self.keys].flatten(0, 1)
 
     def select_scores(self, tensor: Tensor) -> Tensor:
         """Return the tile's part of (B, H, L, K) as (b * H, l, k)."""
         return self.select_queries(tensor)[:, :, : self.keys]
 
-    def _slice_queries(self, tensor: Tensor) -> Tensor:
-        return tensor[self.first : self.first + self.sequences, :, self.begin : self.begin + self.queries]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
+class Tiling(NamedTuple):
     """Division of the scores of one call into tiles."""
 
     sequences: int
     """b of every tile, a divisor of B."""
     queries: int
     """l of every tile, at most; all of a segment's if a tile holds several sequences."""
+    scores: ScoreShape
+    """Sizes of the scores of the largest tile."""
 
     @classmethod
     def of(cls, inputs: AttentionInputs, workspace: Workspace) -> "Tiling":
         """Put everything into one tile on a GPU, and on a CPU as much as the cache holds."""
-        batch_size, heads, seg_len, _ = inputs.query.shape
-        if fits_in_one_tile(inputs.key.device):
-            return cls(sequences=batch_size, queries=seg_len)
-        row_bytes = heads * (inputs.key_len + seg_len - 1) * inputs.key.element_size()  # of one query
-        most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
-        divisor = next(count for count in range(most, 0, -1) if batch_size % count == 0)
-        return cls(sequences=divisor, queries=workspace.block_of_queries(seg_len, row_bytes))
-
-    def score_shape(self, inputs: AttentionInputs) -> ScoreShape:
-        """Return the sizes of the scores of the largest tile."""
-        return ScoreShape(
-            rows=self.sequences * inputs.key.shape[1],
-            seg_len=self.queries,
-            key_len=inputs.key_len,
-            reach=inputs.reach,
-        )
+        (batch_size, heads, seg_len, _), key_len = inputs.query.shape, inputs.key.shape[2]
+        sequences, queries = batch_size, seg_len
+        if not fits_in_one_tile(inputs.key.device):
+            row_bytes = heads * (key_len + seg_len - 1) * inputs.key.element_size()  # of one query
+            most = min(batch_size, max(1, workspace.cache_bytes // (row_bytes * seg_len)))
+            sequences = next(count for count in range(most, 0, -1) if batch_size % count == 0)
+            fitting = max(workspace.cache_bytes // row_bytes, workspace.min_queries)
+            queries = math.ceil(seg_len / max(1, seg_len // fitting))
+        return cls(sequences, queries, ScoreShape(sequences * heads, queries, key_len, inputs.reach))
 
     def tiles(self, inputs: AttentionInputs) -> Iterator[Tile]:
         """Yield the tiles of one sequence after the other, the last block of queries first: it sees all of the keys."""
-        others = inputs.key_len - inputs.seg_len  # keys that are not of the queries
-        for first in range(0, inputs.query.shape[0], self.sequences):
-            for end in range(inputs.seg_len, 0, -self.queries):
-                begin = max(0, end - self.queries)
-                yield Tile(first=first, sequences=self.sequences, begin=begin, queries=end - begin, keys=others + end)
+        batch_size, _, seg_len, _ = inputs.query.shape
+        others = inputs.key.shape[2] - seg_len  # keys that are not of the queries
+        for first in range(0, batch_size, self.sequences):
+            for end in range(seg_len, 0, -self.queries):
+                queries = slice(max(0, end - self.queries), end)
+                yield Tile(slice(first, first + self.sequences), queries, others + end)
 
 
 def _dense(rows: Tensor) -> Tensor:
@@ -131,9 +119,9 @@ def _dense(rows: Tensor) -> Tensor:
     return rows.contiguous() if rows.device.type == "cpu" and rows.dtype in HALF_DTYPES else rows
 
 
-def _repeat_for_sequences(position_key: Tensor, sequences: int) -> Tensor:
-    """Repeat (H, n, D) for each sequence of a tile: (b * H, n, D)."""
-    return _dense(position_key) if sequences == 1 else position_key.repeat(sequences, 1, 1)
+def _repeat_for_sequences(by_distance: Tensor, sequences: int) -> Tensor:
+    """Repeat (H, n, x) for each sequence of a tile: (b * H, n, x)."""
+    return _dense(by_distance) if sequences == 1 else by_distance.repeat(sequences, 1, 1)
 
 
 def _multiply_into(target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -148,31 +136,30 @@ class _Probabilities:
     """Softmax of the scores, computed tile by tile, once or again."""
 
     def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
-        position_key = inputs.position_key
         self._inputs, self._workspace = inputs, workspace
-        self._shape = tiling.score_shape(inputs)
-        self._buffer = workspace.acquire("scores", inputs.key, self._shape)
-        self._scratch: Tensor | None = None  # scores of one tile, which the next one overwrites
-        if position_key is None:
+        self._buffer = workspace.acquire(inputs.key, tiling.scores, fill=-math.inf)
+        self._out: Tensor | None = None  # probabilities of one tile, which the next one overwrites
+        if inputs.position_key is None:
             self._buffer.by_distance.zero_()
         else:
-            self._position_key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, m, D)
+            self._position_key = _repeat_for_sequences(inputs.position_key, tiling.sequences)  # (b*H, m, D)
+        self._bias = inputs.distance_bias
+        if self._bias is not None:
+            self._bias = _repeat_for_sequences(self._bias, tiling.sequences)  # (b*H, 1, n)
 
     def compute(self, tile: Tile, *, keep: bool = False) -> Tensor:
         """Return the probabilities of a tile, (b*H, l, k); unless `keep`, the next tile overwrites them."""
-        inputs, buffer, rows = self._inputs, self._buffer.view(tile.queries, tile.keys), self._shape.rows
-        if keep:
-            out = inputs.key.new_empty(rows, tile.queries, tile.keys)
-        else:
-            if self._scratch is None:
-                self._scratch = inputs.key.new_empty(rows * self._shape.seg_len * self._shape.key_len)
-            out = self._scratch[: rows * tile.queries * tile.keys].view(rows, tile.queries, tile.keys)
+        inputs, query = self._inputs, tile.select_biased_queries(self._inputs.query, self._inputs.content_bias)
+        buffer = self._buffer.view(query.shape[1], tile.keys)
+        shape = buffer.by_key.shape
+        if keep or self._out is None:  # the first tile is the largest
+            self._out = query.new_empty(shape.numel())
+        out = self._out[: shape.numel()].view(shape)
         if inputs.position_key is not None:
-            query = tile.select_biased_queries(inputs.query, inputs.position_bias)
-            buffer.multiply(query, _dense(self._position_key_rows[:, -tile.keys :]), scratch=out)
-        query = tile.select_biased_queries(inputs.query, inputs.content_bias)
-        key = _dense(tile.select_keys(inputs.key))
-        torch.baddbmm(buffer.by_key, query, key.mT, out=out)
+            bias = None if self._bias is None else self._bias[:, :, -tile.keys :]
+            positioned = tile.select_biased_queries(inputs.query, inputs.position_bias)
+            buffer.multiply(positioned, _dense(self._position_key[:, -tile.keys :]), bias, scratch=out)
+        torch.baddbmm(buffer.by_key, query, _dense(tile.select_keys(inputs.key)).mT, out=out)
         return torch.softmax(out, dim=-1, out=out)
 
     def release(self) -> None:
@@ -187,7 +174,7 @@ def _attend(
     query, key = inputs.query, inputs.key
     tiling = Tiling.of(inputs, workspace)
     probabilities = _Probabilities(inputs, tiling, workspace)
-    mask = keep_mask(torch.Size((*query.shape[:3], inputs.key_len)), dropout, key.device) if dropout else None
+    mask = keep_mask(torch.Size((*query.shape[:3], key.shape[2])), dropout, key.device) if dropout else None
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     saved: list[Tensor] = []
     for tile in tiling.tiles(inputs):
@@ -207,7 +194,7 @@ class _Attention(torch.autograd.Function):
     """Attention whose scores are in distance space; forward and backward go tile by tile."""
 
     @staticmethod
-    def forward(ctx: Any, tiled: TiledAttention, reach: int, dropout: float, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, tiled: TiledAttention, dropout: float, reach: int, *tensors: Any) -> Tensor:
         inputs = AttentionInputs(reach, *tensors)
         ctx.tiled, ctx.reach, ctx.dropout, recompute = tiled, reach, dropout, tiled.recompute
         ctx.rng_state = generator_state(inputs.key.device) if recompute and dropout else None
@@ -219,21 +206,19 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors  # read once: a layer that is computed again gives them once
-        tensors, mask, saved = kept[:6], kept[6], kept[7:]
+        (*tensors, mask), saved = kept[:8], kept[8:]
         inputs, workspace = AttentionInputs(ctx.reach, *tensors), ctx.tiled.workspace
         query, key = inputs.query, inputs.key
         tiling = Tiling.of(inputs, workspace)
         recomputed = _Probabilities(inputs, tiling, workspace) if ctx.tiled.recompute else None
         if ctx.rng_state is not None:
-            shape = torch.Size((*query.shape[:3], inputs.key_len))
+            shape = torch.Size((*query.shape[:3], key.shape[2]))
             mask = _sample_again(ctx.rng_state, shape, ctx.dropout, key.device)
         exact = torch.promote_types(key.dtype, torch.float32)  # sums over tiles need more than 16 bits
-        keys_dtype = key.dtype if tiling.queries == inputs.seg_len else exact
-        grad_content = torch.empty_like(query, memory_format=torch.contiguous_format)
+        keys_dtype = key.dtype if tiling.queries == query.shape[2] else exact
+        grad_query = torch.empty_like(query, memory_format=torch.contiguous_format)
         grad_key, grad_value = (key.new_empty(key.shape, dtype=keys_dtype) for _ in range(2))
-        position = None
-        if inputs.position_key is not None:
-            position = _PositionGradients(inputs, inputs.position_key, tiling, workspace)
+        position = None if inputs.position_key is None else _PositionGradients(inputs, tiling, workspace)
         # The scale of dropout is applied here, to rows of D, not of K.
         grad_all = grad_outputs[0] if mask is None else grad_outputs[0] * (1 / (1 - ctx.dropout))
         for number, tile in enumerate(tiling.tiles(inputs)):
@@ -245,22 +230,18 @@ class _Attention(torch.autograd.Function):
                 used = probability * tile.select_scores(mask)
                 grad_probability.mul_(tile.select_scores(mask))
             grad_score = softmax_backward(grad_probability, probability)
-            _multiply_into(tile.select_queries(grad_content), grad_score, _dense(tile.select_keys(key)))
+            _multiply_into(tile.select_queries(grad_query), grad_score, _dense(tile.select_keys(key)))
             _accumulate(tile, grad_key, grad_score.mT, tile.select_biased_queries(query, inputs.content_bias))
             _accumulate(tile, grad_value, used.mT, _dense(grad_out))
             if position is not None:
                 position.add(grad_score, tile)
         if recomputed is not None:
             recomputed.release()
-        grad_content_bias = None if inputs.content_bias is None else _sum_over_queries(grad_content)
-        grad_query, grad_position_bias, grad_position_key = grad_content, None, None
-        if position is not None:
-            grad_position, grad_position_key = position.release()
-            grad_position_bias = None if inputs.position_bias is None else _sum_over_queries(grad_position)
-            grad_query = grad_content.add_(grad_position)
-        grad_key, grad_value = grad_key.to(key.dtype), grad_value.to(key.dtype)
-        grads = (grad_query, grad_key, grad_value, grad_content_bias, grad_position_bias, grad_position_key)
-        return None, None, None, *grads
+        grad_content_bias = None if inputs.content_bias is None else _sum_over_queries(grad_query)
+        grads = (grad_key, grad_value, grad_content_bias)
+        if position is None:
+            return None, None, None, grad_query, *grads, None, None, None
+        return None, None, None, grad_query.add_(position.grad_query), *grads, *position.release()
 
 
 def _sum_over_queries(grad_query: Tensor) -> Tensor:
@@ -285,34 +266,42 @@ def _sample_again(state: Tensor, shape: torch.Size, rate: float, device: torch.d
 
 
 class _PositionGradients:
-    """Gradients of the two factors of the position score, accumulated tile by tile."""
+    """Gradients of the position score, accumulated tile by tile."""
 
-    def __init__(self, inputs: AttentionInputs, position_key: Tensor, tiling: Tiling, workspace: Workspace) -> None:
-        self._heads = position_key.shape[0]
-        self._query, self._bias, self._workspace = inputs.query, inputs.position_bias, workspace
-        self._buffer = workspace.acquire("gradients", position_key, tiling.score_shape(inputs))
+    def __init__(self, inputs: AttentionInputs, tiling: Tiling, workspace: Workspace) -> None:
+        assert inputs.position_key is not None
+        position_key, self._heads = inputs.position_key, len(inputs.position_key)
+        self._inputs, self._workspace = inputs, workspace
+        self._buffer = workspace.acquire(position_key, tiling.scores, fill=0.0)
         self._key_rows = _repeat_for_sequences(position_key, tiling.sequences)  # (b*H, n, D)
-        self._grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
+        self.grad_query = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
         exact = torch.promote_types(position_key.dtype, torch.float32)  # sums over tiles need more than 16 bits
         self._grad_key = torch.zeros(position_key.shape, dtype=exact, device=position_key.device)
-        self._dtype = position_key.dtype
+        bias = inputs.distance_bias
+        self._grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and bias.requires_grad else None
 
     def add(self, grad_score: Tensor, tile: Tile) -> None:
         """Add the gradient of the scores of a tile (b*H, l, k)."""
-        buffer = self._buffer.view(tile.queries, tile.keys)
+        buffer = self._buffer.view(grad_score.shape[1], tile.keys)
         buffer.write_by_key(grad_score)
         by_distance = _dense(buffer.by_distance)  # (b*H, l, n)
-        query = tile.select_biased_queries(self._query, self._bias)
-        key_rows = _dense(self._key_rows[:, -tile.keys :])
-        _multiply_into(tile.select_queries(self._grad_query), by_distance, key_rows)
+        query = tile.select_biased_queries(self._inputs.query, self._inputs.position_bias)
+        _multiply_into(tile.select_queries(self.grad_query), by_distance, _dense(self._key_rows[:, -tile.keys :]))
         grad_key = self._grad_key[:, -tile.keys :]  # (H, n, D), or the k nearest of n distances
-        if tile.sequences == 1 and grad_key.is_contiguous() and grad_key.dtype == self._dtype:
+        if len(by_distance) == self._heads and grad_key.is_contiguous() and grad_key.dtype == query.dtype:
             torch.baddbmm(grad_key, by_distance.mT, query, out=grad_key)
         else:
-            by_row = torch.bmm(by_distance.mT, query)  # (b*H, n, D)
-            grad_key += by_row.unflatten(0, (tile.sequences, self._heads)).sum(0) if tile.sequences > 1 else by_row
+            grad_key += self._over_sequences(torch.bmm(by_distance.mT, query))  # of (b*H, n, D)
+        if self._grad_bias is not None:
+            sums = by_distance.sum(1, keepdim=True, dtype=self._grad_bias.dtype)
+            self._grad_bias[:, :, -tile.keys :] += self._over_sequences(sums)
 
-    def release(self) -> tuple[Tensor, Tensor]:
-        """Release the buffer; return the gradients of queries (B, H, L, D) and position keys (H, n, D)."""
+    def _over_sequences(self, by_row: Tensor) -> Tensor:
+        """Add up the sequences of a tile: (b*H, x, y) -> (H, x, y)."""
+        return by_row.unflatten(0, (-1, self._heads)).sum(0) if len(by_row) > self._heads else by_row
+
+    def release(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Release the buffer; return the gradients of position bias (H, 1, D), keys (H, n, D) and distance bias."""
         self._workspace.release(self._buffer)
-        return self._grad_query, self._grad_key.to(self._dtype)
+        of_bias = None if self._inputs.position_bias is None else _sum_over_queries(self.grad_query)
+        return of_bias, self._grad_key, self._grad_bias

@@ -12,10 +12,9 @@ where distance 0 is.
 """
 
 import copy
-import math
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,10 +46,9 @@ class ScoreBuffer:
         fill: value of columns that no product writes, such as distances n and more: -inf for scores, 0 for gradients.
     """
 
-    request: "Request | None" = None
-    """The buffer can be reused for an equal request only."""
-
     def __init__(self, like: Tensor, shape: ScoreShape, *, fill: float) -> None:
+        self.request = fill, shape, like.dtype, like.device
+        """The buffer can be reused for an equal request only."""
         rows, seg_len, key_len, reach = shape
         width = key_len + seg_len - 1
         columns = torch.full((rows, seg_len, width), fill, dtype=like.dtype, device=like.device)
@@ -75,22 +73,25 @@ class ScoreBuffer:
         self.by_distance[:, :, : self._stale_columns] = 0.0
         self.by_key.copy_(scores)
 
-    def multiply(self, query: Tensor, position_key: Tensor, scratch: Tensor) -> None:
+    def multiply(self, query: Tensor, position_key: Tensor, bias: Tensor | None, scratch: Tensor) -> None:
         """Score queries (rows, L, D) against position keys (rows, m, D); farther distances share the score of row 0.
 
-        `scratch` (rows, L, K), contiguous, is overwritten: on a CPU, products that write rows with gaps are slow.
+        Args:
+            query: (rows, L, D).
+            position_key: (rows, m, D).
+            bias: added to the score of each distance, (rows, 1, m).
+            scratch: (rows, L, K), contiguous, overwritten: on a CPU, products that write rows with gaps are slow.
         """
         rows, seg_len, reach = self.by_distance.shape
         shared = reach - position_key.shape[1]  # columns without a position key
         scores = scratch.view(-1)[: rows * seg_len * (reach - shared)].view(rows, seg_len, -1)
-        self.by_distance[:, :, shared:] = torch.bmm(query, position_key.mT, out=scores)
+        if bias is None:
+            torch.bmm(query, position_key.mT, out=scores)
+        else:
+            torch.baddbmm(bias, query, position_key.mT, out=scores)
+        self.by_distance[:, :, shared:] = scores
         if shared:
             self.by_distance[:, :, :shared] = scores[:, :, :1]
-
-
-Purpose = Literal["scores", "gradients"]
-Request = tuple[Purpose, ScoreShape, torch.dtype, torch.device]
-"""Shape that `Workspace.acquire` is asked for."""
 
 
 CACHE_BYTES = 4 << 20
@@ -119,43 +120,24 @@ class Workspace:
     """
 
     def __init__(self, *, cache_bytes: int = CACHE_BYTES, min_queries: int = MIN_QUERIES) -> None:
-        self._idle: dict[Purpose, ScoreBuffer] = {}  # the last released buffer of each purpose
+        self._idle: dict[float, ScoreBuffer] = {}  # the last released buffer of each fill
         self.cache_bytes = cache_bytes
         """Largest size of the scores that are computed together on a CPU."""
         self.min_queries = min_queries
         """Smallest block of queries into which a segment is divided on a CPU."""
 
-    def block_of_queries(self, seg_len: int, row_bytes: int) -> int:
-        """Return how many queries of one sequence a CPU scores together: all L if their scores fit into its cache.
-
-        Args:
-            seg_len: L.
-            row_bytes: size of the scores of one query.
-        """
-        fitting = max(self.cache_bytes // row_bytes, self.min_queries)
-        return math.ceil(seg_len / max(1, seg_len // fitting)) if self.cache_bytes // row_bytes < seg_len else seg_len
-
     def __deepcopy__(self, memo: dict[int, object]) -> "Workspace":
         return Workspace(cache_bytes=self.cache_bytes, min_queries=self.min_queries)
 
-    def acquire(self, purpose: Purpose, like: Tensor, shape: ScoreShape) -> ScoreBuffer:
-        """Return a buffer that has no other user until it is released.
-
-        Args:
-            purpose: scores are filled with -inf, gradients with 0.
-            like: gives dtype and device.
-            shape: of the scores.
-        """
-        request: Request = (purpose, shape, like.dtype, like.device)
-        idle = self._idle.pop(purpose, None)
-        if idle is not None and idle.request == request:
+    def acquire(self, like: Tensor, shape: ScoreShape, *, fill: float) -> ScoreBuffer:
+        """Return a buffer that has no other user until it is released; see `ScoreBuffer`."""
+        idle = self._idle.pop(fill, None)
+        if idle is not None and idle.request == (fill, shape, like.dtype, like.device):
             return idle
         with torch.inference_mode(False):  # training may use it later
-            buffer = ScoreBuffer(like, shape, fill=0.0 if purpose == "gradients" else -math.inf)
-        buffer.request = request
-        return buffer
+            return ScoreBuffer(like, shape, fill=fill)
 
     def release(self, buffer: ScoreBuffer) -> None:
         """Make a buffer available to the next request."""
-        if buffer.by_distance.device.type == "cpu" and buffer.request is not None:
+        if buffer.by_distance.device.type == "cpu":
             self._idle[buffer.request[0]] = buffer
