@@ -17,8 +17,8 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 their own, P columns of a row of position scores (m, padded), S splits of the keys, a power of two.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -44,15 +44,14 @@ Kernel = Literal["forward", "keys", "queries"]
 """The forward kernel, and the backward kernels of keys and of queries."""
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Sides of the tile of a kernel, and its resources."""
+class Tile(NamedTuple):
+    """Constants of a kernel: sides of its tile, and resources."""
 
-    queries: int
-    keys: int
-    warps: int
+    QUERIES: int
+    KEYS: int
+    num_warps: int
     """Groups of 32 threads per program."""
-    stages: int
+    num_stages: int
     """Tiles that are loaded ahead."""
 
 
@@ -81,20 +80,13 @@ AMPERE_TILES: dict[tuple[Kernel, bool, bool], Tile] = {
 """Instead of the tiles that spill registers before Hopper."""
 
 
-def _tile(kernel: Kernel, query: Tensor) -> tuple[Tile, dict[str, Any]]:
-    """Return the tile of a kernel, and its constants for heads (B, x, H, D)."""
+def _constants_of(kernel: Kernel, query: Tensor) -> dict[str, Any]:
+    """Return the constants of a kernel with tiles, for heads (B, x, H, D)."""
     *_, heads, width = query.shape
     tiles = TILES if _has_wgmma() else TILES | AMPERE_TILES
     tile = tiles[kernel, query.dtype.itemsize == 2, width > 64]
     tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return tile, {
-        **_constants(heads, width),
-        "QUERIES": tile.queries,
-        "KEYS": tile.keys,
-        "PRECISION": "tf32" if tf32 else "ieee",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
+    return {**_constants(heads, width), **tile._asdict(), "PRECISION": "tf32" if tf32 else "ieee"}
 
 
 def _has_wgmma() -> bool:
@@ -157,7 +149,7 @@ def _attend(
     with torch.autocast(query.device.type, enabled=False):
         content, position = queries(_rows(query), terms.content_bias, terms.position_bias, scale, width)
         key, value = aligned(key, width), None if value is None else aligned(value, width)
-        columns = _count_columns(terms, query, key, key if value is None else value)
+        columns = _count_columns(terms)
         position_key = None if terms.position_key is None else aligned(terms.position_key.to(query.dtype), width)
         by_distance = _position_scores(position, position_key, terms, columns)
         seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
@@ -176,11 +168,10 @@ def _padded(count: int) -> int:
     return count + -count % COLUMN_MULTIPLE
 
 
-def _count_columns(terms: ScoreTerms, *others: Tensor) -> int:
+def _count_columns(terms: ScoreTerms) -> int:
     """Return the number of distances with a score of their own; 0 without position scores."""
-    key, given = terms.position_key, (*others, terms.position_key, terms.content_bias, terms.position_bias)
-    differentiates = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    if terms.distance_bias is not None or (key is not None and differentiates):
+    key = terms.position_key
+    if terms.distance_bias is not None or (key is not None and torch.is_grad_enabled()):
         return terms.reach
     return 0 if key is None else min(key.shape[1], terms.reach)
 
@@ -232,18 +223,18 @@ def attention(
     batch_size, seg_len, heads, _ = query.shape
     key_len = key.shape[1]
     key, value = key.unbind(2) if value is None else (key, value)
-    tile, constants = _tile("forward", query)
-    blocks = batch_size * heads * triton.cdiv(seg_len, tile.queries)
-    splits = splits_of(blocks, min(key_len, seg_len + reach) // tile.keys, query.device)
-    out, log_total = _outputs(query)
-    parts, logs = _parts(out, log_total, splits)
-    kernels.forward_kernel[blocks, splits](
-        query, key, value, by_distance, seed, parts, logs, *key.stride()[:3], seg_len, key_len, reach,
-        columns if 0 < columns < reach else None, _pitch(by_distance, reach), **constants, DROPPED=dropped,
-        SPLITS=splits,
-    )  # fmt: skip
-    _combine(parts, logs, out, log_total)
-    return out, log_total
+    constants = _constants_of("forward", query)
+    blocks = batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"])
+    splits = splits_of(blocks, min(key_len, seg_len + reach) // constants["KEYS"], query.device)
+
+    def attend_part(out: Tensor, log_total: Tensor) -> None:
+        kernels.forward_kernel[blocks, splits](
+            query, key, value, by_distance, seed, out, log_total, *key.stride()[:3], seg_len, key_len, reach,
+            columns if 0 < columns < reach else None, _pitch(by_distance, reach), **constants, DROPPED=dropped,
+            SPLITS=splits,
+        )  # fmt: skip
+
+    return _combined(query, splits, attend_part)
 
 
 def _outputs(query: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,21 +244,19 @@ def _outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query, memory_format=torch.contiguous_format), log_total
 
 
-def _parts(out: Tensor, log_total: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Return memory for the outputs and log normalizers of S splits, in float32."""
+def _combined(query: Tensor, splits: int, attend_part: Callable[[Tensor, Tensor], None]) -> tuple[Tensor, Tensor]:
+    """Return what a kernel writes, for all keys: that of S splits of them is combined by their log normalizers."""
+    out, log_total = _outputs(query)
     if splits == 1:
+        attend_part(out, log_total)
         return out, log_total
-    return log_total.new_empty(splits, *out.shape), log_total.new_empty(splits, *log_total.shape)
-
-
-def _combine(parts: Tensor, logs: Tensor, out: Tensor, log_total: Tensor) -> None:
-    """Combine outputs (S, B, L, H, D) of splits by their log normalizers (S, B, H, L), if there are several."""
-    if parts is out:
-        return
+    parts, logs = (log_total.new_empty(splits, *whole.shape) for whole in (out, log_total))
+    attend_part(parts, logs)
     _, seg_len, heads, width = out.shape
     kernels.combine_kernel[log_total.numel(),](
-        parts, logs, out, log_total, seg_len, **_constants(heads, width), SPLITS=len(parts)
+        parts, logs, out, log_total, seg_len, **_constants(heads, width), SPLITS=splits
     )
+    return out, log_total
 
 
 def _pitch(by_distance: Tensor | None, reach: int) -> int:
@@ -275,44 +264,42 @@ def _pitch(by_distance: Tensor | None, reach: int) -> int:
     return _padded(reach) if by_distance is None else by_distance.shape[3]
 
 
-@attention.register_fake
-def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(query)
+attention.register_fake(lambda query, *_: _outputs(query))
 
 
 @torch.library.custom_op("txl::attention_backward", mutates_args=())
 def attention_backward(
-    grad_out: Tensor,
-    product: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
     by_distance: Tensor | None,
     seed: Tensor | None,
     log_total: Tensor,
+    grad_out: Tensor,
+    product: Tensor,
     reach: int,
     dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries (B, L, H, D), keys and values (B, K, 2, H, D) and all scores (H, B, L, P).
 
     Args:
+        query: as the next four, see `attention`.
+        log_total: (B, H, L), log normalizers.
         grad_out: (B, L, H, D), contiguous.
         product: (B, H, L), the sum over D of output and its gradient, contiguous.
-        query: as all others, see `attention`.
     """
     batch_size, seg_len, heads, _ = query.shape
     key_len, pitch = key.shape[1], _pitch(by_distance, reach)
-    grads = _gradients(query, key, by_distance, reach)
-    grad_query, grad_key_value, grad_score = grads
+    grads = grad_query, grad_key_value, grad_score = _gradients(query, key, by_distance, reach)
     key, value = key.unbind(2) if value is None else (key, value)
     sizes = (*key.stride()[:3], seg_len, key_len, reach, pitch)
-    tile, constants = _tile("keys", query)
-    kernels.backward_of_keys_kernel[batch_size * heads * triton.cdiv(key_len, tile.keys),](
+    constants = _constants_of("keys", query)
+    kernels.backward_of_keys_kernel[batch_size * heads * triton.cdiv(key_len, constants["KEYS"]),](
         query, key, value, by_distance, seed, log_total, grad_out, product, grad_key_value, grad_score, *sizes,
         **constants, DROPPED=dropped,
     )  # fmt: skip
-    tile, constants = _tile("queries", query)
-    kernels.backward_of_queries_kernel[batch_size * heads * triton.cdiv(seg_len, tile.queries),](
+    constants = _constants_of("queries", query)
+    kernels.backward_of_queries_kernel[batch_size * heads * triton.cdiv(seg_len, constants["QUERIES"]),](
         key, grad_score, grad_query, *sizes, **constants
     )
     return grads
@@ -325,12 +312,9 @@ def _gradients(query: Tensor, key: Tensor, by_distance: Tensor | None, reach: in
     return torch.empty_like(query), query.new_empty(key_value_shape), query.new_empty(score_shape)
 
 
-@attention_backward.register_fake
-def _(
-    _grad: Tensor, _product: Tensor, query: Tensor, key: Tensor, _value: Tensor | None, by_distance: Tensor | None,
-    _seed: Tensor | None, _log: Tensor, reach: int, _dropped: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _gradients(query, key, by_distance, reach)
+attention_backward.register_fake(
+    lambda query, key, value, by_distance, *others: _gradients(query, key, by_distance, others[-2])
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -343,7 +327,7 @@ def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor
     *tensors, out, log_total = ctx.saved_tensors
     product = (grad_out.float() * out.float()).sum(-1).transpose(1, 2).contiguous()  # (B, H, L), sum over keys of P dP
     grad_query, grad_key_value, grad_score = attention_backward(
-        grad_out.contiguous(), product, *tensors, log_total, ctx.reach, ctx.dropped
+        *tensors, log_total, grad_out.contiguous(), product, ctx.reach, ctx.dropped
     )
     grads = (grad_key_value, None) if tensors[2] is None else grad_key_value.unbind(2)
     return grad_query, *grads, None if tensors[3] is None else grad_score, None, None, None, None
@@ -382,18 +366,16 @@ def attend_token(
     batch_size, _, heads, width = query.shape
     key_len = key.shape[1]
     splits = splits or splits_of(batch_size * heads, key_len // KEYS_OF_TOKEN, query.device)
-    out, log_total = _outputs(query)
-    parts, logs = _parts(out, log_total, splits)
-    counts = (0 if tensor is None else tensor.shape[1] for tensor in (position_key, distance_bias))
-    kernels.token_kernel[batch_size * heads, splits](
-        query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, parts, logs,
-        query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width),
-        KEYS=KEYS_OF_TOKEN, SPLITS=splits,
-    )  # fmt: skip
-    _combine(parts, logs, out, log_total)
-    return out
+    counts = [0 if tensor is None else tensor.shape[1] for tensor in (position_key, distance_bias)]
+
+    def attend_part(out: Tensor, log_total: Tensor) -> None:
+        kernels.token_kernel[batch_size * heads, splits](
+            query, key, value, position_key, content_bias, position_bias, distance_bias, distances, reach, out,
+            log_total, query.stride(0), *key.stride()[:3], key_len, *counts, width**-0.5, **_constants(heads, width),
+            KEYS=KEYS_OF_TOKEN, SPLITS=splits,
+        )  # fmt: skip
+
+    return _combined(query, splits, attend_part)[0]
 
 
-@attend_token.register_fake
-def _(query: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
+attend_token.register_fake(lambda query, *_: _outputs(query)[0])
