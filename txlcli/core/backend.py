@@ -3,7 +3,7 @@
 `core.model.attention` is the definition, `core.kernels` has the fast implementations, `core.model.backends` chooses.
 
 Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n distances scored, m of them with a position
-key of their own; t tokens and c ids of a block of logits.
+key of their own.
 """
 
 import dataclasses
@@ -130,38 +130,6 @@ class AttendContext(Protocol):
         self, query: Tensor, key_value: Tensor, terms: ScoreTerms, *, width: int, dropout: float = 0.0
     ) -> Tensor:
         """Return (B, H, L, D) for queries (B, H, L, D), keys and values (B, K, 2, H, D); `width` is D without zeros."""
-
-
-class RowOperations(Protocol):
-    """Operations of the softmax on the rows of a block of logits, (t, c)."""
-
-    spends_logits: bool
-    """True if `gradient` overwrites the logits."""
-
-    def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
-        """Add the logits to the log normalizers, and note those of chosen ids in the block.
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of the blocks before, arbitrary before the first one; overwritten.
-            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
-        """
-
-    def gradient(
-        self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
-
-        Args:
-            logits: (t, c).
-            chosen: (t,) ids, not only of this block.
-            ids: of the columns.
-            total: (t,) log normalizers of all ids.
-            grad_total: (t,) gradient of the log normalizers.
-            grad_logit: (t,) gradient of the logits of the chosen ids.
-        """
 
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from txlcli.core.backend import RowOperations
 from txlcli.core.kernels.compilation import runs_triton
 from txlcli.core.kernels.device import autocast_dtype
 from txlcli.core.kernels.linear import linear
@@ -72,15 +71,25 @@ class SpareGradient:
         return SpareGradient()
 
 
-class TorchRows:
-    """`RowOperations` by PyTorch."""
+class RowOperations:
+    """Operations of the softmax on the rows of a block of logits, (t, c), by PyTorch."""
 
     spends_logits = False
+    """True if `gradient` overwrites the logits."""
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
 
     def accumulate(self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, logit: Tensor) -> None:
+        """Add the logits to the log normalizers, and note those of chosen ids in the block.
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of the blocks before, arbitrary before the first one; overwritten.
+            logit: (t,) logits of the chosen ids; overwritten where the id is in the block.
+        """
         column, inside = _columns(chosen, ids)
         logit.copy_(torch.where(inside, logits.gather(1, column[:, None])[:, 0].to(logit.dtype), logit))
         largest = logits.amax(dim=-1, keepdim=True).to(total.dtype)
@@ -91,6 +100,16 @@ class TorchRows:
     def gradient(
         self, logits: Tensor, chosen: Tensor, ids: slice, total: Tensor, grad_total: Tensor, grad_logit: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the logits (t, c) in their dtype, and its sums over tokens (c,).
+
+        Args:
+            logits: (t, c).
+            chosen: (t,) ids, not only of this block.
+            ids: of the columns.
+            total: (t,) log normalizers of all ids.
+            grad_total: (t,) gradient of the log normalizers.
+            grad_logit: (t,) gradient of the logits of the chosen ids.
+        """
         grad = torch.sub(logits, total[:, None], out=self._view(logits.shape, total))  # (t, c)
         grad.exp_().mul_(grad_total[:, None])
         column, inside = _columns(chosen, ids)
@@ -132,58 +151,38 @@ def normalize(
     """
     dtype = autocast_dtype(hidden)
     rows = rows or _fast_rows(hidden.device, dtype)
+    blocks = size.blocks(hidden, len(table))
     if rows.spends_logits:
         recompute = recompute or len(hidden) * len(table) * dtype.itemsize > size.kept_bytes
-    work = _Work(dtype=dtype, rows=rows, size=size, spare=spare, recompute=recompute)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias)):
-        total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen)
-        return total_and_logit
-    total, logit, _ = _normalize(work, hidden, table, bias, chosen, keep=False)
-    return total, logit
+        if not recompute:  # logits that are kept, and overwritten by their gradients, are one block
+            blocks = iter([(slice(0, len(hidden)), slice(0, len(table)))])
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (hidden, table, bias))
+    work = _Work(dtype, rows, list(blocks), spare, keeps=needs_gradient and not recompute)
+    total_and_logit: tuple[Tensor, Tensor] = _Normalizer.apply(work, hidden, table, bias, chosen)
+    return total_and_logit
 
 
-@dataclass(frozen=True, kw_only=True)
+def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
+    """Return the row operations of a device, for logits of a dtype."""
+    if not runs_triton(device, dtype):
+        return RowOperations()
+    from txlcli.core.kernels.normalizer_triton import TritonRows  # noqa: PLC0415 - PyTorch for CPUs has no Triton
+
+    return TritonRows()
+
+
+@dataclass(frozen=True)
 class _Work:
     """How the logits of one call are computed; see `normalize`."""
 
     dtype: torch.dtype
     """Of products."""
     rows: RowOperations
-    size: BlockSize
+    blocks: list[tuple[slice, slice]]
+    """Tokens and ids of each block."""
     spare: SpareGradient
-    recompute: bool
-
-    def blocks(self, hidden: Tensor, ids: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the tokens and ids of each block; logits that are kept, and overwritten by their gradients, are one."""
-        if self.rows.spends_logits and not self.recompute:
-            return iter([(slice(0, len(hidden)), slice(0, ids))])
-        return self.size.blocks(hidden, ids)
-
-
-def _fast_rows(device: torch.device, dtype: torch.dtype) -> RowOperations:
-    """Return the row operations of a device, for logits of a dtype."""
-    if not runs_triton(device, dtype):
-        return TorchRows()
-    from txlcli.core.kernels.normalizer_triton import TritonRows  # noqa: PLC0415 - PyTorch for CPUs has no Triton
-
-    return TritonRows()
-
-
-def _normalize(
-    work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor, *, keep: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the results of `normalize` and, if `keep`, the logits (t, c) of each block."""
-    exact = torch.promote_types(work.dtype, torch.float32)
-    total = torch.empty(len(hidden), dtype=exact, device=hidden.device)
-    logit = torch.empty_like(total)
-    saved_logits: list[Tensor] = []
-    for tokens, ids in work.blocks(hidden, len(table)):
-        logits = linear(*(operand.to(work.dtype) for operand in (hidden[tokens], table[ids], bias[ids])))
-        if keep:
-            saved_logits.append(logits)
-        work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
-        del logits  # free them before the next block allocates its own
-    return total, logit, saved_logits
+    keeps: bool
+    """True to keep the logits for the backward pass."""
 
 
 def _columns(chosen: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
@@ -199,7 +198,16 @@ class _Normalizer(torch.autograd.Function):
     def forward(
         ctx: Any, work: _Work, hidden: Tensor, table: Tensor, bias: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        total, logit, saved_logits = _normalize(work, hidden, table, bias, chosen, keep=not work.recompute)
+        exact = torch.promote_types(work.dtype, torch.float32)
+        total = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+        logit = torch.empty_like(total)
+        saved_logits: list[Tensor] = []
+        for tokens, ids in work.blocks:
+            logits = linear(*(operand.to(work.dtype) for operand in (hidden[tokens], table[ids], bias[ids])))
+            if work.keeps:
+                saved_logits.append(logits)
+            work.rows.accumulate(logits, chosen[tokens], ids, total[tokens], logit[tokens])
+            del logits  # free them before the next block allocates its own
         ctx.work = work
         ctx.save_for_backward(hidden, table, bias, chosen, total, *saved_logits)
         return total, logit
@@ -213,7 +221,7 @@ class _Normalizer(torch.autograd.Function):
             return None, torch.zeros_like(hidden), grad_table.zero_(), torch.zeros_like(bias), None
         of_hidden: list[Tensor] = []  # the gradient of the tokens of each block
         of_bias: dict[int, Tensor] = {}  # the gradient of the ids of each block, by the first one
-        for number, (tokens, ids) in enumerate(work.blocks(hidden, len(table))):
+        for number, (tokens, ids) in enumerate(work.blocks):
             read, weight = hidden[tokens].to(work.dtype), table[ids].to(work.dtype)
             logits = saved_logits[number] if saved_logits else linear(read, weight, bias[ids].to(work.dtype))
             grad, sums = work.rows.gradient(

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from txlcli.core.kernels.normalizer import RowOperations
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -83,7 +85,7 @@ def logits_backward(
 ) -> Tensor:
     """Overwrite a block of logits by their gradients; return the sums over each TOKENS tokens."""
     tokens, count = logits.shape
-    sums = logits.new_empty(triton.cdiv(tokens, TOKENS), count, dtype=torch.float32)
+    sums = _sums(logits)
     if logits.numel():
         gradient_kernel[triton.cdiv(count, IDS_OF_TILE), len(sums)](
             logits, total, grad_total, grad_logit, chosen, sums, tokens, count, first_id, logits.stride(0),
@@ -92,13 +94,16 @@ def logits_backward(
     return sums
 
 
-@logits_backward.register_fake
-def _(logits: Tensor, *_: Any) -> Tensor:
+def _sums(logits: Tensor, *_: Any) -> Tensor:
+    """Return memory for the sums of logits (t, c) over each TOKENS tokens."""
     return logits.new_empty(triton.cdiv(logits.shape[0], TOKENS), logits.shape[1], dtype=torch.float32)
 
 
-class TritonRows:
-    """`normalizer.RowOperations` by Triton; sums are in float32."""
+logits_backward.register_fake(_sums)
+
+
+class TritonRows(RowOperations):
+    """The same by Triton; sums are in float32."""
 
     spends_logits = True
 
