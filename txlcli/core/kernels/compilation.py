@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable
 from textwrap import shorten
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -82,8 +82,15 @@ def check_compiler(device: torch.device, instead: str) -> None:
         raise UsageError(f"compile: {problem}, or {instead}")
 
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function as one graph, at the first call with tensors of other shapes once more.
+def compiled(function: Callable[P, R], compiles: bool = True) -> Callable[P, R]:
+    """Compile a function as one graph, or return it as it is."""
+    fused: Callable[P, R] = _compiled(function) if compiles else function
+    return fused
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function, at the first call with tensors of other shapes once more.
 
     If the compiler fails, a warning says why, and the function is called as it is.
     The compiler pads no shapes or strides: the model pads rows, and a product copies an operand with gaps between its
@@ -94,10 +101,10 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         "comprehensive_padding": False,
         "combo_kernels": True,
     }
-    fused: Callable[P, R] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     failures = compiler_failures()
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal fused
         try:
             return fused(*args, **kwargs)

@@ -6,7 +6,7 @@ Axes: B batch, L segment, d model width, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings
 from txlcli.config.settings import AttentionBackend, Compile, Recompute
+from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.cuda_graph import is_capturing
 from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.model.embedding import AdaptiveEmbedding
@@ -35,6 +36,8 @@ class LanguageModel(nn.Module, ABC):
     """True for a copy that was made for reading."""
     attention_backend: AttentionBackend | None = None
     """The attention backend; None for a model without attention."""
+    compiles = False
+    """True to compile the functions of a training step."""
     reading_compile: Compile = "auto"
     """If readers compile the operations between two attentions; auto: on a GPU, for long texts."""
 
@@ -46,7 +49,6 @@ class LanguageModel(nn.Module, ABC):
         self.embedding = AdaptiveEmbedding(cut, settings.d_model, word_dropout=settings.word_dropout)
         self.softmax = AdaptiveSoftmax(cut, settings.d_model, tied=settings.tie_embeddings, embedding=self.embedding)
         self._recompute: Recompute = False
-        self._recomputed: Callable[..., Any] = recomputed
 
     def reset_parameters(self) -> None:
         """Initialize all parameters."""
@@ -144,10 +146,9 @@ class LanguageModel(nn.Module, ABC):
     def call_layer(self, layer: Callable[..., Output], *inputs: object) -> Output:
         """Call a layer; with train.recompute = "layers", backward passes compute it again."""
         if self._recompute == "layers" and torch.is_grad_enabled():
-            keeps = self._recomputed is recomputed and is_capturing(self.device)
-            output: Output = self._recomputed(layer, *inputs, keeps_random_numbers=keeps)
-            return output
-        return layer(*inputs)
+            keeps = not self.compiles and is_capturing(self.device)  # the compiler repeats those of its own graph
+            return compiled(recomputed, self.compiles)(layer, *inputs, keeps_random_numbers=keeps)
+        return compiled(layer, self.compiles)(*inputs)
 
     def forget_gradients(self) -> None:
         """Drop all gradients. On a CPU the next step reuses the memory of the tables' gradients.

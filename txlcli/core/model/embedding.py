@@ -5,13 +5,12 @@ A single band is a plain embedding.
 Axes: T tokens, d model width, w width of a band, n ids of a band.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
+from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.linear import linear
 from txlcli.core.model.dropout import WordDropout
 
@@ -30,6 +29,8 @@ class AdaptiveEmbedding(nn.Module):
         word_dropout: probability of dropping a word in training.
     """
 
+    compiles = False
+
     def __init__(self, bands: list[Band], d_model: int, *, word_dropout: float = 0.0) -> None:
         super().__init__()
         self.bands = bands
@@ -40,8 +41,6 @@ class AdaptiveEmbedding(nn.Module):
         Autograd would add two whole tables into a third, although one of them is nearly all zeros: on a CPU that is a
         fifth of a training step with the vocabulary of WikiText-103.
         """
-        self.rows_of_bands: Callable[..., list[Tensor]] = rows_of_bands
-        """May be compiled."""
         self.tables = nn.ParameterList(band_matrix(band.size, band.width) for band in bands)  # (n, w)
         widths = {str(band.projection): band.width for band in bands if band.projection is not None}
         # (d, w)
@@ -58,7 +57,7 @@ class AdaptiveEmbedding(nn.Module):
         Each band looks up every token, as the number of its own is not known on a GPU. The unused work is less than a
         hundredth of the operations of a published model's layers.
         """
-        rows = [tokens] if len(self.bands) == 1 else self.rows_of_bands(self.bands, tokens)
+        rows = [tokens] if len(self.bands) == 1 else compiled(rows_of_bands, self.compiles)(self.bands, tokens)
         return [self._vectors(number, of_band) for number, of_band in enumerate(rows)]
 
     def join(self, vectors: list[Tensor], tokens: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from txlcli.config import traits as config
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.traits import EncodingTraits
 from txlcli.core.backend import Rotation, ScoreTerms, aligned
+from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import cast_for_products, row_multiple
 from txlcli.core.model.attention import distance_encoding, split_heads
 from txlcli.core.model.dropout import Dropout
@@ -42,14 +43,13 @@ class Encoding(nn.Module):
     support these.
     """
 
+    compiles = False
     joins_products = False
     """True to project the distances for all layers at once."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.encode = encode
-        """Encodes distances; a model that is compiled replaces it."""
 
     @property
     def changes_layers(self) -> bool:
@@ -116,7 +116,10 @@ class TiedRelativeEncoding(Encoding):
         self.dropout = Dropout.of(settings, "distance_dropout")
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
-        terms = ScoreTerms(reach, distances=self.encode(self.dropout, reach, max_distance, like, self.settings.d_model))
+        terms = ScoreTerms(
+            reach,
+            distances=compiled(encode, self.compiles)(self.dropout, reach, max_distance, like, self.settings.d_model),
+        )
         return [terms] * self.settings.n_layers
 
 
@@ -136,7 +139,7 @@ class RelativeEncoding(TiedRelativeEncoding):
 
     def score_terms(self, reach: int, *, max_distance: int | None, like: Tensor) -> list[ScoreTerms]:
         """Return (b), (c) and (d); a distance is projected once, not once per pair (App. B)."""
-        encoding = self.encode(self.dropout, reach, max_distance, like, self.settings.d_model)
+        encoding = compiled(encode, self.compiles)(self.dropout, reach, max_distance, like, self.settings.d_model)
         project = self._project_at_once if self.joins_products else self._project_by_layer
         return [
             ScoreTerms(reach, split_heads(key, self.settings.n_heads), content_bias, position_bias)

@@ -7,7 +7,7 @@ Axes: T tokens, d model width, w width of a band, n ids of a band, C tail bands,
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txlcli.config.bands import Band
+from txlcli.core.kernels.compilation import compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple_of_products, send
 from txlcli.core.kernels.linear import linear, pad_columns
 from txlcli.core.kernels.normalizer import DEFAULT_SIZE, SpareGradient, normalize
@@ -71,6 +72,8 @@ class AdaptiveSoftmax(nn.Module):
         embedding: has the tables, if they are tied, and the projections that bands share.
     """
 
+    compiles = False
+
     def __init__(
         self, bands: list[Band], d_model: int, *, tied: bool, embedding: AdaptiveEmbedding | None = None
     ) -> None:
@@ -93,8 +96,6 @@ class AdaptiveSoftmax(nn.Module):
         """Size of the blocks of logits."""
         self.temperature = 1.0
         """Number that divides all logits, of the bands and of the clusters."""
-        self.split: Callable[..., tuple[list[tuple[Tensor, ...]], Tensor | None]] = split
-        """May be compiled."""
         self.tail_rows: list[Tensor] | None = None
         """Rows (n,) of the targets in each tail, where a CUDA graph reads them: numbers of fixed size, filled up with
         T, a row after the last. None: `normalized` finds them."""
@@ -142,7 +143,7 @@ class AdaptiveSoftmax(nn.Module):
         rows = self.tail_rows
         if rows is None:
             targets, *rows = (send(tensor, hidden.device) for tensor in (targets, *self.rows_of_tails(targets)))
-        operands, clusters = (self.split if self.has_fixed_rows else split)(self, hidden, targets, rows)
+        operands, clusters = compiled(split, self.compiles and self.has_fixed_rows)(self, hidden, targets, rows)
         bands = [
             normalize(*of_band, spare=spare, recompute=self.recompute, size=self.block_size)
             for of_band, spare in zip(operands, self.spare, strict=True)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,17 @@ from txlcli.core.kernels.attention_inputs import scaled_queries
 from txlcli.core.kernels.compilation import check_compiler, compiled
 from txlcli.core.kernels.device import autocast_dtype, row_multiple
 from txlcli.core.kernels.linear import by_onednn, linear
-from txlcli.core.kernels.recomputation import recomputed
 from txlcli.core.kernels.score_buffer import Workspace
 from txlcli.core.model import attention, backends
 from txlcli.core.model.backends import FastAttention
 from txlcli.core.model.base import LanguageModel, Memory
 from txlcli.core.model.dropout import Dropout
-from txlcli.core.model.embedding import rows_of_bands
-from txlcli.core.model.encodings import ENCODINGS, encode
+from txlcli.core.model.encodings import ENCODINGS
 from txlcli.core.model.layer import HiddenMemory, Layer, LayerOutput, Past, project, rotated, update_memory
 from txlcli.core.model.linear import Linear, merge
 from txlcli.core.model.losses import AuxiliaryLosses, Objective, mean_over_positions
 from txlcli.core.model.module_list import ModuleList
-from txlcli.core.model.softmax import AdaptiveSoftmax, Normalized, split
+from txlcli.core.model.softmax import AdaptiveSoftmax, Normalized
 from txlcli.core.model.sublayers import make_norm
 
 
@@ -87,9 +85,6 @@ class TransformerXL(LanguageModel):
         self.layers: ModuleList[Layer] = ModuleList(self.layer_class(settings) for _ in range(settings.n_layers))
         self.workspace = Workspace()
         """Score buffers that all layers share."""
-        self._compiles = False
-        self._call_layer: Callable[..., LayerOutput] = call_layer
-        self._enter, self._leave, self._conclude = enter, leave, conclude
         self.set_attention_backend("auto")
         # A pre-norm stack ends in a sum of raw branches, so it needs one norm more; the released code has none.
         final = settings.norm == "pre"
@@ -154,10 +149,7 @@ class TransformerXL(LanguageModel):
         self.set_attention_backend(self.attention_backend)
 
     def pack(self, dtype: torch.dtype) -> None:
-        self._compiles, self._call_layer = False, call_layer
-        self._enter, self._leave, self._conclude, self.encoding.encode = enter, leave, conclude, encode
-        self.embedding.rows_of_bands, self.softmax.split = rows_of_bands, split
-        self.set_attention_backend(self.attention_backend)
+        self._compile(False)
         if self.attention_backend == "reference":
             return  # the definition reads the parameters themselves
         super().pack(dtype)
@@ -168,7 +160,7 @@ class TransformerXL(LanguageModel):
 
     def set_attention_backend(self, name: AttentionBackend) -> None:
         self.attention_backend = name
-        if not self._compiles:
+        if not self.compiles:
             self._use(backends.make_backend(name, self.workspace, recompute=self._recompute is True))
         elif name == "reference":
             self._use(dataclasses.replace(backends.COMPILED, attend=attention.attend, attend_context=None))
@@ -197,15 +189,12 @@ class TransformerXL(LanguageModel):
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: norms, residuals and activations in few kernels between products."""
         check_compiler(self.device, "`compile` off")
-        self._compiles = True
+        self._compile(True)
+
+    def _compile(self, compiles: bool) -> None:
+        """Compile the functions of a training step from now on, or call them as they are."""
+        self.compiles = self.encoding.compiles = self.embedding.compiles = self.softmax.compiles = compiles
         self.set_attention_backend(self.attention_backend)
-        if self._recompute == "layers":  # the compiler repeats the random numbers of its own graph
-            self._recomputed = compiled(recomputed)
-        else:
-            self._call_layer = compiled(call_layer)
-        self._enter, self._leave, self._conclude = compiled(enter), compiled(leave), compiled(conclude)
-        self.encoding.encode, self.embedding.rows_of_bands = compiled(encode), compiled(rows_of_bands)
-        self.softmax.split = compiled(split)
 
     def compile_reading(self) -> None:
         """Compile what a reader does between two attentions, of any length, in a model that is packed."""
@@ -224,7 +213,7 @@ class TransformerXL(LanguageModel):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return embeddings (B, L, d) of tokens (B, L) at positions (L,), with what the encoding adds to them."""
-        return self._enter(self, self.embedding.look_up(tokens), tokens, positions)
+        return compiled(enter, self.compiles)(self, self.embedding.look_up(tokens), tokens, positions)
 
     def score_terms(self, reach: int, *, max_distance: int | None) -> list[ScoreTerms]:
         """Return the score terms of each layer, for the distances 0 .. reach - 1."""
@@ -259,7 +248,7 @@ class TransformerXL(LanguageModel):
             if read is None and layer.attend_context is not None:
                 read = layer.memory_input(hidden)
             inputs = (layer, hidden, past, layer_terms, count if number == last else None, read)
-            output = self.call_layer(self._call_layer, *inputs)
+            output = self.call_layer(call_layer, *inputs)
             yield output
             hidden, read = output.hidden, None if self.encoding.changes_layers else output.read
 
@@ -344,11 +333,12 @@ class TransformerXL(LanguageModel):
         counted, reread = goal.counted(targets.shape[1]), tokens.shape[1] - targets.shape[1]
         first, end, targets = reread + counted.start, reread + counted.stop, targets[:, counted]
         read = outputs if self.auxiliary else outputs[-1:]
-        states, penalties = zip(*(self._leave(self, each.hidden, first, end, goal) for each in read), strict=True)
+        final = compiled(leave, self.compiles)
+        states, penalties = zip(*(final(self, each.hidden, first, end, goal) for each in read), strict=True)
         del outputs, read  # the backward pass frees the old memory layer by layer
         normalized = self.softmax.normalized(states[-1].flatten(0, 1), targets.flatten())
         if self.auxiliary is not None:
             more.append(self.auxiliary(states, targets, goal.progress))
         more += penalties[-1]
-        finish = self._conclude if self.softmax.has_fixed_rows else conclude
+        finish = compiled(conclude, self.compiles and self.softmax.has_fixed_rows)
         return *finish(self.softmax, normalized, len(targets), goal, more), memory
