@@ -4,8 +4,6 @@ Axes: B batch, L segment, M memory, K = M + L keys, H heads, D head width, n dis
 key of their own.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -63,7 +61,7 @@ def relative_attention(
     Raises:
         UsageError: if the types, shapes, dtypes or devices do not fit, or the window or the dropout is out of range.
     """
-    sizes = _sizes(_given(query, key, value, position_key, content_bias, position_bias, distance_bias))
+    sizes = _sizes(query, key, value, position_key, content_bias, position_bias, distance_bias)
     seg_len, key_len = sizes["L"], sizes["K"]
     if seg_len > key_len:
         raise UsageError(
@@ -80,35 +78,27 @@ def relative_attention(
     if position_key is not None:
         position_key = position_key[:, max(0, position_key.shape[1] - reach) :]
     terms = ScoreTerms(reach, position_key, content_bias, position_bias, distance_bias)
-    has_kernels = query.device.type in ("cpu", "cuda")
-    tiles = attention.attend if torch.compiler.is_compiling() else TiledAttention()
-    attend = FastAttention(tiles) if has_kernels else attention.attend
+    has_tiles = query.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling()
+    attend = FastAttention(TiledAttention() if has_tiles else attention.attend)
     return attend(query, key, value, terms, dropout=dropout)
 
 
-def _given(*tensors: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors by name, without those that are left out."""
-    given = {}
-    for name, tensor in zip(AXES, tensors, strict=True):
-        if isinstance(tensor, Tensor):
-            given[name] = tensor
-        elif tensor is not None or name in REQUIRED:
-            raise UsageError(f"{name} is of type {type(tensor).__name__}; give a tensor ({', '.join(AXES[name])})")
-    return given
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def _sizes(*tensors: Tensor | None) -> dict[str, int]:
     """Return the size of each axis; all tensors that have it must agree."""
     sizes: dict[str, int] = {}
-    query = tensors["query"]
-    for name, tensor in tensors.items():
+    query = tensors[0]
+    for (name, axes), tensor in zip(AXES.items(), tensors, strict=True):
+        if tensor is None and name not in REQUIRED:
+            continue
+        if not isinstance(tensor, Tensor) or not isinstance(query, Tensor):
+            raise UsageError(f"{name} is of type {type(tensor).__name__}; give a tensor ({', '.join(axes)})")
         fits = tensor.is_floating_point() and tensor.device == query.device
         if not fits or (name in REQUIRED and tensor.dtype != query.dtype):
             raise UsageError(
                 f"{name} is {tensor.dtype} on {tensor.device}; give floating-point tensors on the device of query, and "
                 "key and value with its dtype"
             )
-        axes, shape = AXES[name], tuple(tensor.shape)
+        shape = tuple(tensor.shape)
         expected = tuple(sizes.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False))
         if len(shape) != len(axes) or shape != expected or 0 in shape:
             known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if sizes.get(axis))

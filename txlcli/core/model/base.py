@@ -121,9 +121,9 @@ class LanguageModel(nn.Module, ABC):
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
         """Return the memory before the first token."""
 
-    @abstractmethod
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        """Return a memory of the size that it has after a long text, with arbitrary contents."""
+        """Return a memory of the size that it has after a long text, with arbitrary contents; by default the first."""
+        return self.first_memory(batch_size, mem_len)
 
     @abstractmethod
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:

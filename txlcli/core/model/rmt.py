@@ -41,14 +41,11 @@ class RecurrentMemoryTransformer(TransformerXL):
         return True
 
     def first_memory(self, batch_size: int, mem_len: int) -> Memory:
-        return self._memory(batch_size, 0)
+        return [tensor[:, :0] for tensor in self.full_memory(batch_size, mem_len)]
 
     def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        return self._memory(batch_size, self.settings.n_memory_tokens)
-
-    def _memory(self, batch_size: int, count: int) -> Memory:
         like = self.softmax.biases[0]
-        state = like.new_zeros(batch_size, count, self.settings.d_model)
+        state = like.new_zeros(batch_size, self.settings.n_memory_tokens, self.settings.d_model)
         return [state, like.new_zeros(batch_size, 0, dtype=torch.int64)]
 
     def memory_is_full(self, memory: Memory, mem_len: int) -> bool:

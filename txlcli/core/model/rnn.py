@@ -118,9 +118,6 @@ class RecurrentModel(LanguageModel):
         like = self.embedding.tables[0]
         return [like.new_zeros(batch_size, *shape) for layer in self.layers for shape in layer.state_shapes]
 
-    def full_memory(self, batch_size: int, mem_len: int) -> Memory:
-        return self.first_memory(batch_size, mem_len)
-
     def forward(self, tokens: Tensor, memory: Memory, *, mem_len: int) -> tuple[Tensor, Memory]:
         _, hidden, memory = self._read_undropped(tokens, memory, mem_len)
         return hidden, memory
