@@ -137,7 +137,7 @@ class LoadedRun:
             UsageError: the model cannot use a memory.
         """
         settings = dataclasses.replace(texts.one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
-        return make_reader(self.model, settings, batch_size=batch_size)
+        return make_reader(self.model, settings)
 
     @checked
     def score(self, text: str | bytes, *, mem_len: int | None = None) -> TextScore:

@@ -129,10 +129,14 @@ class OurReading:
 
     def __init__(self, model, work, precision):
         settings = EvalSettings(
-            seg_len=work.seg_len, mem_len=work.mem_len, same_length="m", max_distance=work.max_distance
+            seg_len=work.seg_len,
+            mem_len=work.mem_len,
+            same_length="m",
+            max_distance=work.max_distance,
+            batch_size=work.batch_size,
         )
         model.precision = precision
-        self._decoder = make_reader(model, settings, batch_size=work.batch_size)
+        self._decoder = make_reader(model, settings)
         self._tokens = work.draw_tokens().to(model.device)
         # The buffer slides now and then; a measurement covers whole periods, so that the slide is paid for.
         period = max(1, self._decoder.housekeeping_interval // work.seg_len)

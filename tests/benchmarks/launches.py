@@ -102,7 +102,6 @@ def _reading(recipe, n_layers):
     from tests.core.fake_cuda.device import CUDA, Kernels, pretending
     from tests.core.tape import call_again
     from txlcli.core.reading.decoder import Decoder
-    from txlcli.core.reading.reader import Reading
 
     settings, found = _settings(recipe, n_layers), {}
     how = {"evaluation": (settings.eval, 10), "single token": (dataclasses.replace(settings.eval, seg_len=1), 1)}
@@ -110,8 +109,7 @@ def _reading(recipe, n_layers):
         with pretending():
             model = _model(settings).eval()
             model.reading_compile, model.precision = "on", "bf16"
-            reading = Reading(settings=evaluation, batch_size=lanes)
-            decoder = Decoder(model, reading, call_again)
+            decoder = Decoder(model, dataclasses.replace(evaluation, batch_size=lanes), capture_graph=call_again)
             tokens = torch.zeros(lanes, evaluation.seg_len, dtype=torch.long, device=CUDA)
             for _ in range(1 if work == "single token" else -(-evaluation.mem_len // evaluation.seg_len)):
                 decoder.read(tokens)

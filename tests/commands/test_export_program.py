@@ -47,7 +47,7 @@ def test_a_program_reads_segments_as_txl_does(here, kind):
         done("export", kind, "out", "--format", "pt2")
     opened = loading.open_run(kind, here / "runs", device="cpu", precision="fp32")
     tokens = torch.randint(opened.model.vocab_size, (3, 27), generator=torch.Generator().manual_seed(5))
-    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(), batch_size=3)
+    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(batch_size=3))
     expected = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(5, dim=1)], dim=1)
     torch.save(tokens, "tokens.pt")
     printed = run_python("-c", WITHOUT_TXL, "out")
@@ -63,7 +63,7 @@ def test_the_loader_scores_and_continues_a_text(here):
     loss = float(run_python("out/load.py", "score", "novel/test.txt"))
     opened = loading.open_run("byte", here / "runs", device="cpu", precision="fp32")
     ids = torch.from_numpy(opened.vocab.encode(text_of("test")))[None]
-    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(), batch_size=1)
+    reader = make_reader(opened.model, opened.run.settings.evaluation_settings(batch_size=1))
     log_probs = torch.cat([reader.log_probs(reader.read(part)) for part in ids[:, :-1].split(5, dim=1)], dim=1)
     assert loss == pytest.approx(-log_probs[0].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
     assert run_python("out/load.py", "continue", "the fox").startswith("the fox")

@@ -12,7 +12,6 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.model.registry import make_model
 from txlcli.core.model.rnn import RecurrentModel
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.scoring import Stream
 
 V = 19
@@ -78,10 +77,11 @@ def make_decoder(
     capture_graph=None,
 ):
     """A decoder, whose queries see all of memory and segment by default."""
-    settings = EvalSettings(seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance)
-    reading = Reading(settings=settings, batch_size=batch_size, by_tokens=by_tokens)
+    settings = EvalSettings(
+        batch_size=batch_size, seg_len=seg_len, mem_len=mem_len, same_length=same_length, max_distance=max_distance
+    )
     model.precision = precision
-    return Decoder(model, reading, capture_graph)
+    return Decoder(model, settings, by_tokens=by_tokens, capture_graph=capture_graph)
 
 
 def assert_close(given, expected, *, atol=1e-10):

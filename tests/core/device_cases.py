@@ -3,6 +3,8 @@
 Recipes are cut down to two layers; the case with an adaptive softmax has WikiText-103's vocabulary.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,7 +107,7 @@ def read(settings, model, *, precision="fp32"):
     """As many segments as fill the memory and let the buffer slide, then one token: the reader, its hidden state."""
     evaluation = settings.eval
     model.precision = precision
-    reader = make_reader(model, evaluation, batch_size=4)
+    reader = make_reader(model, replace(evaluation, batch_size=4))
     tokens, targets = (
         torch.zeros(4, evaluation.seg_len, dtype=torch.long, device=device)
         for device in (model.device, model.targets_device)

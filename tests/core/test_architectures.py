@@ -59,7 +59,7 @@ def test_its_reader_equals_the_model():
     model, tokens = make_model(section("model", KEYS), V).double().eval(), draw_tokens(B, 3 * L)
     expected, _ = model(tokens, model.first_memory(B, 0), mem_len=0)
     settings = EvalSettings(seg_len=L, mem_len=0, batch_size=B)
-    reader = make_reader(model, settings, batch_size=B)
+    reader = make_reader(model, settings)
     given = torch.cat([reader.read(part) for part in tokens.split(L, dim=1)], dim=1)
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-12)
 
@@ -67,5 +67,5 @@ def test_its_reader_equals_the_model():
 def test_a_model_that_derives_from_transformer_xl_is_not_taken_for_it():
     with registered_architecture("derived", settings=TransformerSettings, model=TransformerXL, reader=Decoder):
         model = make_model(model_settings(arch="derived"), V)
-        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=0), batch_size=B), Decoder)
-        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L), batch_size=B), Decoder)
+        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=0)), Decoder)
+        assert isinstance(make_reader(model, EvalSettings(seg_len=L, mem_len=L)), Decoder)

@@ -3,7 +3,6 @@
 Needs the extra "peer"; skipped where it is not installed.
 """
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +66,8 @@ def run_txl(*arguments):
 def predictions(run, tokens, seg_len):
     """Log-probabilities (B, T, V) as an evaluation of the run computes them."""
     opened = loading.open_run(run, Path("runs"), device="cpu", precision="fp32")
-    settings = dataclasses.replace(opened.run.settings.evaluation_settings(), seg_len=seg_len)
-    decoder = make_reader(opened.model, settings, batch_size=len(tokens))
+    settings = opened.run.settings.evaluation_settings(seg_len=seg_len, batch_size=len(tokens))
+    decoder = make_reader(opened.model, settings)
     return torch.cat([decoder.log_probs(decoder.read(part)) for part in tokens.split(seg_len, dim=1)], dim=1)
 
 

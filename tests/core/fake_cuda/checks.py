@@ -26,7 +26,6 @@ from txlcli.core.kernels.determinism import deterministic_kernels
 from txlcli.core.measures.adaptation import score_with_cache
 from txlcli.core.measures.recl import context_losses
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.sampling import Sampling, generate, reader_of_one_text
 from txlcli.core.reading.scoring import Stream, score
 from txlcli.core.reading.windows import score_windows
@@ -85,8 +84,7 @@ def reading_by_graphs(case):
     with pretending() as watch:
         model = build(case, settings, CUDA)
         model.precision = "bf16"
-        reading = Reading(settings=settings.eval, batch_size=4)
-        decoder = Decoder(model, reading, capture)
+        decoder = Decoder(model, dataclasses.replace(settings.eval, batch_size=4), capture_graph=capture)
         tokens = torch.zeros(4, settings.eval.seg_len, dtype=torch.long, device=CUDA)
         for _ in range(2 * (settings.eval.mem_len + decoder.housekeeping_interval) // settings.eval.seg_len):
             decoder.read(tokens)
@@ -100,10 +98,9 @@ def kernels_of_a_token(case, precision, batch_size):
         settings = load(case, f"model.n_layers={layers}")
         with pretending():
             model = build(case, settings, CUDA)
-            how = dataclasses.replace(settings.eval, seg_len=1)
+            how = dataclasses.replace(settings.eval, seg_len=1, batch_size=batch_size)
             model.precision = precision
-            reading = Reading(settings=how, batch_size=batch_size)
-            decoder = Decoder(model, reading, call_again)
+            decoder = Decoder(model, how, capture_graph=call_again)
             token = torch.zeros(batch_size, 1, dtype=torch.long, device=CUDA)
             decoder.read(token)
             with Kernels() as kernels:

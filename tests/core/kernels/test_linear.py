@@ -229,7 +229,7 @@ def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, p
     parameters = dict(model.named_parameters())
     settings = EvalSettings(mem_len=M, seg_len=L, batch_size=1)
     with use_onednn(use):
-        reader = make_reader(model, settings, batch_size=1)
+        reader = make_reader(model, settings)
         reader.read(draw_tokens(1, L))
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]
@@ -243,4 +243,4 @@ def test_a_reader_shares_the_weights_of_the_model_and_does_not_change_it(make, p
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     assert model.training
     assert not reader.model.training
-    assert make_reader(reader.model, settings, batch_size=1).model is reader.model
+    assert make_reader(reader.model, settings).model is reader.model

@@ -16,7 +16,6 @@ from tests.core.builders import V, draw_tokens, make_decoder, small_model
 from tests.core.work_counters import AllocationCounter, unseen_flops_per_token
 from txlcli.config.settings import EvalSettings, TrainSettings
 from txlcli.core.measures.cost import decoding_flops_per_token, step_flops_per_token, window_flops_per_prediction
-from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.windows import WindowReader
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
@@ -142,7 +141,7 @@ def test_reading_multiplies_as_much_as_the_formula(seg_len, max_distance):
 def test_a_window_multiplies_as_much_as_the_formula_and_the_keys_that_no_query_sees(position):
     learned = {"n_positions": L} if position == "learned" else {}
     model = one_lane_model(position=position, **learned)
-    reader = WindowReader(model, Reading(settings=EvalSettings(seg_len=L, mem_len=0), batch_size=1))
+    reader = WindowReader(model, EvalSettings(seg_len=L, mem_len=0, batch_size=1))
     reader.read_last(draw_tokens(1, L))
     token = draw_tokens(1, 1)
     expected = window_flops_per_prediction(model.settings, V, window=L)

@@ -12,7 +12,6 @@ from txlcli.config.settings import EvalSettings
 from txlcli.core.measures.forecast import parameters_by_part
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.registry import count_parameters
-from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 
@@ -30,7 +29,7 @@ def compressive(position="relative", *, sizes=ALL_POSITIONS, **changed):
 
 
 def evaluation(**changed):
-    return EvalSettings(**{"seg_len": L, "mem_len": M, "same_length": "off", **changed})
+    return EvalSettings(**{"batch_size": B, "seg_len": L, "mem_len": M, "same_length": "off", **changed})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_the_reader_equals_the_model(lengths, memory_start, position, layers, co
     tokens, settings = draw_tokens(B, T), evaluation(seg_len=seg_len, mem_len=mem_len, compressed_len=slots)
     own = compressive(position, memory_start=memory_start, compression=compression, compressed_len=slots or C, **layers)
     expected, _ = read_segments(own, tokens, cut(T, seg_len), mem_len=mem_len)
-    reader = make_reader(model, settings, batch_size=B)
+    reader = make_reader(model, settings)
     for _ in range(2):
         torch.testing.assert_close(decoded(model, tokens, reader, [seg_len]), expected, rtol=0, atol=1e-10)
         reader.reset()
@@ -175,7 +174,7 @@ def test_the_reader_equals_the_model(lengths, memory_start, position, layers, co
 def test_by_tokens_a_segment_ends_after_l_tokens(position, lengths):
     model, tokens = compressive(position), draw_tokens(B, T)
     expected, _ = read_segments(model, tokens, cut(T, L), mem_len=M, max_distance=9)
-    reader = make_reader(model, evaluation(max_distance=9), batch_size=B, by_tokens=True)
+    reader = make_reader(model, evaluation(max_distance=9), by_tokens=True)
     for _ in range(2):
         torch.testing.assert_close(decoded(model, tokens, reader, lengths), expected, rtol=0, atol=1e-10)
         reader.reset()
@@ -186,10 +185,10 @@ def test_a_window_is_one_segment():
     model, tokens = compressive(memory_start="zeros"), draw_tokens(1, 300)
     empty = compressive()
     whole, _ = read_segments(empty, tokens, [300], mem_len=0)
-    settings = EvalSettings(seg_len=300, mem_len=0)
-    reader = make_reader(model, settings, batch_size=1)  # read in parts
+    settings = EvalSettings(seg_len=300, mem_len=0, batch_size=1)
+    reader = make_reader(model, settings)  # read in parts
     torch.testing.assert_close(model.log_probs(reader.read_last(tokens, count=3)), whole[:, -3:], rtol=0, atol=1e-10)
-    growing = WindowReader(model, Reading(settings=settings, batch_size=1))
+    growing = WindowReader(model, settings)
     given = decoded(model, tokens[:, :9], growing, [1, 4, 1, 3])
     torch.testing.assert_close(given, whole[:, :9], rtol=0, atol=1e-10)
 

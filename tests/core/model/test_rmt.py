@@ -97,14 +97,14 @@ def test_readers_equal_the_model(position):
     model, tokens = with_memory_tokens(position), draw_tokens(B, T)
     with torch.no_grad():
         expected, _ = read_segments(model, tokens, [T])
-    settings = EvalSettings(seg_len=7, mem_len=0, same_length="off")
+    settings = EvalSettings(seg_len=7, mem_len=0, same_length="off", batch_size=B)
     for by_tokens, length in ((False, 7), (True, 1)):
-        reader = make_reader(model, settings, batch_size=B, by_tokens=by_tokens)
+        reader = make_reader(model, settings, by_tokens=by_tokens)
         for _ in range(2):
             given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)
             torch.testing.assert_close(given, expected, rtol=0, atol=1e-10)
             reader.reset()
-    window = make_reader(model, EvalSettings(seg_len=T, mem_len=0), batch_size=B)
+    window = make_reader(model, EvalSettings(seg_len=T, mem_len=0, batch_size=B))
     last = window.log_probs(window.read_last(tokens, count=2))
     torch.testing.assert_close(last, expected[:, -2:], rtol=0, atol=1e-10)
 

@@ -126,7 +126,7 @@ def test_the_state_has_two_tensors_per_layer_with_the_lane_first_and_no_gradient
 def test_the_reader_equals_the_model(case, seg_len):
     model, tokens = make_case(case), draw_tokens(B, T)
     expected, _ = read_segments(model, tokens, [T])
-    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0), batch_size=B)
+    reader = make_reader(model, EvalSettings(seg_len=seg_len, mem_len=0, batch_size=B))
     assert isinstance(reader, StateReader)
     assert reader.housekeeping_interval == 1
     for _ in range(2):

@@ -27,7 +27,7 @@ def make(name, **changed):
     """A model, and the settings of its reader."""
     function, settings, mem_len = MODELS[name]
     model = function(dtype=torch.float32, **settings, **changed)
-    return model, EvalSettings(seg_len=L, mem_len=mem_len, same_length="off")
+    return model, EvalSettings(batch_size=B, seg_len=L, mem_len=mem_len, same_length="off")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -40,7 +40,7 @@ def test_in_bf16_a_reader_is_close_to_the_model_and_changes_none_of_its_weights(
             expected, memory = read_segments(model, tokens, cut(23, L), mem_len=settings.mem_len)
     model.precision = "bf16"
     for length in (L, 1):
-        reader = make_reader(model, settings, batch_size=B, by_tokens=True)
+        reader = make_reader(model, settings, by_tokens=True)
         given = torch.cat([reader.log_probs(reader.read(part)) for part in tokens.split(length, dim=1)], dim=1)
         assert given.dtype == torch.float32
         assert not torch.equal(given, exact)

@@ -81,7 +81,7 @@ def test_the_buffer_is_no_longer_than_a_lane_can_fill(same_length):
     far = EvalSettings(seg_len=9_999_999, mem_len=9_999_999, batch_size=2, max_distance=4, same_length=same_length)
     whole = dataclasses.replace(far, seg_len=12, mem_len=29)
     fitting = dataclasses.replace(far, seg_len=12, mem_len=12)
-    assert make_reader(small_model(), fitting, batch_size=2).capacity == 24
+    assert make_reader(small_model(), fitting).capacity == 24
     losses, allocated = [], []
     for text in (draw_stream(23, settings) for settings in (far, whole, fitting)):
         with AllocationCounter() as counter:

@@ -90,8 +90,9 @@ def mixed_losses(losses_nats: NDArray[np.float32], cached: NDArray[np.float32], 
 
 def theta_candidates(model: LanguageModel, inputs: Tokens, settings: EvalSettings) -> list[float]:
     """Return values of theta that suit the scale of a model's hidden states."""
-    reader = make_reader(model, settings, batch_size=1, length=min(settings.seg_len, len(inputs)))
-    tokens = torch.from_numpy(np.asarray(inputs[: settings.seg_len], dtype=np.int64)).to(reader.device)
+    length = min(settings.seg_len, len(inputs))
+    reader = make_reader(model, dataclasses.replace(settings, batch_size=1), length=length)
+    tokens = torch.from_numpy(np.asarray(inputs[:length], dtype=np.int64)).to(reader.device)
     hidden = reader.read(tokens[None])[0].double()
     products = (hidden @ hidden.mT)[torch.tril_indices(len(hidden), len(hidden), -1).unbind()]
     deviation = float(products.std()) if len(products) > 1 else 1.0

@@ -26,7 +26,6 @@ from txlcli.core.backend import ScoreTerms, nearest_rows
 from txlcli.core.model.attention import attend
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reading
 from txlcli.core.reading.scoring import Tokens
 
 TOP_ONE_IN = 5  # Figure 6 marks the top 20 %
@@ -161,7 +160,7 @@ def observe(
     first = first_query(settings)
     assert first <= at < len(inputs), (first, at, len(inputs))
     model.set_attention_backend("reference")
-    decoder = Decoder(model, Reading(settings=settings, batch_size=1))
+    decoder = Decoder(model, settings)
     sums, begin = _Sums(decoder, at=at, rows=min(rows, len(inputs) - at)), 0
 
     def observed(

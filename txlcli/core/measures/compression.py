@@ -7,6 +7,7 @@ the same probabilities. Symbols that the vocabulary lacks are coded by an escape
 Axes: B batch (lanes), T tokens, V vocabulary, S symbols of one distribution.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,9 @@ class Predictor:
 
     def __init__(self, model: LanguageModel, settings: EvalSettings, lanes: Lanes) -> None:
         self.lanes, self.vocab_size = lanes, model.vocab_size
-        self._reader = make_reader(model, settings, batch_size=lanes.number, by_tokens=True, length=lanes.length)
+        self._reader = make_reader(
+            model, dataclasses.replace(settings, batch_size=lanes.number), by_tokens=True, length=lanes.length
+        )
 
     def read(self, tokens: Ids) -> Probabilities:
         """Read one token of each lane, (B,), and return the probabilities of the next, (B, V)."""

@@ -51,7 +51,7 @@ def context_losses(
     size = len(batches[0])
     if settings.mem_len == 0 and not model.settings.recurrent_state:
         settings = dataclasses.replace(settings, seg_len=context_len)  # a window
-    reader = make_reader(model, settings, batch_size=size, length=context_len)
+    reader = make_reader(model, dataclasses.replace(settings, batch_size=size), length=context_len)
     before = np.arange(1 - context_len, 1)  # (c,)
     for batch in batches:
         padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped

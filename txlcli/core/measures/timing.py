@@ -105,7 +105,7 @@ def _time_reader(
     A repetition covers whole periods of the sliding buffer, so that the slide is part of the time. By default, the
     warm-up is one period.
     """
-    model, batch_size = reader.model, reader.reading.batch_size
+    model, batch_size = reader.model, reader.settings.batch_size
     tokens = _random_tokens(model, (batch_size, seg_len))
     if filled:
         reader.read_last(_random_tokens(model, (batch_size, filled)))
@@ -122,7 +122,7 @@ def _time_reader(
 
 def time_evaluation(model: LanguageModel, settings: EvalSettings, *, repeat: int, min_steps: int = 1) -> Timing:
     """Time the scoring of segments with a full memory, at least `min_steps` per repetition."""
-    reader = make_reader(model, settings, batch_size=settings.batch_size)
+    reader = make_reader(model, settings)
     return _time_reader(reader, settings.seg_len, filled=settings.mem_len, repeat=repeat, min_steps=min_steps)
 
 
@@ -145,7 +145,7 @@ def time_vanilla(
     This is the vanilla model of Table 9, optimized like the other: keys and values are kept within a window, and of the
     last layer only the last position is computed in full.
     """
-    reader = make_reader(model, settings, batch_size=settings.batch_size)
+    reader = make_reader(model, settings)
     tokens = _random_tokens(model, (settings.batch_size, settings.seg_len))
 
     def predict() -> object:

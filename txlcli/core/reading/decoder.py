@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from txlcli.config.settings import EvalSettings
 from txlcli.core.backend import Attend
 from txlcli.core.kernels.attention_slots import SlotAttention
 from txlcli.core.kernels.cuda_graph import CaptureGraph, captured_or_called, graphs_of_one_pool
 from txlcli.core.kernels.device import check_free_memory, product_dtype, row_multiple
 from txlcli.core.model.layer import Layer, Past, rotated
 from txlcli.core.model.transformer_xl import TransformerXL, last_output
-from txlcli.core.reading.reader import Reader, Reading
+from txlcli.core.reading.reader import Reader
 
 MAX_PHASES = 16
 """Largest number of phases for which graphs are captured; each takes as long as a few segments, and some memory."""
@@ -141,19 +142,23 @@ class Replays:
 class Decoder(Reader):
     """Feeds segments of up to L tokens through a model and remembers the last M positions.
 
-    Args:
-        model: to read with.
-        reading: how texts are read.
-        capture_graph: makes the graphs; by default CUDA's, on CUDA, unless attention is the definition.
+    `capture_graph` makes the graphs; by default CUDA's, on CUDA, unless attention is the definition.
     """
 
     model: TransformerXL
 
-    def __init__(self, model: TransformerXL, reading: Reading, capture_graph: CaptureGraph | None = None) -> None:
-        super().__init__(model, reading)
+    def __init__(
+        self,
+        model: TransformerXL,
+        settings: EvalSettings,
+        *,
+        by_tokens: bool = False,
+        tokens: int = 0,
+        capture_graph: CaptureGraph | None = None,
+    ) -> None:
+        super().__init__(model, settings, by_tokens=by_tokens, tokens=tokens)
         if self.compiles:
             self.model.compile_reading()
-        settings = reading.settings
         self.mem_len = model.settings.visible_memory(settings.mem_len)
         """Positions that are remembered: M, or W - 1 if the model has a shorter window."""
         self._limit = smallest_limit(settings.key_limit, model.settings.window)
@@ -182,9 +187,9 @@ class Decoder(Reader):
     @torch.inference_mode()
     def _allocate(self) -> None:
         """Make buffers for keys and values of all layers; project the distances."""
-        sizes, batch_size, limit = self.model.settings, self.reading.batch_size, self.reading.settings.max_distance
+        sizes, limit = self.model.settings, self.settings.max_distance
         dtype = product_dtype(self.model.precision, self.model.dtype)
-        shape = (batch_size, sizes.n_heads, self.capacity, sizes.d_head)
+        shape = (self.settings.batch_size, sizes.n_heads, self.capacity, sizes.d_head)
         check_free_memory(2 * sizes.n_layers * math.prod(shape) * dtype.itemsize, self.device)
         self._buffers = [SlidingBuffer(shape, self._range, self.device, dtype) for _ in range(sizes.n_layers)]
         with self._autocast:
@@ -260,7 +265,7 @@ class Decoder(Reader):
 
         Without memory every call reads a new segment, except by tokens.
         """
-        first = self._read_before % self.seg_len if self.mem_len or self.reading.by_tokens else 0
+        first = self._read_before % self.seg_len if self.mem_len or self.by_tokens else 0
         return torch.arange(first, first + length, device=self.device) % self.seg_len
 
     def _make_room(self, length: int) -> None:

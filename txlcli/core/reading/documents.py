@@ -3,6 +3,7 @@
 Axes: B batch, L segment, N window length, T tokens of a document.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def score_documents(model: LanguageModel, documents: Sequence[Document], setting
         numbers = by_length[first : first + settings.batch_size]
         batch = [documents[number] for number in numbers]
         length = max(1, len(batch[-1].targets))
-        reader = make_reader(model, settings, batch_size=len(batch), length=length)
+        reader = make_reader(model, dataclasses.replace(settings, batch_size=len(batch)), length=length)
         model = reader.model  # further readers need no copy of their own
         scores.update(zip(numbers, _read_batch(reader, batch), strict=True))
     return [scores[number] for number in range(len(documents))]

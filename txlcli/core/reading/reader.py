@@ -10,7 +10,6 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,22 +19,6 @@ from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.device import autocast, product_dtype
 from txlcli.core.kernels.linear import OneDnnUse, use_onednn
 from txlcli.core.model.base import LanguageModel, Memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How texts are read."""
-
-    settings: EvalSettings
-    """M, the longest segment L that will be read, and the limits on distance."""
-    batch_size: int
-    """B, in place of the one in the settings."""
-    by_tokens: bool = False
-    """True if a segment ends after every L tokens, however many of them arrive at once, so that each token sees what it
-    sees in a whole segment; else it ends after every call of `read`."""
-    tokens: int = 0
-    """Number of tokens that will be read, as far as it is known."""
-
 
 FLOPS_THAT_PAY = 2.4e15
 """Operations of layers that take a GPU about two minutes if it does not compile them, at 20 TFLOP/s."""
@@ -62,16 +45,25 @@ class Reader(ABC):
 
     The model may be in any mode. Its weights must not change while the reader is used, which copies some now and reads
     others later.
+
+    Args:
+        model: to read with.
+        settings: B, M, the longest segment L that will be read, and the limits on distance.
+        by_tokens: True if a segment ends after every L tokens, however many of them arrive at once, so that each token
+            sees what it sees in a whole segment; else it ends after every call of `read`.
+        tokens: number of tokens that will be read, as far as it is known.
     """
 
     housekeeping_interval = 1
     """Tokens between two slides of a buffer, or the like; a fair timing covers a multiple of it."""
 
-    def __init__(self, model: LanguageModel, reading: Reading) -> None:
-        self.reading, self.device = reading, model.device
-        self.compiles = compiling_pays(model, reading.tokens)
+    def __init__(
+        self, model: LanguageModel, settings: EvalSettings, *, by_tokens: bool = False, tokens: int = 0
+    ) -> None:
+        self.settings, self.by_tokens, self.device = settings, by_tokens, model.device
+        self.compiles = compiling_pays(model, tokens)
         """True to compile the layers of a model that keeps keys and values, which takes up to half a minute."""
-        self.seg_len, self.mem_len = reading.settings.seg_len, reading.settings.mem_len
+        self.seg_len, self.mem_len = settings.seg_len, settings.mem_len
         self.model = self._prepare(model)
         """A copy for reading, which cannot be copied again if its matrices are packed."""
         self._autocast = autocast(self.device, model.precision)
@@ -95,7 +87,7 @@ class Reader(ABC):
         return frozen
 
     def _first_memory(self) -> Memory:
-        return self.model.first_memory(self.reading.batch_size, self.mem_len)
+        return self.model.first_memory(self.settings.batch_size, self.mem_len)
 
     @abstractmethod
     def reset(self) -> None:
@@ -131,7 +123,7 @@ class Reader(ABC):
     @property
     def _in_segment(self) -> int:
         """Number of tokens of the present segment that were read by earlier calls."""
-        return self._read_before % self.seg_len if self.reading.by_tokens else 0
+        return self._read_before % self.seg_len if self.by_tokens else 0
 
     @torch.inference_mode()
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -183,8 +175,8 @@ class StateReader(Reader):
         segment = tokens if self._unfinished is None else torch.cat([self._unfinished, tokens], dim=1)
         with self._autocast:
             memory = self.state or self._first_memory()
-            hidden, memory = read_segment(self.model, segment, memory, self.reading.settings)
-        if self.reading.by_tokens and self.model.settings.depends_on_segments and segment.shape[1] < self.seg_len:
+            hidden, memory = read_segment(self.model, segment, memory, self.settings)
+        if self.by_tokens and self.model.settings.depends_on_segments and segment.shape[1] < self.seg_len:
             self._unfinished = segment
         else:
             self.state, self._unfinished = memory, None

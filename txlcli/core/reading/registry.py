@@ -5,7 +5,7 @@ import dataclasses
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.decoder import Decoder
-from txlcli.core.reading.reader import Reader, Reading, StateReader
+from txlcli.core.reading.reader import Reader, StateReader
 
 READERS: dict[str, type[Reader]] = {"transformer": Decoder}
 """Class of the reader of a model, for values of `model.arch` whose memory is not what `forward` returns."""
@@ -15,21 +15,18 @@ def make_reader(
     model: LanguageModel,
     settings: EvalSettings,
     *,
-    batch_size: int,
     by_tokens: bool = False,
     length: int | None = None,
-    tokens: int | None = None,
+    tokens: int = 0,
 ) -> Reader:
-    """Return a reader of text, segment by segment; see `Reading` for the arguments.
+    """Return a reader of text, segment by segment; see `Reader` for the arguments.
 
-    Of a model with a recurrent state only L counts; with M = 0, a segment is a window. `by_tokens` reads single tokens,
-    each of which sees what it sees in a whole segment. L and M are cut to what texts of `length` tokens can fill: the
-    rest would stay empty.
+    Of a model with a recurrent state only L counts; with M = 0, a segment is a window. L and M are cut to what texts of
+    `length` tokens can fill: the rest would stay empty.
     """
     if length is not None:
         # A memory that starts as zeros keeps its length.
         mem_len = settings.mem_len if model.memory_starts_full else min(settings.mem_len, length)
         settings = dataclasses.replace(settings, seg_len=min(settings.seg_len, length), mem_len=mem_len)
-    tokens = tokens or batch_size * (length or 0)
-    reading = Reading(settings=settings, batch_size=batch_size, by_tokens=by_tokens, tokens=tokens)
-    return READERS.get(model.settings.arch, StateReader)(model, reading)
+        tokens = tokens or settings.batch_size * length
+    return READERS.get(model.settings.arch, StateReader)(model, settings, by_tokens=by_tokens, tokens=tokens)

@@ -1,5 +1,6 @@
 """Sampling with memory (Appendix E)."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import threads, useful_threads
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader, Reading
+from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.windows import WindowReader
 from txlcli.errors import RunError
@@ -38,10 +39,10 @@ class Sampling:
 
 def reader_of_one_text(model: LanguageModel, settings: EvalSettings) -> Reader:
     """Return a reader of one text, token by token: with memory at constant cost, or by windows without memory."""
+    settings = dataclasses.replace(settings, batch_size=1)
     if not model.settings.recurrent_state and settings.mem_len == 0:
-        return WindowReader(model, Reading(settings=settings, batch_size=1))
-    by_tokens = model.settings.depends_on_segments
-    return make_reader(model, settings, batch_size=1, by_tokens=by_tokens)
+        return WindowReader(model, settings)
+    return make_reader(model, settings, by_tokens=model.settings.depends_on_segments)
 
 
 def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torch.Generator) -> Tensor:

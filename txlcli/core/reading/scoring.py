@@ -3,6 +3,7 @@
 Axes: B batch, L segment, d model width, T tokens scored, K likeliest tokens, V vocabulary.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ class Stream:
     on_tokens: Callable[[int], None] = lambda _: None
     """Called with the number of tokens scored so far; of a part of the lanes, as if the others were read as fast."""
     new_reader: Callable[..., Reader] | None = None
-    """Makes another reader of the model, given settings, `batch_size` and `length`; by default `make_reader`."""
+    """Makes another reader of the model, given settings and `length`; by default `make_reader`."""
 
     def lanes(self, numbers: range | None = None) -> "Lanes":
         """Return the lanes, of which those with these numbers are read; all by default."""
@@ -120,7 +121,7 @@ def score(
     """
     lanes, started = stream.lanes(numbers), time.perf_counter()
     new_reader = stream.new_reader or functools.partial(make_reader, stream.model)
-    reader = new_reader(stream.settings, batch_size=len(lanes.numbers), length=lanes.length)
+    reader = new_reader(dataclasses.replace(stream.settings, batch_size=len(lanes.numbers)), length=lanes.length)
     losses = torch.empty(len(lanes.numbers), lanes.length, device=reader.device)
     for part in lanes.parts(reader.seg_len):
         targets = lanes.cut(stream.targets, reader.model.targets_device, part)

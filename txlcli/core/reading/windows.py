@@ -17,7 +17,7 @@ from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader, Reading
+from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Scores, Stream
 
@@ -44,8 +44,8 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     reader: Reader | None = None
     tokens = count * sized.seg_len // stride
     for firsts, counted in islice(_batches(count, sized, stride), share[0], None, share[1]):
-        if reader is None or reader.reading.batch_size != len(firsts):  # some batches may have fewer
-            reader = make_reader(model, sized, batch_size=len(firsts), tokens=tokens)
+        if reader is None or reader.settings.batch_size != len(firsts):  # some batches may have fewer
+            reader = make_reader(model, dataclasses.replace(sized, batch_size=len(firsts)), tokens=tokens)
             model = reader.model  # further readers need no copy of their own
         reader.reset()
         positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
@@ -69,9 +69,9 @@ def _batches(count: int, settings: EvalSettings, stride: int) -> Iterator[tuple[
 class WindowReader(Reader):
     """Reads one text token by token with a model that has no memory: the window is computed anew for every token."""
 
-    def __init__(self, model: LanguageModel, reading: Reading) -> None:
-        super().__init__(model, reading)
-        self._reader = make_reader(self.model, reading.settings, batch_size=1, by_tokens=True)
+    def __init__(self, model: LanguageModel, settings: EvalSettings) -> None:
+        super().__init__(model, settings)
+        self._reader = make_reader(self.model, settings, by_tokens=True)
         self._window = torch.empty(1, 0, dtype=torch.int64, device=self.device)
 
     def reset(self) -> None:

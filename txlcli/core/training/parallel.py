@@ -59,9 +59,9 @@ class DataParallel:
         result: tuple[Tensor, Memory] = self.model(tokens, memory, mem_len=mem_len)
         return result
 
-    def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
+    def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
         """Return a reader of the model in training; all processes must read as many segments."""
-        return make_reader(self.model, settings, batch_size=batch_size, length=length)
+        return make_reader(self.model, settings, length=length)
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of this process."""

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel, Memory
-from txlcli.core.reading.reader import Reader, Reading, StateReader
+from txlcli.core.reading.reader import Reader, StateReader
 from txlcli.core.training.parallel import CalledModule, Computed, DataParallel
 
 
@@ -62,8 +62,8 @@ class FullyShardedParallel(DataParallel):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def make_reader(self, settings: EvalSettings, *, batch_size: int, length: int) -> Reader:
-        return _ShardedReader(self, Reading(settings=settings, batch_size=batch_size))
+    def make_reader(self, settings: EvalSettings, *, length: int) -> Reader:
+        return _ShardedReader(self, settings)
 
     def make_optimizer(self) -> Optimizer:
         """Make the optimizer of the parts of all weights that this process holds."""
@@ -101,15 +101,15 @@ class FullyShardedParallel(DataParallel):
 class _ShardedReader(StateReader):
     """Reads with the model itself, since the weights of a layer are there only while it computes."""
 
-    def __init__(self, parallel: FullyShardedParallel, reading: Reading) -> None:
+    def __init__(self, parallel: FullyShardedParallel, settings: EvalSettings) -> None:
         self._parallel = parallel
-        super().__init__(parallel.model, reading)
+        super().__init__(parallel.model, settings)
 
     def _prepare(self, model: LanguageModel) -> LanguageModel:
         return model.eval()
 
     def _first_memory(self) -> Memory:
-        return self._parallel.first_memory(self.reading.batch_size, self.mem_len)
+        return self._parallel.first_memory(self.settings.batch_size, self.mem_len)
 
     def read(self, tokens: Tensor) -> Tensor:
         with self._autocast:
