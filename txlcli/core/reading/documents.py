@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import autocast
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Stream, Tokens
+from txlcli.core.reading.scoring import Stream, Tokens, score
 from txlcli.core.reading.windows import score_windows
 
 
@@ -48,50 +48,38 @@ def score_documents(model: LanguageModel, documents: Sequence[Document], setting
     Documents of similar length are read together; a shorter one is padded at its end, which changes none of its losses.
     """
     by_length = sorted(range(len(documents)), key=lambda number: len(documents[number].targets))
+    model = make_reader(model, settings, length=1).model  # all readers share one copy
     scores: dict[int, DocumentScore] = {}
     for first in range(0, len(by_length), settings.batch_size):
         numbers = by_length[first : first + settings.batch_size]
         batch = [documents[number] for number in numbers]
-        length = max(1, len(batch[-1].targets))
-        reader = make_reader(model, dataclasses.replace(settings, batch_size=len(batch)), length=length)
-        model = reader.model  # further readers need no copy of their own
-        scores.update(zip(numbers, _read_batch(reader, batch), strict=True))
+        scores.update(zip(numbers, _score_batch(model, batch, settings), strict=True))
     return [scores[number] for number in range(len(documents))]
 
 
-def _read_batch(reader: Reader, batch: Sequence[Document]) -> list[DocumentScore]:
-    """Score documents of rising length, side by side."""
-    inputs = _padded([document.inputs for document in batch]).to(reader.device)
-    targets = _padded([document.targets for document in batch]).to(reader.model.targets_device)
-    losses = torch.empty(targets.shape)
-    is_likeliest = [True] * len(batch)
-    for start in range(0, targets.shape[1], reader.seg_len):
-        stop = min(start + reader.seg_len, targets.shape[1])
-        hidden = reader.read(inputs[:, start:stop])
-        losses[:, start:stop] = reader.losses(hidden, targets[:, start:stop]).float().cpu()
-        for row, document in enumerate(batch):
-            end = len(document.targets)
-            compared = slice(max(start, end - document.compared), max(start, min(stop, end)))
-            within = slice(compared.start - start, compared.stop - start)
-            is_likeliest[row] &= _are_likeliest(reader, hidden[row, within], document.targets[compared])
+def _score_batch(model: LanguageModel, batch: Sequence[Document], settings: EvalSettings) -> list[DocumentScore]:
+    """Score documents of rising length side by side, each as a lane of the longest."""
+    shape = len(batch), max(1, len(batch[-1].targets))
+    inputs, targets, compared = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    for row, document in enumerate(batch):
+        length = len(document.targets)
+        inputs[row, :length], targets[row, :length] = document.inputs, document.targets
+        compared[row, length - document.compared : length] = 1
+    segments, is_likeliest = iter(torch.from_numpy(compared).split(settings.seg_len, dim=1)), [True] * len(batch)
+
+    def compare(hidden: Tensor, targets: Tensor, _losses: Tensor) -> None:
+        for row, at in next(segments).nonzero().tolist():
+            if is_likeliest[row]:
+                with autocast(model.device, model.precision):
+                    _, likeliest = model.softmax.likeliest(hidden[row, at][None], 1)
+                is_likeliest[row] = int(likeliest) == int(targets[row, at])
+
+    stream = Stream(model, inputs.ravel(), targets.ravel(), dataclasses.replace(settings, batch_size=len(batch)))
+    with torch.inference_mode():
+        losses = score(stream, on_segment=compare).losses_nats.reshape(shape)
     return [
-        DocumentScore(losses[row, : len(document.targets)].numpy(), is_likeliest[row])
-        for row, document in enumerate(batch)
+        DocumentScore(losses[row, : len(document.targets)], is_likeliest[row]) for row, document in enumerate(batch)
     ]
-
-
-def _padded(streams: Sequence[Tokens]) -> Tensor:
-    """Return streams as rows (B, T), filled up with zeros; the last one is the longest."""
-    rows = np.zeros((len(streams), len(streams[-1])), dtype=np.int64)
-    for row, stream in zip(rows, streams, strict=True):
-        row[: len(stream)] = stream
-    return torch.from_numpy(rows)
-
-
-def _are_likeliest(reader: Reader, hidden: Tensor, targets: Tokens) -> bool:
-    """True if each target (x,) is the likeliest token after its hidden state (x, d)."""
-    likeliest = (int(reader.likeliest(state[None], 1)[1]) for state in hidden)
-    return all(token == int(target) for token, target in zip(likeliest, targets, strict=True))
 
 
 def score_in_windows(model: LanguageModel, document: Document, settings: EvalSettings) -> DocumentScore:
