@@ -97,7 +97,7 @@ def converse(conversation: "Conversation", *, raw: bool = False) -> None:
     """Answer prompts from stdin until it ends; Ctrl-C stops a text, and at a prompt the program."""
     while True:
         try:
-            prompt = _next_prompt()
+            prompt = input(PROMPT if sys.stdin.isatty() else "")
         except EOFError:
             return
         if prompt == "/reset":
@@ -118,12 +118,3 @@ def _reply(prompt: str, conversation: "Conversation", *, raw: bool) -> None:
     except TxlError as error:
         console.complain(str(error))
     console.show_line("")
-
-
-def _next_prompt() -> str:
-    """Read one line from stdin; raise EOFError at its end."""
-    if sys.stdin.isatty():
-        return input(PROMPT)
-    if line := sys.stdin.readline():
-        return line.removesuffix("\n")
-    raise EOFError

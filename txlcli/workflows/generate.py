@@ -72,7 +72,7 @@ class Generation:
     def samples(self) -> Iterator[Iterator[int]]:
         """Yield the tokens of each text while they are sampled; each text must be consumed before the next."""
         reader = _reader(self.opened)
-        context = torch.tensor(self.context.tokens, dtype=torch.int64, device=reader.device)
+        context = torch.tensor(self.context.tokens)
         for number in range(self.options.samples):
             seed = self.options.seed + number
             tokens = sampling.generate(reader, context, _sampling(self.options), seed=seed)
@@ -112,7 +112,6 @@ class Conversation:
     def reset(self) -> None:
         """Forget all prompts and continuations."""
         self._reader.reset()
-        self._unread: list[int] = []
         self._started = False
 
     def reply(self, prompt: str) -> Iterator[str]:
@@ -121,15 +120,10 @@ class Conversation:
         context = encode_prompt(self._opened, prompt, self._reporter).tokens
         if self._started and vocab.boundary is not None:
             context = context[1:] or context  # the boundary only begins a text
-        return vocab.spell(self._sample(context), after=context[-1])
-
-    def _sample(self, context: list[int]) -> Iterator[int]:
-        tokens = torch.tensor([*self._unread, *context], dtype=torch.int64)
-        self._unread, self._started = [], True
-        sampled = sampling.continue_text(self._reader, tokens, _sampling(self._options), self._generator)
-        for token in itertools.islice(sampled, self._options.tokens):
-            self._unread = [token]  # the reader has read all before it
-            yield token
+        self._started = True
+        options, read = self._options, torch.tensor(context)
+        tokens = sampling.continue_text(self._reader, read, _sampling(options), self._generator)
+        return vocab.spell(itertools.islice(tokens, options.tokens), after=context[-1])
 
 
 def _sampling(options: GenerateOptions) -> Sampling:
@@ -141,8 +135,7 @@ def _sampling(options: GenerateOptions) -> Sampling:
 
 def _reader(opened: OpenRun) -> Reader:
     """Return the reader of a run, for one text."""
-    settings = opened.run.settings.evaluation_settings()
-    return sampling.reader_of_one_text(opened.model, settings)
+    return sampling.reader_of_one_text(opened.model, opened.run.settings.evaluation_settings())
 
 
 def prepare(run_name: str | None, options: GenerateOptions, workspace: Workspace) -> Generation:

@@ -64,14 +64,14 @@ def sample(log_probs: Tensor, tokens: Tensor, options: Sampling, generator: torc
 def generate(reader: Reader, context: Tensor, options: Sampling, *, seed: int) -> Iterator[int]:
     """Reset a reader of one text, read a context (T,), T at least 1, then yield sampled tokens without end.
 
-    Each is read before the next is sampled; the same seed gives the same tokens.
+    The same seed gives the same tokens.
     """
     reader.reset()
     yield from continue_text(reader, context, options, torch.Generator(device=reader.device).manual_seed(seed))
 
 
 def continue_text(reader: Reader, context: Tensor, options: Sampling, generator: torch.Generator) -> Iterator[int]:
-    """Read more context (T,) after all that was read, then yield sampled tokens; the last one yielded is not read."""
+    """Read more context (T,) after all that was read, then yield sampled tokens, each of which is read, too."""
     candidates = options.candidates(reader.model.vocab_size)
     hidden = reader.read_last(context.to(reader.device)[None])  # (1, 1, d)
     few = useful_threads(reader.model, tokens=1)
@@ -79,11 +79,10 @@ def continue_text(reader: Reader, context: Tensor, options: Sampling, generator:
         with threads(few):
             token = sample(*reader.likeliest(hidden[0, -1:], candidates), options, generator)
             number = int(token)
-        if number == NO_TOKEN:
-            raise RunError(
-                "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, or "
-                "train again with a lower train.lr"
-            )
-        yield number
-        with threads(few):
+            if number == NO_TOKEN:
+                raise RunError(
+                    "the model's probabilities are not numbers: its weights have diverged; use an earlier checkpoint, "
+                    "or train again with a lower train.lr"
+                )
             hidden = reader.read(token[None])
+        yield number
