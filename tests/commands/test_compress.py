@@ -115,13 +115,13 @@ class TestRefusals:
         ],
     )
     def test_another_release_or_rounding(self, packed, name, value, message):
-        old = compressed_file.read(Path("packed"))
-        compressed_file.write(Path("other"), dataclasses.replace(old.header, **{name: value}), old.words)
+        header, words = compressed_file.read(Path("packed"))
+        compressed_file.write(Path("other"), dataclasses.replace(header, **{name: value}), words)
         assert message in refusal("decompress", "byte", "other", "back", code=1)
 
     def test_words_of_another_text(self, packed):
-        old = compressed_file.read(Path("packed"))
-        compressed_file.write(Path("other"), old.header, old.words[::-1].copy())
+        header, words = compressed_file.read(Path("packed"))
+        compressed_file.write(Path("other"), header, words[::-1].copy())
         message = refusal("decompress", "byte", "other", "back", code=1)
         assert "the restored text differs" in message or "no encoder wrote these words" in message
         assert not os.path.exists("back")

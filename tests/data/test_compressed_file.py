@@ -18,9 +18,9 @@ WORDS = np.arange(13, dtype=np.uint32)
 def test_what_is_written_is_read(tmp_path):
     size = compressed_file.write(tmp_path / "packed", HEADER, WORDS)
     assert size == (tmp_path / "packed").stat().st_size
-    found = compressed_file.read(tmp_path / "packed")
-    assert found.header == HEADER
-    assert (found.words == WORDS).all()
+    header, words = compressed_file.read(tmp_path / "packed")
+    assert header == HEADER
+    assert (words == WORDS).all()
 
 
 def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):

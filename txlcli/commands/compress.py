@@ -76,7 +76,7 @@ def show_compressed(result: "CompressResult") -> None:
         ["L, M, lanes", f"{result.seg_len}, {result.mem_len}, {result.lanes}"],
     ]
     if result.escaped_symbols:
-        rows.append(["not in the vocabulary", f"{result.escaped_symbols:,} symbols, coded by their bytes"])
+        rows.append(["not in the vocabulary", f"{result.escaped_symbols:,} symbols, coded by their numbers"])
     rows.append(["time", _rate(result)])
     console.show_table(f"{result.compressed}: {result.file} with {result.run}", ("", ""), rows)
 

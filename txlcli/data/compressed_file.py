@@ -49,15 +49,6 @@ class CompressionHeader:
     same_length: str
 
 
-@dataclass(frozen=True)
-class CompressedFile:
-    """A compressed text with the conditions under which it can be restored."""
-
-    header: CompressionHeader
-    words: NDArray[np.uint32]
-    """Of the arithmetic coder."""
-
-
 def digest(*parts: bytes) -> str:
     """Return 8 bytes of BLAKE2b as hexadecimal digits."""
     return hashlib.blake2b(b"".join(parts), digest_size=CHECKSUM_BYTES).hexdigest()
@@ -72,8 +63,8 @@ def write(path: Path, header: CompressionHeader, words: NDArray[np.uint32]) -> i
     return len(content) + CHECKSUM_BYTES
 
 
-def read(path: Path) -> CompressedFile:
-    """Read a file that `write` wrote."""
+def read(path: Path) -> tuple[CompressionHeader, NDArray[np.uint32]]:
+    """Read the header and the words of a file that `write` wrote."""
     content = read_bytes(path, MAX_TEXT)
     if not content.startswith(MAGIC):
         raise CompressedFileError(f'{path}: no file of this version of "txl compress"; give the file that it wrote')
@@ -83,7 +74,6 @@ def read(path: Path) -> CompressedFile:
     stop = start + int.from_bytes(content[len(MAGIC) : start], "little")
     words = content[stop:-CHECKSUM_BYTES]
     try:
-        header = CompressionHeader(**parse_json(content[start:stop]))
-        return CompressedFile(header, np.frombuffer(words, dtype="<u4").astype(np.uint32))
+        return CompressionHeader(**parse_json(content[start:stop])), np.frombuffer(words, dtype="<u4").astype(np.uint32)
     except (ValueError, TypeError) as error:
         raise CompressedFileError(f"{path}: its header cannot be read ({error}); restore it from a copy") from error

@@ -7,6 +7,7 @@ characters. Words and SentencePiece models are accepted for texts that they rest
 import contextlib
 import dataclasses
 import os
+import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,11 +20,10 @@ import torch
 from txlcli import __version__
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.device import threads, useful_threads
-from txlcli.core.measures import compression
-from txlcli.core.measures.compression import CodedText, Predictor, SymbolCoder
+from txlcli.core.measures.compression import Decoder, Encoder, Ids, Predictor, SymbolCoder, code_text
 from txlcli.core.reading.scoring import Lanes
 from txlcli.data import compressed_file
-from txlcli.data.compressed_file import CompressedFile, CompressionHeader
+from txlcli.data.compressed_file import CompressionHeader
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CompressedFileError, UsageError, VocabularyError
 from txlcli.runs.loading import OpenRun
@@ -35,7 +35,9 @@ BYTES_PER_LANE, MAX_LANES = 1 << 13, 64
 EXACT: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 """Device and precision with which predictions are repeated to the bit."""
 CODECS = {"byte": ("latin-1", "strict"), "char": ("utf-8", "surrogateescape")}
-"""Encodings of single symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
+"""Encodings whose characters are the symbols, by tokenizer; a byte that is not UTF-8 is one symbol."""
+ALPHABETS = {"byte": 1 << 8, "char": sys.maxunicode + 1}
+"""Number of symbols that a file may have, by tokenizer. An id V + n is symbol n, which the vocabulary lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +75,12 @@ def compress(
     _check_target(target, source, options)
     data = read_user_text(str(source), str(source)).data
     opened = workspace.open_run(run_name)
-    text = _encode(opened.vocab, data, source)
+    ids = _encode(opened.vocab, data, source)
     settings = _settings(opened, len(data), options)
-    started, coder = time.perf_counter(), compression.Encoder()
+    started, coder = time.perf_counter(), Encoder()
     used = useful_threads(opened.model, settings.batch_size)
     with threads(used):
-        probe = _code(opened, settings, workspace, coder, text, f"compressing {source}")
+        probe = _code(opened, settings, workspace, coder, ids, f"compressing {source}")
     seconds = time.perf_counter() - started
     header = CompressionHeader(
         **_conditions(opened),
@@ -86,7 +88,7 @@ def compress(
         probe=probe,
         content=compressed_file.digest(data),
         bytes=len(data),
-        tokens=len(text.ids),
+        tokens=len(ids),
         lanes=settings.batch_size,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
@@ -103,7 +105,7 @@ def compress(
         compressed_bytes=size,
         bits_per_byte=8 * size / len(data) if data else None,
         predicted_bits=coder.bits,
-        escaped_symbols=len(text.others),
+        escaped_symbols=int((ids >= opened.vocab.size).sum()),
         lanes=settings.batch_size,
         seg_len=settings.seg_len,
         mem_len=settings.mem_len,
@@ -116,7 +118,7 @@ def _code(
     settings: EvalSettings,
     workspace: Workspace,
     coder: SymbolCoder,
-    text: CodedText,
+    ids: Ids,
     title: str,
     *,
     probe: str | None = None,
@@ -125,7 +127,7 @@ def _code(
 
     An empty text has no probe.
     """
-    count, vocab = len(text.ids), opened.vocab
+    count, vocab = len(ids), opened.vocab
     if not count:
         return ""
     predictor = Predictor(opened.model, settings, Lanes.of(count, settings))
@@ -134,10 +136,16 @@ def _code(
         raise CompressedFileError(
             f"{title}: this machine rounds differently from the one that compressed it; decompress it there"
         )
-    # A file may have symbols that the vocabulary lacks, each coded by its bytes.
-    escapes = vocab.tokenizer == "char" or (vocab.tokenizer == "byte" and vocab.size < 256)
+    others = ALPHABETS.get(vocab.tokenizer, 0)
     with workspace.reporter.progress(title, total=count, unit="tokens") as bar:
-        compression.code_text(predictor, coder, text, boundary=vocab.boundary, escapes=escapes, on_tokens=bar.reach)
+        code_text(
+            predictor,
+            coder,
+            ids,
+            boundary=vocab.boundary,
+            others=others if vocab.size < others else 0,
+            on_tokens=bar.reach,
+        )
     return measured
 
 
@@ -148,14 +156,14 @@ def decompress(
     workspace = dataclasses.replace(workspace, **EXACT)
     _check_target(target, source, options)
     try:
-        packed = compressed_file.read(source)
+        header, words = compressed_file.read(source)
     except OSError as error:
         raise UsageError(f"{source}: cannot be read ({error.strerror}); check the path") from error
     opened = workspace.open_run(run_name)
     started = time.perf_counter()
-    with threads(max(1, packed.header.threads)):  # sums are divided among them
-        data = _restored(source, packed, opened, workspace)
-    if compressed_file.digest(data) != packed.header.content:
+    with threads(max(1, header.threads)):  # sums are divided among them
+        data = _restored(source, header, Decoder(words), opened, workspace)
+    if compressed_file.digest(data) != header.content:
         raise CompressedFileError(
             f"{source}: the restored text differs from the original, so nothing was written; decompress it where it "
             "was compressed"
@@ -179,31 +187,27 @@ def _check_target(target: Path, source: Path, options: DecompressOptions) -> Non
         raise UsageError(f"{target} exists; name another file, or add `force` to replace it")
 
 
-def _encode(vocab: Vocab, data: bytes, source: Path) -> CodedText:
-    """Return ids (T,), with V for each symbol that the vocabulary lacks, and the bytes of these symbols by position."""
+def _encode(vocab: Vocab, data: bytes, source: Path) -> Ids:
+    """Return the ids (T,) of a file."""
     if codec := CODECS.get(vocab.tokenizer):
-        text = data.decode(*codec)
-        ids = np.array([vocab.ids_of.get(symbol, vocab.size) for symbol in text], dtype=np.int64)
-        return CodedText(ids, {int(at): text[at].encode(*codec) for at in np.flatnonzero(ids == vocab.size)})
+        symbols = data.decode(*codec)
+        return np.array([vocab.ids_of.get(symbol, vocab.size + ord(symbol)) for symbol in symbols], dtype=np.int64)
     with contextlib.suppress(UnicodeError):
-        ids = vocab.encode(data.decode("utf-8"))
+        ids: Ids = vocab.encode(data.decode("utf-8"))
         if vocab.decode(ids).encode("utf-8") == data:
-            return CodedText(ids)
+            return ids
     raise VocabularyError(
         f"{source}: the run's vocabulary ({vocab.tokenizer}) does not restore this text exactly; compress it with a "
         "run of bytes or characters"
     )
 
 
-def _decode(vocab: Vocab, text: CodedText) -> bytes:
-    """Return the bytes of a text."""
-    codec = CODECS.get(vocab.tokenizer)
-    if codec is None:
-        return vocab.decode(text.ids).encode("utf-8")
-    symbols = [symbol.encode(*codec) for symbol in vocab.symbols]
-    return b"".join(
-        text.others[at] if number == vocab.size else symbols[number] for at, number in enumerate(text.ids.tolist())
-    )
+def _decode(vocab: Vocab, ids: Ids) -> bytes:
+    """Return the bytes of a file."""
+    if codec := CODECS.get(vocab.tokenizer):
+        symbols, size = vocab.symbols, vocab.size
+        return "".join(symbols[id_] if id_ < size else chr(id_ - size) for id_ in ids.tolist()).encode(*codec)
+    return vocab.decode(ids).encode("utf-8")
 
 
 def _settings(opened: OpenRun, size: int, options: CompressOptions) -> EvalSettings:
@@ -224,8 +228,7 @@ def _conditions(opened: OpenRun) -> dict[str, Any]:
     }
 
 
-def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: Workspace) -> bytes:
-    header, text = packed.header, CodedText(np.zeros(packed.header.tokens, dtype=np.int64))
+def _restored(source: Path, header: CompressionHeader, coder: Decoder, opened: OpenRun, workspace: Workspace) -> bytes:
     for name, value in _conditions(opened).items():
         if (expected := getattr(header, name)) != value:
             raise CompressedFileError(
@@ -239,9 +242,9 @@ def _restored(source: Path, packed: CompressedFile, opened: OpenRun, workspace: 
         max_distance=header.max_distance,
         same_length=header.same_length,
     )
-    coder = compression.Decoder(packed.words)
+    ids = np.zeros(header.tokens, dtype=np.int64)
     try:
-        _code(opened, settings, workspace, coder, text, f"restoring {source}", probe=header.probe)
+        _code(opened, settings, workspace, coder, ids, f"restoring {source}", probe=header.probe)
+        return _decode(opened.vocab, ids)
     except ValueError as error:
         raise CompressedFileError(f"{source}: {error}; restore it from a copy") from error
-    return _decode(opened.vocab, text)

@@ -9,7 +9,7 @@ import torch
 
 from txlcli.config.model_settings import MODELS
 from txlcli.config.settings import EvalSettings
-from txlcli.core.measures.compression import CodedText, Decoder, Encoder, Predictor, code_text
+from txlcli.core.measures.compression import Decoder, Encoder, Predictor, code_text
 from txlcli.core.model.registry import make_model
 from txlcli.core.reading.scoring import Lanes, Stream, score
 
@@ -35,16 +35,10 @@ def random_ids(size=VOCAB):
     return np.random.default_rng(3).integers(0, size, COUNT).astype(np.int64)
 
 
-def encoded(predictor, text, *, escapes=False):
+def encoded(predictor, ids, *, others=0):
     coder = Encoder()
-    code_text(predictor, coder, text, boundary=None, escapes=escapes)
+    code_text(predictor, coder, ids.copy(), boundary=None, others=others)
     return coder
-
-
-def decoded(predictor, words, *, escapes=False):
-    text = CodedText(np.zeros(COUNT, dtype=np.int64))
-    code_text(predictor, Decoder(words), text, boundary=None, escapes=escapes)
-    return text
 
 
 COMPRESSIVE = {"arch": "compressive", "compressed_len": 5, "compression_rate": 2}
@@ -70,7 +64,7 @@ MEMORY_TOKENS = {"arch": "rmt", "segment_len": 3, "n_memory_tokens": 2}
 def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_settings, eval_settings):
     model, settings = model_with(position, **model_settings), dataclasses.replace(SETTINGS, **eval_settings)
     ids, lanes = random_ids(), Lanes.of(COUNT, settings)
-    coder = encoded(Predictor(model, settings, lanes), CodedText(ids.copy()))
+    coder = encoded(Predictor(model, settings, lanes), ids)
     expected = 0.0
     for first in range(0, COUNT, lanes.length):
         lane = ids[first : first + lanes.length]
@@ -81,20 +75,17 @@ def test_tokens_one_by_one_have_the_bits_of_whole_segments(position, model_setti
 
 
 def test_symbols_outside_the_vocabulary_are_restored(model):
-    ids = random_ids(VOCAB + 1)
-    others = {int(at): bytes([at % 256]) * (1 + at % 4) for at in np.flatnonzero(ids == VOCAB)}
-    words = encoded(Predictor(model, SETTINGS, LANES), CodedText(ids.copy(), dict(others)), escapes=True).words()
-    text = decoded(Predictor(model, SETTINGS, LANES), words, escapes=True)
-    assert (text.ids == ids).all()
-    assert text.others == others
+    expected, others = random_ids(VOCAB + 5), 1 << 20
+    expected[expected == VOCAB + 4] += others - 5
+    coder, ids = encoded(Predictor(model, SETTINGS, LANES), expected, others=others), np.zeros_like(expected)
+    code_text(Predictor(model, SETTINGS, LANES), Decoder(coder.words()), ids, boundary=None, others=others)
+    assert (ids == expected).all()
+    assert 32 * len(coder.words()) == pytest.approx(coder.bits, abs=64)
 
 
 def test_escapes_that_never_occur_cost_a_few_bits(model):
     ids = random_ids()
-    without, with_escapes = (
-        encoded(Predictor(model, SETTINGS, LANES), CodedText(ids.copy()), escapes=escapes).bits
-        for escapes in (False, True)
-    )
+    without, with_escapes = (encoded(Predictor(model, SETTINGS, LANES), ids, others=others).bits for others in (0, 256))
     assert 0 < with_escapes - without < 1
 
 
