@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from txlcli import console
 from txlcli.commands.options import Json, Run
-from txlcli.config.traits import ENCODINGS
 from txlcli.errors import RunError
 from txlcli.runs import run_directory
 from txlcli.system.atomic_files import errors_of_writing
@@ -78,11 +77,8 @@ def rows(result: "AttentionResult") -> list[list[str]]:
 def notes(result: "AttentionResult") -> list[str]:
     """Return the settings, and what the columns and Figure 6 show."""
     settings = result.settings
-    limit = (
-        f"max_distance = {settings.max_distance}, "
-        if ENCODINGS[result.opened.transformer.settings.position].limits_distance
-        else ""
-    )
+    has_limit = result.opened.model.settings.limits_distance
+    limit = f"max_distance = {settings.max_distance}, " if has_limit else ""
     lines = [
         f"L = {settings.seg_len}, M = {settings.mem_len}, up to {result.maps.distances:,} keys per query, "
         f"same_length = {settings.same_length}, {limit}{result.opened.precision}.",

@@ -35,10 +35,8 @@ def plot_figure(result: AttentionResult, figure: int, path: Path) -> None:
     subject = f"{result.opened.run.name} on {result.text.title}"
     if figure == 6:
         heads = {
-            f"head {layer}.{head} (layer.head), {maps.width[layer - 1, head - 1]:.0f} tokens wide": maps.context_of(
-                layer - 1, head - 1
-            )
-            for layer, head in result.shown
+            f"head {layer}.{head} (layer.head), {maps.width[layer - 1, head - 1]:.0f} tokens wide": attention
+            for (layer, head), attention in result.attention_of_shown.items()
         }
         plot_heads(path, heads, targets=result.tokens[0], title=f"{subject}, from token {maps.at:,} on")
         return
@@ -90,7 +88,7 @@ def _show_heads(axes: Axes, attention: Numbers, scale: LogNorm, *, labelled: boo
 def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[str], title: str) -> None:
     """Plot Figure 6: one panel per head, one row per target token, one column per context token of the first target.
 
-    `heads` has attention (R, C) by title, NaN where the query sees no key; `targets` the names of the R tokens.
+    `heads` has attention (R, n) by title, NaN where the query sees no key; `targets` the names of the R tokens.
     """
     figure = plots.new_figure(13.0, 1.1 + (0.55 + 0.17 * len(targets)) * len(heads))
     column = figure.subplots(len(heads), 1, sharex=True, squeeze=False)[:, 0]
@@ -107,7 +105,7 @@ def plot_heads(path: Path, heads: Mapping[str, Numbers], *, targets: Sequence[st
 
 
 def show_head(axes: Axes, attention: Numbers) -> None:
-    """Show attention (R, C) as grey, the strongest fifth red; a shade is the same multiple of uniform attention."""
+    """Show attention (R, n) as grey, the strongest fifth red; a shade is the same multiple of uniform attention."""
     (queries, context), marked = attention.shape, strongest(attention)
     edges = (context + 0.5, 0.5, queries - 0.5, -0.5)
     axes.set_facecolor(UNSEEN)  # NaN has no colour

@@ -121,7 +121,7 @@ def _attention(run_name: str, directory: Path, workspace: Workspace) -> Section:
     from txlcli.workflows import attention as workflow
 
     measured, figures = workflow.run(run_name, AttentionOptions(), workspace), []
-    for number in measured.figures:
+    for number in workflow.figures_of(measured.opened.run):
         attention_plots.plot_figure(measured, number, directory / f"figure{number}.png")
         figures.append([f"figure{number}.png", f"Figure {number} of the paper for this run."])
     grid = Grid(attention.COLUMNS, attention.rows(measured))

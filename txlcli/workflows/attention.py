@@ -9,7 +9,6 @@ import numpy as np
 
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
-from txlcli.config.traits import ENCODINGS
 from txlcli.core.measures.attention_maps import AttentionMaps, Numbers, first_query, observe, strongest
 from txlcli.errors import UsageError
 from txlcli.runs.loading import OpenRun
@@ -37,11 +36,6 @@ class AttentionResult:
     maps: AttentionMaps
 
     @property
-    def figures(self) -> tuple[int, ...]:
-        """Figures of the paper that the model's encoding allows."""
-        return figures_of(self.opened.run)
-
-    @property
     def heads(self) -> dict[str, Numbers]:
         """Averages over the queries of each head, (N, H), by name; widths are exp of the entropy of the average."""
         maps = self.maps
@@ -53,8 +47,13 @@ class AttentionResult:
         }
 
     @property
+    def attention_of_shown(self) -> dict[Head, Numbers]:
+        """Attention of the R target tokens to the n tokens before the first of them, (R, n), NaN without a key."""
+        return {(layer, head): self.maps.rows[layer - 1, head - 1] for layer, head in self.shown}
+
+    @property
     def tokens(self) -> tuple[list[str], list[str]]:
-        """Names of the R target tokens, and of the C tokens before the first of them."""
+        """Names of the R target tokens, and of the n tokens before the first of them."""
         at, rows, length = self.maps.at, self.maps.rows.shape[2], self.maps.distances
         targets = self.text.targets[at : at + rows]
         inputs = self.text.inputs[max(0, at - length + 1) : at + 1]  # may begin before the text without same_length
@@ -91,14 +90,13 @@ class AttentionResult:
             "heads": heads,
             "figure5": _to_lists(maps.by_distance),
             "figure6": self._figure6(),
-            "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} if 7 in self.figures else None,
+            "figure7": {name: _to_lists(term) for name, term in maps.by_term.items()} or None,
         }
 
     def _figure6(self) -> dict[str, Any]:
         targets, context = self.tokens
         heads = []
-        for layer, head in self.shown:
-            attention = self.maps.context_of(layer - 1, head - 1)
+        for (layer, head), attention in self.attention_of_shown.items():
             top = [np.flatnonzero(row).tolist() for row in strongest(attention)]
             heads.append({"layer": layer, "head": head, "attention": _to_lists(attention), "top": top})
         return {"at": self.maps.at, "targets": targets, "context": context, "heads": heads}
@@ -117,9 +115,7 @@ def _rounded(number: float) -> float:
 
 def figures_of(run: Run) -> tuple[int, ...]:
     """Return the figures that a run allows: Figure 7 compares several terms of the score."""
-    settings = run.settings.model
-    has_terms = isinstance(settings, TransformerSettings) and ENCODINGS[settings.position].score_terms
-    return (5, 6, 7) if has_terms else (5, 6)
+    return (5, 6, 7) if run.settings.model.encoding.score_terms else (5, 6)
 
 
 def check_options(run: Run, options: AttentionOptions) -> None:
@@ -157,16 +153,8 @@ def run(run_name: str | None, options: AttentionOptions, workspace: Workspace) -
     if at is None:
         at = random.Random(options.seed).randrange(first, count - rows + 1)
     with workspace.reporter.progress("attention", total=count, unit="tokens") as bar:
-        maps = observe(
-            opened.transformer,
-            text.inputs,
-            settings,
-            at=at,
-            rows=rows,
-            on_tokens=bar.reach,
-        )
-    widest = ((layer + 1, head + 1) for layer, head in maps.widest(WIDEST))
-    return AttentionResult(opened, text, settings, options.heads or tuple(widest), maps)
+        maps = observe(opened.transformer, text.inputs, settings, at=at, rows=rows, on_tokens=bar.reach)
+    return AttentionResult(opened, text, settings, options.heads or tuple(maps.widest(WIDEST)), maps)
 
 
 def _text(opened: OpenRun, options: AttentionOptions, settings: EvalSettings, workspace: Workspace) -> ScoredText:

@@ -7,7 +7,7 @@ Memory: the scores of one layer and segment exist at a time; for all layers only
 the rows to show, (N, H, R, n).
 
 Axes: L segment, M memory, K keys, H heads, D head width, N layers, n distances, l queries of a segment, R queries whose
-rows are shown, C positions of their context.
+rows are shown.
 """
 
 import functools
@@ -85,7 +85,8 @@ class AttentionMaps:
     at: int
     """Position of the first query of `rows`."""
     rows: Numbers
-    """Attention of the R queries from `at` on, (N, H, R, n); NaN where there is no key."""
+    """Attention of the R queries from `at` on, (N, H, R, n), to the n positions up to the first of them, in order: the
+    context of its target. NaN where a query does not see a position."""
 
     @property
     def distances(self) -> int:
@@ -110,23 +111,13 @@ class AttentionMaps:
         return width
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """Return the `count` widest heads as (layer, head), counted from 0, the widest first."""
+        """Return the `count` widest heads as (layer, head), counted from 1, the widest first."""
         order, n_heads = np.argsort(-self.width, axis=None, kind="stable")[:count], self.width.shape[1]
-        return [divmod(number, n_heads) for number in order.tolist()]
-
-    def context_of(self, layer: int, head: int) -> Numbers:
-        """Return attention of the R queries by position, (R, C): the C = n positions up to the first query, in order.
-
-        They are the context of the first query's target. NaN where a query does not see a position.
-        """
-        rows = self.rows[layer, head].astype(np.float64)
-        last = self.distances - 1
-        distance = last - np.arange(self.distances) + np.arange(len(rows))[:, None]  # (R, C)
-        return np.where(distance <= last, np.take_along_axis(rows, np.minimum(distance, last), axis=1), np.nan)
+        return [(number // n_heads + 1, number % n_heads + 1) for number in order.tolist()]
 
 
 def strongest(attention: Numbers) -> NDArray[np.bool_]:
-    """Mark the fifth of its context that each query attends to most, at least one position: (R, C) -> (R, C).
+    """Mark the fifth of its context that each query attends to most, at least one position: (R, n) -> (R, n).
 
     Of equal weights the nearer counts as stronger; NaN is not part of the context.
     """
@@ -201,10 +192,12 @@ class _Sums:
         self._entropy[layer] += torch.special.entr(attention).sum((1, 2))
         distance, before = (torch.arange(size, device=attention.device) for size in (reach, length))
         self._memory[layer] += (attention * (distance > before[:, None])).sum((1, 2))
-        after = begin - self._at  # first row to show
-        start, stop = (min(max(row, 0), self._rows.shape[2]) for row in (after, after + length))
-        rows = attention.masked_fill(scores[TOTAL].isneginf(), math.nan)[:, start - after : stop - after]
-        self._rows[layer, :, start:stop, :reach] = rows.float().cpu().numpy()
+        by_position = attention.masked_fill(scores[TOTAL].isneginf(), math.nan).flip(2)  # up to each query
+        count, context = self._rows.shape[2:]
+        for query in range(max(0, self._at - begin), min(length, self._at + count - begin)):
+            row = begin + query - self._at  # positions from the first query on are left out
+            seen = by_position[:, query, : max(0, reach - row)].float().cpu().numpy()
+            self._rows[layer, :, row, row + context - reach :] = seen
 
     def averages(self, first: int, queries: int) -> AttentionMaps:
         """Return the averages over `queries` queries from position `first` on."""
