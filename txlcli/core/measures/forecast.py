@@ -169,10 +169,8 @@ class _Step:
     model: ModelSettings
     """With a plain softmax."""
     train: TrainSettings
-    """Only what changes the tensors of a step, so that steps that are counted alike are equal."""
+    """Of a micro-batch, so that steps that are counted alike are equal."""
     on_gpu: bool
-    batch_size: int
-    """Sequences of a micro-batch."""
     columns: int
     """Columns of a plain softmax: the mean number of an adaptive one."""
 
@@ -187,19 +185,14 @@ class _Step:
             plain = dataclasses.replace(plain, attention_dropout=0.0)
         return cls(
             model=plain,
-            train=TrainSettings(
-                batch_size=1,
-                seg_len=train.longest_segment,
-                reread_len=train.reread_len,
-                mem_len=train.mem_len,
-                max_steps=1,
+            train=dataclasses.replace(
+                train,
+                batch_size=train.batch_size // train.accumulate,
+                accumulate=1,
+                parallel="ddp",
                 precision="fp32" if DTYPES[train.precision] == torch.float32 else "bf16",
-                loss_part=train.loss_part,
-                recompute=train.recompute,
-                attention=train.attention,
             ),
             on_gpu=on_gpu,
-            batch_size=train.batch_size // train.accumulate,
             # Logits that are computed again are not kept, so that any number of them gives the same bytes.
             columns=2 if train.recompute == "layers" else round(softmax_columns(bands(model, vocab_size))),
         )
@@ -220,15 +213,16 @@ class _Step:
         model, train, itemsize = self.model, self.train, DTYPES[self.train.precision].itemsize
         keys = 0
         if isinstance(model, TransformerSettings) and model.encoding.projects_distances:
-            distances = min(model.window or math.inf, train.read_len + model.memory_keys(train.mem_len))
+            read = train.reread_len + train.longest_segment
+            distances = min(model.window or math.inf, read + model.memory_keys(train.mem_len))
             keys = int(model.n_layers * distances * model.n_heads * model.d_head * itemsize)
-        return self.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
+        return train.batch_size * _memory_bytes(model, train.mem_len, itemsize) + keys
 
     def _kernel_bytes(self) -> int:
         """Return the bytes that an LSTM's kernel keeps without telling autograd."""
         if self.on_gpu or not (isinstance(self.model, RnnSettings) and self.model.arch == "lstm"):
             return 0
-        units = self.batch_size * self.train.seg_len * sum(self.model.widths)
+        units = self.train.batch_size * self.train.longest_segment * sum(self.model.widths)
         return LSTM_NUMBERS * DTYPES[self.train.precision].itemsize * units
 
 
@@ -250,10 +244,10 @@ def _saved_bytes(step: _Step) -> int:
         for context in contexts:
             stack.enter_context(context)
         network = _network(step)
-        lengths = (train.read_len, train.seg_len)
-        tokens, targets = (torch.zeros(step.batch_size, length, dtype=torch.int64) for length in lengths)
+        lengths = (train.reread_len + train.longest_segment, train.longest_segment)
+        tokens, targets = (torch.zeros(train.batch_size, length, dtype=torch.int64) for length in lengths)
         with autocast(CPU, train.precision), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
-            memory = network.full_memory(step.batch_size, train.mem_len)
+            memory = network.full_memory(train.batch_size, train.mem_len)
             network.objective(tokens, targets, memory, Objective(mem_len=train.mem_len, part=train.loss_part))
         weights = {id(weight.untyped_storage()) for weight in network.parameters()}
         return sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
