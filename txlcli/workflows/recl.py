@@ -177,15 +177,16 @@ def _losses(
     """Return the losses of one model at a context length, (P,)."""
     opened, text = member.opened, member.text
     windows = batch_size or windows_at_once(opened.model.device, context_len)
-    settings = dataclasses.replace(member.settings, batch_size=windows)
-    stream = Stream(opened.model, text.inputs, text.targets, settings)
-    parts = []
-    for part, losses in context_losses(stream, positions, context_len=context_len):
-        if not np.isfinite(losses).all():
-            raise TrainingError(
-                f"{opened.run.directory}: a loss is not finite at a context of {context_len:,} tokens; "
-                f"{non_finite_advice(opened.precision, 'train it again')}"
-            )
-        parts.append(losses)
-        bar.advance(context_len * len(part), f"{opened.run.name}, context {context_len:,}")
-    return np.concatenate(parts)
+    settings, before = dataclasses.replace(member.settings, batch_size=windows), bar.done
+
+    def on_tokens(count: int) -> None:
+        bar.reach(before + count, f"{opened.run.name}, context {context_len:,}")
+
+    stream = Stream(opened.model, text.inputs, text.targets, settings, on_tokens)
+    losses = context_losses(stream, positions, context_len=context_len)
+    if not np.isfinite(losses).all():
+        raise TrainingError(
+            f"{opened.run.directory}: a loss is not finite at a context of {context_len:,} tokens; "
+            f"{non_finite_advice(opened.precision, 'train it again')}"
+        )
+    return losses

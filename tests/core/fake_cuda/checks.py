@@ -125,7 +125,7 @@ def evaluation(case, method):
             score_with_cache(Stream(model, read, wanted, eval_settings), size=100, thetas=[1.0, 2.0])
         elif method == "contexts":
             stream = Stream(model, read, wanted, dataclasses.replace(settings.eval, batch_size=4))
-            list(context_losses(stream, positions, context_len=47))
+            context_losses(stream, positions, context_len=47)
         else:
             windows = dataclasses.replace(settings.eval, seg_len=43, mem_len=0)
             score_windows(Stream(model, read, wanted, windows), stride=13)

@@ -8,17 +8,18 @@ Axes: N models of the group, C context lengths, T positions; W texts side by sid
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
 from txlcli.core.model.base import LanguageModel
-from txlcli.core.reading.registry import make_reader
 from txlcli.core.reading.scoring import Stream
+from txlcli.core.reading.windows import read_windows
 
 Losses = NDArray[np.floating]
 
@@ -38,28 +39,21 @@ def read_length(model: LanguageModel, settings: EvalSettings, context_len: int) 
     return context_len if longest is None else min(context_len, longest)
 
 
-def context_losses(
-    stream: Stream, positions: NDArray[np.integer], *, context_len: int
-) -> Iterator[tuple[NDArray[np.integer], NDArray[np.float32]]]:
-    """Yield positions and the losses of their targets in nats, each from the last c inputs only, W at most at once.
+def context_losses(stream: Stream, positions: NDArray[np.int64], *, context_len: int) -> NDArray[np.float32]:
+    """Return the losses of the targets at positions (P,) in nats, each from the last c inputs only, W at most at once.
 
-    W is the batch size of the settings, and M = 0 a model without memory. Positions (P,) are at least c - 1; c is a
-    result of `read_length`.
+    W is the batch size of the settings, and M = 0 a model without memory. Positions are at least c - 1; c is a result
+    of `read_length`. `Stream.on_tokens` is called with the number of tokens read.
     """
-    model, settings = stream.model, stream.settings
-    batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
-    size = len(batches[0])
-    if settings.mem_len == 0 and not model.settings.recurrent_state:
+    settings, losses = stream.settings, list[Tensor]()
+    if settings.mem_len == 0 and not stream.model.settings.recurrent_state:
         settings = dataclasses.replace(settings, seg_len=context_len)  # a window
-    reader = make_reader(model, dataclasses.replace(settings, batch_size=size), length=context_len)
-    before = np.arange(1 - context_len, 1)  # (c,)
-    for batch in batches:
-        padded = np.resize(batch, size)  # fills the reader's batch; the repeated positions are dropped
-        read = torch.from_numpy(stream.inputs[padded[:, None] + before].astype(np.int64)).to(reader.device)  # (W, c)
-        targets = torch.from_numpy(stream.targets[padded, None].astype(np.int64)).to(reader.model.targets_device)
-        reader.reset()
-        losses = reader.losses(reader.read_last(read), targets)[: len(batch), 0]
-        yield batch, losses.float().cpu().numpy()
+    batches = np.array_split(positions, -(-len(positions) // settings.batch_size))  # nearly equal, the largest first
+    windows = read_windows(dataclasses.replace(stream, settings=settings), ((each, 1) for each in batches), context_len)
+    for _, of_windows in windows:
+        losses.append(of_windows[:, 0].cpu())
+        stream.on_tokens(context_len * sum(map(len, losses)))
+    return torch.cat(losses).numpy()
 
 
 @dataclass(frozen=True, kw_only=True)

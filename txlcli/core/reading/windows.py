@@ -8,19 +8,22 @@ Axes: W windows side by side, N window length (attention length), S stride, T to
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, islice, pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from txlcli.config.settings import EvalSettings
+from txlcli.core.kernels.device import send
 from txlcli.core.model.base import LanguageModel
 from txlcli.core.reading.reader import Reader
 from txlcli.core.reading.registry import make_reader
-from txlcli.core.reading.scoring import Scores, Stream
+from txlcli.core.reading.scoring import Scores, Stream, Tokens
 
+Positions = NDArray[np.int64]
 TOKENS_AT_ONCE = {"cpu": 1 << 13, "cuda": 1 << 15}  # the keys of 285M parameters: 1.3 and 5 GB in fp32
 
 
@@ -35,35 +38,48 @@ def score_windows(stream: Stream, *, stride: int, share: tuple[int, int] = (0, 1
     A stride S of 1 predicts one token per window, exactly. With more, the first predictions of a window see N - S + 1.
     A share of (r, n) scores every n-th batch of windows, from batch r on; the losses of all others are 0.
     """
-    model, device, count, started = stream.model, stream.model.device, len(stream.targets), time.perf_counter()
-    inputs, targets = (
-        torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(device) for ids in (stream.inputs, stream.targets)
-    )
-    losses = torch.zeros(count, device=device)
-    sized = dataclasses.replace(stream.settings, seg_len=min(stream.settings.seg_len, count))
-    reader: Reader | None = None
-    tokens = count * sized.seg_len // stride
-    for firsts, counted in islice(_batches(count, sized, stride), share[0], None, share[1]):
-        if reader is None or reader.settings.batch_size != len(firsts):  # some batches may have fewer
-            reader = make_reader(model, dataclasses.replace(sized, batch_size=len(firsts)), tokens=tokens)
-            model = reader.model  # further readers need no copy of their own
-        reader.reset()
-        positions = torch.tensor(firsts, device=device)[:, None] + torch.arange(sized.seg_len, device=device)  # (W, N)
-        hidden = reader.read_last(inputs[positions], count=counted)
-        scored = positions[:, sized.seg_len - counted :]
-        losses[scored] = reader.losses(hidden, targets[scored]).float()
-        stream.on_tokens(firsts[-1] + sized.seg_len)
+    count, started = len(stream.targets), time.perf_counter()
+    length = min(stream.settings.seg_len, count)
+    losses = torch.zeros(count, device=stream.model.device)
+    windows = islice(_batches(count, length, stream.settings.batch_size, stride), share[0], None, share[1])
+    for scored, of_windows in read_windows(stream, windows, length, tokens=count * length // stride):
+        losses[scored] = of_windows
+        stream.on_tokens(int(scored[-1, -1]) + 1)
     return Scores(losses.cpu().numpy(), time.perf_counter() - started, lanes=1)
 
 
-def _batches(count: int, settings: EvalSettings, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the first positions of windows that are read together, and how many of their last positions count."""
-    attn_len, windows = settings.seg_len, settings.batch_size
+def read_windows(
+    stream: Stream, batches: Iterable[tuple[Positions, int]], length: int, *, tokens: int = 0
+) -> Iterator[tuple[Positions, Tensor]]:
+    """Read windows of N = `length` tokens, each from an empty memory; yield positions and their losses, (W, c) each.
+
+    A batch has the last positions (W,) of windows that are read together, and how many of their last positions count,
+    c. `tokens` are those of all windows, as far as it is known.
+    """
+    model, reader, before = stream.model, None, np.arange(1 - length, 1)
+    for lasts, counted in batches:
+        if reader is None or reader.settings.batch_size != len(lasts):  # some batches may have fewer
+            settings = dataclasses.replace(stream.settings, batch_size=len(lasts))
+            reader = make_reader(model, settings, length=length, tokens=tokens)
+            model = reader.model  # further readers need no copy of their own
+        reader.reset()
+        positions = lasts[:, None] + before  # (W, N)
+        hidden = reader.read_last(_sent(stream.inputs[positions], reader.device), count=counted)
+        scored = positions[:, length - counted :]
+        yield scored, reader.losses(hidden, _sent(stream.targets[scored], model.targets_device)).float()
+
+
+def _sent(tokens: Tokens, device: torch.device) -> Tensor:
+    return send(torch.from_numpy(tokens.astype(np.int64)), device)
+
+
+def _batches(count: int, attn_len: int, windows: int, stride: int) -> Iterator[tuple[Positions, int]]:
+    """Yield the last positions of windows that are read together, and how many of their last positions count."""
     edges = [0, *range(attn_len, count, stride), count]
     for counted, parts in groupby(pairwise(edges), key=lambda part: part[1] - part[0]):
-        firsts = [end - attn_len for _, end in parts]
-        for start in range(0, len(firsts), windows):
-            yield firsts[start : start + windows], counted
+        lasts = np.array([end - 1 for _, end in parts])
+        for start in range(0, len(lasts), windows):
+            yield lasts[start : start + windows], counted
 
 
 class WindowReader(Reader):
