@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from txlcli.config.ranges import MAX_COUNT
 from txlcli.config.settings import EvalSettings
 from txlcli.core.kernels.compilation import compiler_problem, runs_triton
 from txlcli.core.kernels.device import autocast, product_dtype
@@ -144,12 +145,17 @@ class Reader(ABC):
             return self.model.losses(hidden, targets)
 
 
-def read_segment(model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings) -> tuple[Tensor, Memory]:
-    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results."""
+def read_segment(
+    model: LanguageModel, tokens: Tensor, memory: Memory, settings: EvalSettings, *, mem_len: int | None = None
+) -> tuple[Tensor, Memory]:
+    """Read one segment (B, L) within the limits of an evaluation; return `LanguageModel.forward`'s results.
+
+    `mem_len` are the positions to keep, by default M of the settings.
+    """
     names = () if model.settings.recurrent_state else ("key_limit", "max_distance", "compressed_len")
     limits = {name: getattr(settings, name) for name in names}
     limits = {name: limit for name, limit in limits.items() if limit is not None}  # a model without attention has none
-    hidden, memory = model(tokens, memory, mem_len=settings.mem_len, **limits)
+    hidden, memory = model(tokens, memory, mem_len=settings.mem_len if mem_len is None else mem_len, **limits)
     return hidden, memory
 
 
@@ -157,27 +163,18 @@ class StateReader(Reader):
     """Reads text through `LanguageModel.forward`, and carries the memory that it returns: the state of an LSTM or a
     QRNN, which covers everything read before, or what another model keeps of the last M tokens.
 
-    Where a memory changes at the end of a segment, reading by tokens reads those of the present segment once more."""
+    Where a memory changes at the end of a segment, it keeps all tokens until then."""
 
     state: Memory | None = None
-    """The model's memory before the tokens of `_unfinished`; None before the first token."""
-    _unfinished: Tensor | None = None
-    """Tokens of the present segment (B, l), if they are to be read once more."""
+    """The model's memory after the last token read; None before the first token."""
 
     def reset(self) -> None:
-        self.state = self._unfinished = None
-
-    @property
-    def _in_segment(self) -> int:
-        return 0 if self._unfinished is None else self._unfinished.shape[1]
+        self.state, self._read_before = None, 0
 
     def _run(self, tokens: Tensor, *, count: int) -> Tensor:
-        segment = tokens if self._unfinished is None else torch.cat([self._unfinished, tokens], dim=1)
+        self._read_before += tokens.shape[1]
+        mem_len = MAX_COUNT if self._in_segment and self.model.settings.depends_on_segments else None
         with self._autocast:
             memory = self.state or self._first_memory()
-            hidden, memory = read_segment(self.model, segment, memory, self.settings)
-        if self.by_tokens and self.model.settings.depends_on_segments and segment.shape[1] < self.seg_len:
-            self._unfinished = segment
-        else:
-            self.state, self._unfinished = memory, None
+            hidden, self.state = read_segment(self.model, tokens, memory, self.settings, mem_len=mem_len)
         return hidden[:, hidden.shape[1] - count :]
