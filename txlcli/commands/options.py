@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from typer import Argument, Option
@@ -29,8 +30,8 @@ Runs = Annotated[
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and errors only.")]
 
-LETTERS = {int: "N", float: "X"}
-"""Placeholder of a number in the help."""
+LETTERS = {int: "N", float: "X", Path: "<path>"}
+"""Placeholder of a value in the help."""
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "overrides": names_of("settings"),
     "recipe": names_of("recipes"),
@@ -60,10 +61,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
         for name, cls in classes.items():
-            given = {field.name: _parse(field, values.pop(field.name)) for field in cls.declared()}
+            given: dict[str, Any] = {}
+            for field in cls.declared():
+                if (value := values.pop(field.name)) is not None:
+                    given[field.name] = parse(field, value) if isinstance(value, str) else value
             if issubclass(cls, Workspace):
                 given["reporter"] = console.TerminalReporter(bars=not values.get("json"))
-            values[name] = cls(**{field: value for field, value in given.items() if value is not None})
+            values[name] = cls(**given)
             if issubclass(cls, RunsDir) and launcher.is_main():
                 run_directory.recover(values[name].runs_dir, console.say)
         command(**values)
@@ -74,17 +78,15 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    """Return the Typer parameter of an option; ranges are left to the class of the options."""
+    """Return the Typer parameter of an option: a switch, a choice, a repeated text, or else a text that is parsed."""
     traits: OptionTraits = field.metadata["option"]
     type_ = FieldType.of(field.type)
-    hint: Any = field.type
-    default = field.default
-    if _is_parsed(field):
-        hint, default = str | None, None
-    elif type_.is_list:
-        hint, default = list[type_.item] | None, None  # type: ignore[name-defined]
-    elif not type_.words:
-        hint = type_.item | None if type_.can_be_off else type_.item
+    hint: Any = str | None
+    default: Any = None if traits.read or type_.is_list or field.default is None else str(field.default)
+    if type_.item is bool or (type_.words and type_.item is str):
+        hint, default = field.type, field.default
+    elif type_.is_list and type_.item is str and not traits.read:
+        hint = list[str] | None
     option = Option(
         *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
         metavar=traits.metavar or _metavar(type_),
@@ -96,19 +98,8 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _is_parsed(field: dataclasses.Field[Any]) -> bool:
-    """Return True if an option is a text for Typer: several numbers, a number or a word, or a file to read."""
-    type_ = FieldType.of(field.type)
-    return bool(field.metadata["option"].read or (type_.item in LETTERS and (type_.is_list or type_.words)))
-
-
-def _parse(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the value of a field from what the command line has."""
-    return parse(field, value) if isinstance(value, str) and _is_parsed(field) else value
-
-
 def _metavar(type_: FieldType) -> str | None:
-    """Return what stands for a number in the help, None for other values."""
+    """Return what stands for a value in the help, None for words."""
     if (letter := LETTERS.get(type_.item)) is None:
         return None
     return "|".join([f"{letter},{letter},..." if type_.is_list else letter, *type_.words])
