@@ -55,7 +55,7 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         _evaluations(past),
         attempt("samples", "Samples", partial(_samples, str(run.directory), options, workspace)),
         attempt("attention", "Attention", partial(_attention, str(run.directory), directory, workspace)),
-        attempt("published", "Published results", lambda: ranking.rank(past).section()),
+        attempt("published", "Published results", partial(ranking.rank, past)),
     ]
     paths = pages.write_report(f"Run {run.name}", sections, f"Made by txl {__version__}.", directory)
     if json:
