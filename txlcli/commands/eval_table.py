@@ -16,7 +16,7 @@ def show(result: EvalResult) -> None:
     """Write the table to stdout, without the columns that no row has a value for."""
     scoring, rows = result.scoring, result.rows
     names = [scoring.opened.run.metric, "ppl_per_word", "bits_per_byte"]
-    if result.lacking is None:
+    if not result.compares_protocols:
         names = metrics.wanted_measures(scoring.text.unit, rows[0].measures)
     cells = [_cells(row, rows, names) for row in rows]
     columns = [heading for heading in cells[0] if any(row[heading] != "-" for row in cells)]
@@ -63,11 +63,11 @@ def _measure(row: EvalRow, name: str) -> str:
 
 def _notes(result: EvalResult) -> list[str]:
     """Return the notes: settings, what limits the result, how it was obtained."""
-    rows, compared = result.rows, result.lacking is not None
+    rows, compared = result.rows, result.compares_protocols
     metric, paper = result.scoring.opened.run.metric, result.scoring.text.paper
     change = f"change: of {metrics.METRIC_TITLES[metric]}, from the first row; the same weights and tokens."
     notes = [("* best. " if len(rows) > 1 else "") + (change if compared else describe_settings(result, rows[0]))]
-    notes += [f"no {name}: {reason}." for name, reason in (result.lacking or {}).items()]
+    notes += [f"no {name}: {reason}." for name, reason in result.lacking.items()]
     if result.ended_by is not None:
         notes.append("Stopped before the last row.")
     if compared:

@@ -50,8 +50,8 @@ class EvalResult:
     scoring: Scoring = dataclasses.field(repr=False)
     rows: tuple[EvalRow, ...]
     search: LengthSearch | None
-    lacking: dict[str, str] | None
-    """Requested protocols that the model lacks, each with the reason; None in other evaluations."""
+    lacking: dict[str, str]
+    """Requested protocols that the model lacks, each with the reason."""
     ended_by: BaseException | None
     """Error or Ctrl-C that ended the sweep; the result then lacks the remaining rows."""
 
@@ -83,7 +83,12 @@ class EvalResult:
             "complete": self.ended_by is None,
             "rows": [row.to_json() for row in self.rows],
         }
-        return result if self.lacking is None else result | {"lacking": self.lacking}
+        return result | {"lacking": self.lacking} if self.compares_protocols else result
+
+    @property
+    def compares_protocols(self) -> bool:
+        """True if each row is of a protocol."""
+        return self.rows[0].protocol is not None
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
@@ -127,30 +132,41 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         if not rows:
             raise
         ended_by = world.explained(error)
-    best = min(rows, key=lambda row: row.loss_nats)
+    best, metric = min(rows, key=lambda row: row.loss_nats), metrics.metric_of(scoring.text.unit)
     return EvalResult(
         scoring=scoring,
-        rows=tuple(dataclasses.replace(row, best=row is best) for row in rows),
+        rows=tuple(dataclasses.replace(row, best=row is best, change=_change(row, rows[0], metric)) for row in rows),
         search=search,
-        lacking=_lacking_protocols(opened, options) if options.protocols else None,
+        lacking=_lacking_protocols(opened, options),
         ended_by=ended_by,
     )
 
 
+def _change(row: EvalRow, first: EvalRow, metric: str) -> float | None:
+    """Return the relative change of the metric from the first protocol."""
+    before, now = first.measures[metric], row.measures[metric]
+    return now / before - 1 if row.protocol and before and now is not None else None
+
+
 def _rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
-    """Yield a row for each setting: here the memory length M, or the window length N, is swept."""
+    """Yield a row for each setting: here the memory length M, the window length N, or the protocol is swept."""
     default = scoring.settings.mem_len
     mem_lens = options.mem_lens or ((0, default) if options.html and default else (default,))
-    if options.protocols:
-        yield from _over_protocols(scoring, options)
-    elif options.adapts:
+    if options.adapts:
         yield from adapted_rows(scoring.changed(mem_len=mem_lens[0]), options)
-    else:
-        for length in options.windows or mem_lens:
-            score = _score_at(options, length)
-            tempered = with_temperature(scoring, score)
-            row = score(tempered)
-            yield with_times(tempered, row) if options.timed and not (row.stride or row.documents) else row
+        return
+    scores: list[tuple[str | None, Score]] = [
+        (None, _score_at(options, length)) for length in options.windows or mem_lens
+    ]
+    if options.protocols:
+        scores = list(_protocol_scores(scoring.opened.run.settings, options))
+        if "recurrence" in dict(scores):
+            check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before rows take hours
+    for protocol, score in scores:
+        tempered = with_temperature(scoring, score)
+        row = dataclasses.replace(score(tempered), protocol=protocol)
+        is_timed = options.timed and not (protocol or row.stride or row.documents)
+        yield with_times(tempered, row) if is_timed else row
 
 
 def _score_at(options: EvalOptions, length: int) -> Score:
@@ -160,47 +176,31 @@ def _score_at(options: EvalOptions, length: int) -> Score:
     return partial(over_documents if options.reset_at_documents else with_memory, mem_len=length)
 
 
-def _over_protocols(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
-    """Yield the result of each protocol and length, with its relative change of the metric from the first one."""
-    metric, first = metrics.metric_of(scoring.text.unit), None
-    scores = _protocol_scores(scoring.opened.run.settings, options)
-    if "recurrence" in dict(scores):
-        check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before other rows take hours
-    for protocol, score in scores:
-        row = score(with_temperature(scoring, score))
-        value = row.measures[metric]  # a perplexity that overflows is None
-        first = first or value
-        change = value / first - 1 if first and value is not None else None
-        yield dataclasses.replace(row, protocol=protocol, change=change)
-
-
-def _protocol_scores(settings: Settings, options: EvalOptions) -> list[tuple[str, Score]]:
-    """Return the functions that score by each protocol, one for each length; none by a protocol that the model lacks.
+def _protocol_scores(settings: Settings, options: EvalOptions) -> Iterator[tuple[str, Score]]:
+    """Yield the function that scores by each protocol, one for each length.
 
     The lengths are those given, or else the recipe's memory length, or the trained segment length.
     """
-    mem_lens = options.mem_lens or ((settings.eval.mem_len,) if settings.eval.mem_len else ())
+    mem_lens = options.mem_lens or tuple(filter(None, [settings.eval.mem_len]))
     lengths, longest = mem_lens or (settings.train.seg_len,), settings.model.longest_window or MAX_COUNT
     windows = options.windows or tuple(dict.fromkeys(min(length, longest) for length in lengths))
     if (options.stride or 0) > min(windows):
         raise UsageError(f"`stride` {options.stride} exceeds the window length {min(windows)}; give at most that")
-    scores: list[tuple[str, Score]] = []
     for protocol in options.protocols:
         if protocol == "recurrence":
-            read = (0,) if settings.model.recurrent_state else mem_lens
-            scores += [(protocol, partial(with_memory, mem_len=mem_len)) for mem_len in read]
+            for mem_len in (0,) if settings.model.recurrent_state else mem_lens:
+                yield protocol, partial(with_memory, mem_len=mem_len)
             continue
         for length in windows:
             stride = {"disjoint": length, "strided": options.stride or max(1, length // 2), "sliding": 1}[protocol]
-            score = partial(in_windows, length=length, stride=stride, batch_size=options.batch_size)
-            scores.append((protocol, score))
-    return scores
+            yield protocol, partial(in_windows, length=length, stride=stride, batch_size=options.batch_size)
 
 
 def _lacking_protocols(opened: OpenRun, options: EvalOptions) -> dict[str, str]:
     """Return the requested protocols that the model lacks, each with the reason."""
     settings = opened.run.settings
-    if "recurrence" not in options.protocols or "recurrence" in dict(_protocol_scores(settings, options)):
+    reads_memory = settings.model.recurrent_state or options.mem_lens or settings.eval.mem_len
+    if "recurrence" not in options.protocols or reads_memory:
         return {}
     next_step = "; give a memory length to evaluate it with one"
     ending = next_step if settings.supports_memory else " and with absolute positions"
@@ -249,9 +249,8 @@ def check_options(opened: OpenRun, options: EvalOptions) -> None:
     longest = max(options.mem_lens, default=0)
     settings.check_memory(longest, run=directory, instead="give `attn_len` instead of `mem_len`")
     settings.check_attn_lens(options.windows, subject=directory)
-    lacking = _lacking_protocols(opened, options) if options.protocols else {}
     if options.protocols != PROTOCOLS:  # if all were requested, the model may lack one
-        for name, reason in lacking.items():
+        for name, reason in _lacking_protocols(opened, options).items():
             raise UsageError(f"`protocols` {name}: {reason}; or leave {name} out")
     if options.dynamic and opened.precision == "fp16":
         raise UsageError("`dynamic` trains the model, which fp16 is too coarse for; add `precision` bf16 or fp32")
