@@ -22,7 +22,6 @@ from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
 from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
-from txlcli.workflows.evaluation.adapted import adapted_rows
 from txlcli.workflows.evaluation.rows import (
     SHORT_LANE,
     SLOWDOWN_WINDOWS,
@@ -33,7 +32,7 @@ from txlcli.workflows.evaluation.rows import (
     with_memory,
     with_times,
 )
-from txlcli.workflows.evaluation.search import LengthSearch, search_length, with_temperature
+from txlcli.workflows.evaluation.search import LengthSearch, adapted_rows, search_length, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
 from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
