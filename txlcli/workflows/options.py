@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, dataclass_transform
 
 from txlcli.config.ranges import (
     MAX_COUNT,
@@ -74,9 +74,16 @@ def parse(of: dataclasses.Field[Any], text: str) -> Any:
         raise UsageError(f"`{of.name}` {text}: write {traits.example or type_.example}") from None
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of the options of a job: checks the names, types and ranges of all fields when it is made."""
+    """Base class of the options of a job: checks the names, types and ranges of all fields when it is made.
+
+    Its subclasses are frozen dataclasses, too.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __new__(cls, *_: object, **named: object) -> Self:
         check_names(cls.__name__, named, [item.name for item in fields(cls)])
@@ -158,7 +165,6 @@ seeds_option = partial(option, "Training runs per model, each with the next seed
 seed_option = partial(option, "Random seed.", default=1111)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlotOptions(Options):
     """Options of each job that plots its result, and all of `txl runs plot` and `txl runs compare`."""
 
@@ -168,7 +174,6 @@ class PlotOptions(Options):
     force: bool = force_option()
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpeedOptions(PlotOptions):
     """Options of `txl speed`."""
 
@@ -215,7 +220,6 @@ def read_user_text(file: str, asked: str | None = None) -> UserText:
     return UserText("stdin" if is_stdin else file, data, label=asked)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvalOptions(PlotOptions):
     """Options of `txl eval`; None selects the setting of the recipe."""
 
@@ -370,7 +374,6 @@ def _check_losses(path: Path) -> None:
 DEFAULT_CONTEXT, DEFAULT_TOP_K = 512, 40
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Options):
     """Options of `txl generate`: context and sampling of the texts."""
 
@@ -415,7 +418,6 @@ def read_heads(text: str) -> tuple[Head, ...]:
     return tuple(dict.fromkeys((int(layer), int(head)) for layer, head in pairs))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AttentionOptions(Options):
     """Options of `txl attention`."""
 
@@ -440,7 +442,6 @@ class AttentionOptions(Options):
             raise UsageError(f"Figure 6 has room for {MAX_HEADS} heads; select fewer with `heads`")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProbeOptions(PlotOptions):
     """Options of `txl probe`."""
 
@@ -458,7 +459,6 @@ DEFAULT_RECL_STEPS = 9  # ten lengths, 100 to 1,000; Table 8 goes to 900
 DEFAULT_RECL_POSITIONS = 2_000
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReclOptions(PlotOptions):
     """Options of `txl recl`."""
 
@@ -494,14 +494,12 @@ class ReclOptions(PlotOptions):
         return list(range(self.start, last + 1, self.step))
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecompressOptions(Options):
     """Options of `txl decompress`."""
 
     force: bool = force_option()
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompressOptions(DecompressOptions):
     """Options of `txl compress`."""
 
@@ -511,7 +509,6 @@ class CompressOptions(DecompressOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrepareOptions(Options):
     """Options of `txl prepare`; None means that the corpus decides."""
 
@@ -560,7 +557,6 @@ class PrepareOptions(Options):
             raise UsageError("`split`: give three shares of train, valid and test that sum to 100, like 90,5,5")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options):
     """Options of `txl import`."""
 
@@ -576,7 +572,6 @@ class ImportOptions(Options):
             raise UsageError("`overrides` corpus.store: select the store with `store` instead")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
     """Options of `txl export`."""
 
@@ -588,7 +583,6 @@ class ExportOptions(Options):
     force: bool = force_option()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
     """Options of `txl runs report`."""
 
@@ -598,7 +592,6 @@ class ReportOptions(Options):
     force: bool = force_option()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """Options of `txl train`; None keeps the setting of the recipe, or of the run that is resumed."""
 
@@ -650,7 +643,6 @@ class TrainOptions(Options):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchOptions(Options):
     """Processes that divide the work of `txl train`, and runs that repeat it; a forecast of them."""
 
@@ -666,7 +658,6 @@ class LaunchOptions(Options):
     dry_run: bool = flag_option("Print the plan, its memory and its time; do not train.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaleOptions(Options):
     """Options of `txl recipes scale`: one of several equal GPUs; None is unknown."""
 
@@ -701,7 +692,6 @@ def select_items(names: Sequence[str]) -> list[str]:
     return [name for name in REPRODUCIBLE if name in names or (ALL_ITEMS in names and name in PAPER_ITEMS)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(Options):
     """Options of `txl reproduce`."""
 

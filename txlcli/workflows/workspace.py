@@ -1,6 +1,6 @@
 """The directories, the device and the reporter that workflows share; PyTorch is imported when a run is opened."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,21 +28,18 @@ def _directory(content: str, default: Path, variable: str) -> Path:
     return directory
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoresDir(Options):
     """Directory of the token stores."""
 
     data_dir: Path = _directory("token stores", DATA_DIR, DATA_VARIABLE)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunsDir(Options):
     """Directory of the runs."""
 
     runs_dir: Path = _directory("training runs", RUNS_DIR, RUNS_VARIABLE)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Workspace(RunsDir, StoresDir):
     """Directories, device and reporter of a workflow; subclasses let the command line choose more of these."""
 
@@ -81,21 +78,18 @@ class Workspace(RunsDir, StoresDir):
         return opened
 
 
-@dataclass(frozen=True, kw_only=True)
 class CpuWorkspace(Workspace):
     """Workspace of a command that computes on the CPU."""
 
     threads: PositiveInt | None = option("Threads on the CPU [default: OMP_NUM_THREADS, or one per core].")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceWorkspace(CpuWorkspace):
     """Workspace of a command that computes on a device."""
 
     device: Device = option("Device; auto uses CUDA if available.", default="auto")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunWorkspace(DeviceWorkspace):
     """Workspace of a command that computes with a trained run."""
 
