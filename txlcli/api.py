@@ -4,11 +4,10 @@ Names in this module are stable: they change only with a new minor version, and 
 Axes: T tokens, V vocabulary.
 """
 
-import dataclasses
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypedDict, Unpack
@@ -136,7 +135,7 @@ class LoadedRun:
         Raises:
             UsageError: the model cannot use a memory.
         """
-        settings = dataclasses.replace(texts.one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
+        settings = replace(texts.one_lane(self._opened.run, mem_len=mem_len), batch_size=batch_size)
         return make_reader(self.model, settings)
 
     @checked

@@ -1,9 +1,9 @@
 """Flags of the commands: those that several commands share, and those built from the options of a job."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import Field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -77,7 +77,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
+def _parameter(field: Field[Any]) -> inspect.Parameter:
     """Return the Typer parameter of an option: a switch, a choice, a repeated text, or else a text that is parsed."""
     traits: OptionTraits = field.metadata["option"]
     type_ = FieldType.of(field.type)

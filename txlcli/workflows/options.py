@@ -4,11 +4,10 @@ This module imports neither PyTorch nor Typer, so that `txl COMMAND --help` stay
 it writes the name of the field in backticks, `mem_len`, and the command line prints the flag, --mem-len.
 """
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, dataclass_transform
@@ -65,7 +64,7 @@ def option(help_: str, *, default: Any = None, **traits: Any) -> Any:
     return field(default=default, metadata={"option": OptionTraits(help=help_, **traits)})
 
 
-def parse(of: dataclasses.Field[Any], text: str) -> Any:
+def parse(of: Field[Any], text: str) -> Any:
     """Return the value of an option from a text of the command line."""
     traits, type_ = of.metadata["option"], FieldType.of(of.type)
     try:
@@ -118,7 +117,7 @@ class Options:
         """Reject other combinations of options; subclasses define it."""
 
     @classmethod
-    def declared(cls) -> list[dataclasses.Field[Any]]:
+    def declared(cls) -> list[Field[Any]]:
         """Return the options, inherited ones last; other fields belong to the Python interface alone."""
         options = [item for item in fields(cls) if "option" in item.metadata]
         return sorted(options, key=lambda item: item.name not in cls.__annotations__)
@@ -354,7 +353,7 @@ class EvalOptions(PlotOptions):
         if self.same_length is not None and self.same_length != (same_length != "off"):  # keep "m_plus_one"
             same_length = "m" if self.same_length else "off"
         limit = settings.max_distance if self.max_distance is None else self.max_distance
-        return dataclasses.replace(
+        return replace(
             settings,
             seg_len=self.seg_len or settings.seg_len,
             batch_size=self.batch_size or settings.batch_size,

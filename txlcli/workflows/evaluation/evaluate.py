@@ -1,9 +1,8 @@
 """Evaluates a run: opens it, scores a text with each requested setting, and records the results."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,7 @@ NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "compl
 class EvalResult:
     """Result of an evaluation: what was scored, and one row per requested setting."""
 
-    scoring: Scoring = dataclasses.field(repr=False)
+    scoring: Scoring = field(repr=False)
     rows: tuple[EvalRow, ...]
     search: LengthSearch | None
     lacking: dict[str, str]
@@ -121,7 +120,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     if options.searched:
         search = search_length(scoring, options, partial(_score_at, options))
         found: dict[str, Any] = {search.option: (search.length,)}
-        options = dataclasses.replace(options, **found)
+        options = replace(options, **found)
     rows: list[EvalRow] = []
     ended_by = None
     try:
@@ -134,7 +133,7 @@ def evaluate(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
     best, metric = min(rows, key=lambda row: row.loss_nats), metrics.metric_of(scoring.text.unit)
     return EvalResult(
         scoring=scoring,
-        rows=tuple(dataclasses.replace(row, best=row is best, change=_change(row, rows[0], metric)) for row in rows),
+        rows=tuple(replace(row, best=row is best, change=_change(row, rows[0], metric)) for row in rows),
         search=search,
         lacking=_lacking_protocols(opened, options),
         ended_by=ended_by,
@@ -163,7 +162,7 @@ def _rows(scoring: Scoring, options: EvalOptions) -> Iterator[EvalRow]:
             check_lanes(len(scoring.text.targets), scoring.settings, scoring.world.size)  # before rows take hours
     for protocol, score in scores:
         tempered = with_temperature(scoring, score)
-        row = dataclasses.replace(score(tempered), protocol=protocol)
+        row = replace(score(tempered), protocol=protocol)
         is_timed = options.timed and not (protocol or row.stride or row.documents)
         yield with_times(tempered, row) if is_timed else row
 
@@ -222,7 +221,7 @@ def _prepare(opened: OpenRun, options: EvalOptions, workspace: Workspace, world:
         if options.batch_size is None:  # as many lanes as the text can be cut into without short ones
             longest = max(settings.seg_len, *(options.mem_lens or [settings.mem_len]))
             lanes = max(1, min(settings.batch_size, len(text.targets) // (SHORT_LANE * longest)))
-            settings = dataclasses.replace(settings, batch_size=lanes)
+            settings = replace(settings, batch_size=lanes)
     if options.searched or options.adapts or settings.temperature == AUTO:
         if text.split is None:
             texts.warn_if_trained_on(opened, "valid", workspace)

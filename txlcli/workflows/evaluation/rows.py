@@ -3,11 +3,10 @@
 Axes: N window length, S stride, M memory length, T tokens.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -78,11 +77,11 @@ class EvalRow:
     """Number of documents that were read from an empty memory each; None in other evaluations."""
     method: str | None = None
     """Way of adaptation: model, cache or dynamic; None in other evaluations."""
-    adaptation: dict[str, float] = dataclasses.field(default_factory=dict)
+    adaptation: dict[str, float] = field(default_factory=dict)
     """Parameters of the method."""
     best: bool = False
     """True for the lowest loss of the result."""
-    losses_nats: NDArray[np.float32] = dataclasses.field(repr=False)
+    losses_nats: NDArray[np.float32] = field(repr=False)
     """Loss of each token, (T,)."""
 
     @property
@@ -121,7 +120,7 @@ def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
     """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
     one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
     ratio = vanilla / one_lane if one_lane and vanilla else None
-    return dataclasses.replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+    return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
 
 
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
@@ -145,8 +144,8 @@ def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
     if row.attn_len_max is not None:
         longest, alone = max(b - a for a, b in spans), scoring.changed(batch_size=1).settings
         fewest, most = attention_span(scoring.opened.model, alone, longest)
-        row = dataclasses.replace(row, attn_len_min=fewest, attn_len_max=most)
-    return dataclasses.replace(row, documents=len(spans))
+        row = replace(row, attn_len_min=fewest, attn_len_max=most)
+    return replace(row, documents=len(spans))
 
 
 def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | None) -> EvalRow:
@@ -162,7 +161,7 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     # A window longer than the text predicts all of it at once.
     fewest, most = (length - stride + 1, length) if length < tokens else (tokens, tokens)
     window = model.settings.attention_window or most
-    return dataclasses.replace(
+    return replace(
         row, attn_len_min=min(fewest, window), attn_len_max=min(most, window), attn_len=length, stride=stride
     )
 
@@ -173,13 +172,13 @@ def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
     No times if the text is shorter than the memory, or if the model has fewer learned positions.
     """
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
-    one_lane = dataclasses.replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
+    one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
     _, attn_len = attention_span(opened.model, one_lane)
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
         return None, None
     xl = time_evaluation(opened.model, one_lane, repeat=SLOWDOWN_WINDOWS)
-    windows = dataclasses.replace(one_lane, seg_len=attn_len, mem_len=0)
+    windows = replace(one_lane, seg_len=attn_len, mem_len=0)
     vanilla = time_vanilla(opened.model, windows, repeat=SLOWDOWN_WINDOWS)
     return xl.median, vanilla.median
 

@@ -1,8 +1,8 @@
 """Texts that are scored: a split of the run's store, or a text of the user's."""
 
 import codecs
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from txlcli.workflows.workspace import Workspace
 Result = TypeVar("Result")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoredText:
     """Text to score: inputs and targets (T,), and the original text that the targets stand for."""
 
@@ -51,7 +51,7 @@ class ScoredText:
     """True if the split may contain training data of the run; None if unknown."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Scoring:
     """A run, and a text that it scores with given settings."""
 
@@ -82,11 +82,11 @@ class Scoring:
     def on_valid(self, positions: int | None = None) -> "Scoring":
         """Return the first positions of the validation split, scored with the same settings."""
         text = _first_positions(self.opened, "valid", positions or self.positions, self.workspace)
-        return dataclasses.replace(self, text=text)
+        return replace(self, text=text)
 
     def changed(self, **settings: Any) -> "Scoring":
         """Return the same text scored with other settings."""
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **settings))
+        return replace(self, settings=replace(self.settings, **settings))
 
 
 def one_lane(run: Run, *, mem_len: int | None, seg_len: int | None = None) -> EvalSettings:

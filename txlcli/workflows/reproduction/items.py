@@ -1,8 +1,8 @@
 """Makes each table and figure of the paper, and the frontier, from the results of the other jobs."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from txlcli.core.measures.recl import Recl
@@ -21,7 +21,7 @@ COLUMNS = ["model", "init", "best", "attention", "paper: init", "paper: best", "
 NOT_WORSE = 0.005  # largest increase of perplexity, relative, up to four times the trained M
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class OurResult:
     """Result of one of our models."""
 
@@ -100,7 +100,7 @@ def frontier(runner: Runner, item: str) -> Section:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lengths:
     """Perplexity on valid by attention length, for each seed."""
 
@@ -148,7 +148,7 @@ def _measure(runner: Runner, part: str) -> Lengths:
         search = EvalOptions(split="valid", mem_len=AUTO)
     else:
         as_trained = runner.in_windows(part, "valid")
-        search = dataclasses.replace(as_trained, attn_len=AUTO)
+        search = replace(as_trained, attn_len=AUTO)
     init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
     searches = [result.search for result in runner.evaluate_all(part, search) if result.search]
     tried = tuple(searched.tried for searched in searches)

@@ -1,7 +1,7 @@
 """Provides the tables with results: prepares texts, trains models and evaluates runs, each only once."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from txlcli.config import recipe
@@ -27,7 +27,7 @@ FIRST_SEED = 1111
 TRAINING = TrainOptions(resume_hint="repeat the same command to continue")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Functions of the caller that show results."""
 
@@ -44,7 +44,7 @@ def seeds_of(options: ReproduceOptions) -> range:
     return range(FIRST_SEED, FIRST_SEED + options.seeds)
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True)
 class Runner:
     """Texts, runs and measurements of one table or figure, with the commands that reproduce them by hand."""
 
@@ -53,10 +53,10 @@ class Runner:
     workspace: Workspace
     """Finished runs in its directory of runs are reused, others resumed."""
     report: Report
-    recl_results: dict[tuple[str, ...], ReclResult] = dataclasses.field(default_factory=dict)
+    recl_results: dict[tuple[str, ...], ReclResult] = field(default_factory=dict)
     """Results of `txl recl` by group, which several items share."""
-    commands: list[str] = dataclasses.field(default_factory=list)
-    readings: list[str] = dataclasses.field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
     """Settings of the evaluations, in sentences, each once."""
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Runner:
     def run(self, part: str, seed: int = FIRST_SEED) -> Run:
         """Return the finished run of a model; train or resume it if necessary."""
         model, name = self.scale.models[part], self.scale.run_name(part, seed)
-        options = dataclasses.replace(TRAINING, name=name, seed=seed, overrides=model.changes)
+        options = replace(TRAINING, name=name, seed=seed, overrides=model.changes)
         directory, settings = self.workspace.runs_dir / name, recipe.load(model.recipe, options.changes)
         self._prepare(settings.corpus.store)
         self.record_command("train", model.recipe, options=options)
@@ -86,15 +86,15 @@ class Runner:
             if run.settings != settings:
                 raise RunError(f"{directory} was trained with other settings; remove it, or give another `runs_dir`")
             if history.read(run).state != "finished":
-                start.run(None, dataclasses.replace(TRAINING, resume=str(directory)), self.workspace)
+                start.run(None, replace(TRAINING, resume=str(directory)), self.workspace)
         else:  # a run that was killed before its first save leaves a directory
             replaces = (directory / run_directory.CARD).is_file()
-            start.run(model.recipe, dataclasses.replace(options, force=replaces), self.workspace)
+            start.run(model.recipe, replace(options, force=replaces), self.workspace)
         return run_directory.open_run(directory)
 
     def evaluate(self, run: Run, options: EvalOptions) -> EvalResult:
         """Return the result of `txl eval` on as many positions as the scale has."""
-        options = dataclasses.replace(options, positions=self.scale.positions, timed=False)
+        options = replace(options, positions=self.scale.positions, timed=False)
         self.record_command("eval", str(run.directory), options=options)
         result = evaluate.run(str(run.directory), options, self.workspace)
         result.raise_pending()

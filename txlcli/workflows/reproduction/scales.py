@@ -1,9 +1,8 @@
 """Texts, models and lengths that take the place of the paper's at each scale; scales.toml has them."""
 
-import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any
 
@@ -73,7 +72,7 @@ def get(name: str) -> Scale:
     models |= {part: models[other] for part, other in table["same"].items()}
     if name == "small":
         models = {part: _smaller(model) for part, model in models.items()}
-    values = {field.name: table[field.name] for field in dataclasses.fields(Scale) if field.name in table}
+    values = {field.name: table[field.name] for field in fields(Scale) if field.name in table}
     return Scale(**values | {"name": name, "models": models})
 
 
