@@ -118,8 +118,8 @@ class Lengths:
 
 def table6(runner: Runner, item: str) -> Section:
     """Compare recurrence, encodings and losses."""
-    models = {part: _measure(runner, part) for part in parts(item)}
-    section, mem_len = _ablations(runner, item, models), runner.settings(STANDARD).train.mem_len
+    section, models = _ablations(runner, item)
+    mem_len = runner.settings(STANDARD).train.mem_len
     further = (3 * mem_len, 2 * mem_len)  # the paper's 450 and 300 keys, of 150 in training
     for row, length in zip(published.TABLES[6].rows[len(models) :], further, strict=True):
         value = runner.measure(STANDARD, "valid", "ppl", mem_len=length)
@@ -130,14 +130,36 @@ def table6(runner: Runner, item: str) -> Section:
 
 def table10(runner: Runner, item: str) -> Section:
     """Compare as in Table 6, with longer segments without recurrence, so that training needs the same memory."""
-    section = _ablations(runner, item, {part: _measure(runner, part) for part in parts(item)})
-    trained = [runner.settings(part).train for part in parts(item)]
+    section, models = _ablations(runner, item)
+    trained = [runner.settings(part).train for part in models]
     steps = ", ".join(f"{train.batch_size} x {train.seg_len}" for train in trained)  # segment lengths differ
     paper = ", ".join(str(row.backprop_len) for row in published.TABLES[10].rows)
     section.notes.append(
         f"Tokens per step (batch size x segment length), row by row: {steps}. Segments of the paper: {paper}."
     )
     return section
+
+
+def _ablations(runner: Runner, item: str) -> tuple[Section, dict[str, Lengths]]:
+    """Return the section of a table of ablations, and the results of its models."""
+    rows, models = [], {part: _measure(runner, part) for part in parts(item)}
+    for row, lengths in zip(published.TABLES[int(item.removeprefix("table"))].rows, models.values(), strict=False):
+        found = sorted({min(lengths.attn_lens), max(lengths.attn_lens)})
+        rows.append(_row(row, str(lengths.init), str(lengths.best), " to ".join(map(str, found))))
+    caption = (
+        "Perplexity per token of the validation split, as in the paper. init: with the training settings (segments of "
+        "L with M before them; windows of L without recurrence). best: the lowest of all lengths. attention: the "
+        f"shortest length beyond which perplexity falls by less than 0.1 %. Ours: {runner.averaged}."
+    )
+    section = Section(
+        grids=[Grid(COLUMNS, rows, caption)],
+        claims=check_claims(item, {part: lengths.best for part, lengths in models.items()}),
+        data={
+            part: vars(lengths) | {"init": lengths.init.values, "best": lengths.best.values}
+            for part, lengths in models.items()
+        },
+    )
+    return section, models
 
 
 def _measure(runner: Runner, part: str) -> Lengths:
@@ -149,12 +171,12 @@ def _measure(runner: Runner, part: str) -> Lengths:
     else:
         as_trained = runner.in_windows(part, "valid")
         search = replace(as_trained, attn_len=AUTO)
-    init = [perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained)]
+    init = tuple(perplexity(result.rows[0].loss_nats) for result in runner.evaluate_all(part, as_trained))
     searches = [result.search for result in runner.evaluate_all(part, search) if result.search]
     tried = tuple(searched.tried for searched in searches)
     lowest = [perplexity(min(losses.values())) for losses in tried]
     return Lengths(
-        init=Measured(tuple(init)),
+        init=Measured(init),
         best=Measured(tuple(map(min, init, lowest))),
         attn_lens=tuple(searched.length for searched in searches),
         tried=tried,
@@ -174,15 +196,17 @@ def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
     Besides the lengths that the search tried, 2 and 4 times M and one and a half times the longest of training count.
     """
     trained, mem_len = lengths.trained, runner.settings(LONGEST).train.mem_len
-    increases, longer = dict.fromkeys((2 * mem_len, 4 * mem_len), 0.0), []
-    further = [*increases, trained * 3 // 2]
+    further = (2 * mem_len, 4 * mem_len, trained * 3 // 2)
     measured = [runner.measure(LONGEST, "valid", "ppl", mem_len=length).values for length in further]
-    for tried, values in zip(lengths.tried, zip(*measured, strict=True), strict=True):
-        ppl = {length: perplexity(loss) for length, loss in tried.items()} | dict(zip(further, values, strict=True))
-        longer.append(min(value for length, value in ppl.items() if length > trained))
-        for length, increase in increases.items():
-            best = min(value for other, value in ppl.items() if other <= length)
-            increases[length] = max(increase, ppl[length] / best - 1)
+    by_seed = [
+        {length: perplexity(loss) for length, loss in tried.items()} | dict(zip(further, values, strict=True))
+        for tried, values in zip(lengths.tried, zip(*measured, strict=True), strict=True)
+    ]
+    longer = tuple(min(value for length, value in ppl.items() if length > trained) for ppl in by_seed)
+    increases = {
+        length: max(ppl[length] / min(ppl[other] for other in ppl if other <= length) - 1 for ppl in by_seed)
+        for length in further[:2]
+    }
     helps = f"Attention longer than in training ({trained} keys at most) lowers the perplexity"
     harmless = (
         f"Up to four times the trained memory ({mem_len}) does no harm (perplexity within {NOT_WORSE:.1%} of that of "
@@ -191,28 +215,7 @@ def _check_lengths(runner: Runner, lengths: Lengths) -> list[Claim]:
     detail = "here " + " and ".join(f"{share:+.2%} at M = {length}" for length, share in increases.items())
     detail += ", the worst seed" if len(runner.seeds) > 1 else ""
     is_harmless = max(increases.values()) <= NOT_WORSE
-    return [Claim.of_lower(helps, Measured(tuple(longer)), lengths.init), Claim(harmless, is_harmless, detail)]
-
-
-def _ablations(runner: Runner, item: str, models: dict[str, Lengths]) -> Section:
-    """Return the section of a table of ablations."""
-    rows = []
-    for row, lengths in zip(published.TABLES[int(item.removeprefix("table"))].rows, models.values(), strict=False):
-        found = sorted({min(lengths.attn_lens), max(lengths.attn_lens)})
-        rows.append(_row(row, str(lengths.init), str(lengths.best), " to ".join(map(str, found))))
-    caption = (
-        "Perplexity per token of the validation split, as in the paper. init: with the training settings (segments of "
-        "L with M before them; windows of L without recurrence). best: the lowest of all lengths. attention: the "
-        f"shortest length beyond which perplexity falls by less than 0.1 %. Ours: {runner.averaged}."
-    )
-    return Section(
-        grids=[Grid(COLUMNS, rows, caption)],
-        claims=check_claims(item, {part: lengths.best for part, lengths in models.items()}),
-        data={
-            part: vars(lengths) | {"init": lengths.init.values, "best": lengths.best.values}
-            for part, lengths in models.items()
-        },
-    )
+    return [Claim.of_lower(helps, Measured(longer), lengths.init), Claim(harmless, is_harmless, detail)]
 
 
 ROWS = dict(zip(parts("table8"), published.TABLES[8].rows, strict=True))
@@ -243,12 +246,11 @@ def table8(runner: Runner, item: str) -> Section:
 
 def recl_figure(runner: Runner, item: str) -> Section:
     """Plot Figure 3, the gains, or Figure 4, perplexity by context length."""
-    figures = []
+    figures, option = [], "plot" if item == "figure3" else "plot_ppl"
     for index, group in enumerate(GROUPS, 1):
-        file, option = f"{item}-group{index}.png", "plot" if item == "figure3" else "plot_ppl"
-        path = runner.directory / file
+        path = runner.directory / f"{item}-group{index}.png"
         runner.report.plot_recl[item](path, _measure_group(runner, group, **{option: path, "force": True}))
-        figures.append([file, f"Figure {item[-1]}, model group {index}: {', '.join(group)}"])
+        figures.append([path.name, f"Figure {item[-1]}, model group {index}: {', '.join(group)}"])
     return Section(notes=[_recl_note(runner)], figures=figures)
 
 
@@ -278,8 +280,8 @@ def _format_recl(point: Recl, start: int) -> str:
 def compare_groups(measured: Mapping[str, Recl], start: int) -> list[Claim]:
     """Compare Transformer-XL with each other model of its group, on the hardest tenth of the positions."""
     claims = []
-    for first, other in ((group[0], other) for group in GROUPS for other in group[1:]):
-        longer, shorter = _format_recl(measured[first], start), _format_recl(measured[other], start)
+    for first, other in ((first, other) for first, *others in GROUPS for other in others):
+        longer, shorter = (_format_recl(measured[part], start) for part in (first, other))
         same_bound = longer == shorter and not longer.isdigit()
         held = None if same_bound else measured[first].recl_tokens > measured[other].recl_tokens
         names = [ROWS[part].model.removeprefix("- ") for part in (first, other)]
