@@ -9,6 +9,7 @@ import time
 import pytest
 
 from txlcli import console
+from txlcli.commands.progress import TerminalReporter
 
 ODD = ["notes[draft].txt", "a[/b].txt", "[red]x[/red]", "lane :key:", "\\[x]"]
 HOSTILE = "a\x1b]0;owned\x07\x1b[31mred\r\x9b2J\u202eb\nerror: none\u2028c"
@@ -66,7 +67,7 @@ def test_every_part_of_a_table_is_shown_as_it_is_or_escaped_on_one_line(capsys, 
 def test_a_step_without_a_terminal_says_how_far_it_is_and_how_fast(monkeypatch, capsys, total, unit, limit_s, shown):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with console.TerminalReporter().progress("reading", total=total, unit=unit, limit_s=limit_s) as step:
+    with TerminalReporter().progress("reading", total=total, unit=unit, limit_s=limit_s) as step:
         now = 109.0
         step.advance(7e6)  # too early for a line
         now = 110.0
@@ -92,8 +93,8 @@ def test_json_is_ascii_if_stdout_is_not_utf_8(monkeypatch):
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_warning_is_shown_with_quiet_too(capsys, quiet):
     console.set_quiet(quiet)
-    console.TerminalReporter().say("reads `mem_len`")
-    console.TerminalReporter().warn("`plot` failed")
+    TerminalReporter().say("reads `mem_len`")
+    TerminalReporter().warn("`plot` failed")
     console.set_quiet(False)
     assert capsys.readouterr().err == ("" if quiet else "reads --mem-len\n") + "--plot failed\n"
 

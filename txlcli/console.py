@@ -11,31 +11,25 @@ import os
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from txlcli.errors import TxlError
 from txlcli.system import launcher
 from txlcli.system.command_lines import flag
 from txlcli.system.plain_json import as_json
-from txlcli.workflows.reporter import Reporter, Step
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
 MAX_WIDTH, MAX_HEIGHT = 10_000, 100
 """Columns and lines of the console for tables, unless stdout is a terminal with fewer columns."""
-BAR_WIDTH = 12
 # C0, DEL and C1 except tab and line end; marks that change the direction of text; line and paragraph separators.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_IN_JSON = re.compile(f"{_CONTROLS.pattern}|[\ud800-\udfff]")  # also halves of characters, which have no UTF-8
 _LONG_WORD = re.compile(r"\S{1000,}")
-PLAIN_INTERVAL_S = 10.0  # between lines of progress if stderr is not a terminal
 
 
 def printable(text: str) -> str:
@@ -56,7 +50,7 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def _plain(file: TextIO, width: int | None = None, height: int | None = None) -> "Console":
+def plain(file: TextIO, width: int | None = None, height: int | None = None) -> "Console":
     """Return a console that does not interpret markup, since file names and tokens may contain brackets and colons."""
     from rich.console import Console
 
@@ -71,6 +65,11 @@ def set_quiet(quiet: bool) -> None:
     """Suppress messages and progress, or show them again; errors are always shown."""
     global _quiet  # noqa: PLW0603 - an option of every command, for all that it writes
     _quiet = quiet
+
+
+def shows_bars() -> bool:
+    """Return True if stderr is a terminal on which a live bar may move."""
+    return not _quiet and launcher.is_main() and sys.stderr.isatty()
 
 
 def say(message: str) -> None:
@@ -162,7 +161,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     table, count = _fitted_table(cells, width)
     if title:
         show_line(title)
-    out = _plain(sys.stdout, width, MAX_HEIGHT)
+    out = plain(sys.stdout, width, MAX_HEIGHT)
     with out.capture() as rendered:
         out.print(table, crop=False, soft_wrap=False)
     _write("".join(line.rstrip() + "\n" for line in rendered.get().splitlines()))
@@ -191,102 +190,3 @@ def _fitted_table(cells: Sequence[Sequence[str]], limit: int) -> tuple["Table", 
     for row in cells[1:]:
         table.add_row(*row[:count])
     return table, count
-
-
-class TerminalStep(Step):
-    """Progress of one long step: a live bar, or lines at intervals."""
-
-    def __init__(
-        self,
-        description: str,
-        total: float | None,
-        unit: str,
-        start: float,
-        limit_s: float | None,
-        bar: "Progress | None",
-    ) -> None:
-        super().__init__(on_one_line(description), total, start, on_progress=lambda *_: None)
-        self._unit, self._start, self._limit_s, self._bar = unit, start, limit_s, bar
-        if bar:
-            self._task = bar.add_task(self.description, total=total, completed=int(start), state="")
-        self._started = self._last = time.monotonic()
-
-    def reach(self, done: float, detail: str = "") -> None:
-        """Report that `done` units are done in all."""
-        self.done, now = done, time.monotonic()
-        elapsed, since_start = max(now - self._started, 1e-9), done - self._start
-        rate = on_one_line(detail) or f"{_amount(since_start / elapsed, self._unit)}/s"
-        state = ", ".join([self._share(), rate, *self._times(elapsed, since_start)])
-        if self._bar:
-            self._bar.update(self._task, completed=done, state=state)
-        elif now - self._last >= PLAIN_INTERVAL_S:
-            self._last = now
-            say(f"{self.description}: {state}")
-
-    def _share(self) -> str:
-        """Return how much is done: 50%, or 4.0M tokens if the total is unknown, and steps by number."""
-        if not self.total:
-            return _amount(self.done, self._unit)
-        share = f"{self.done / self.total:.0%}"
-        return f"step {self.done:,.0f} of {self.total:,.0f}, {share}" if self._unit == "steps" else share
-
-    def _times(self, elapsed: float, done: float) -> list[str]:
-        """Return the time since the start and, if the total is known, the time left at this rate, or to the limit."""
-        if not self.total or done <= 0:
-            return []
-        left = elapsed * (self.total - self.done) / done
-        if self._limit_s is not None:
-            left = max(0.0, min(left, self._limit_s - elapsed))
-        return [f"{timedelta(seconds=round(elapsed))} elapsed", f"{timedelta(seconds=round(left))} left"]
-
-
-def _amount(number: float, unit: str) -> str:
-    """Format an amount: 9.1M tokens, 9.1 MB, 0.21 steps."""
-    for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f} {prefix}B" if unit == "B" else f"{number / limit:.1f}{prefix} {unit}"
-    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
-
-
-class TerminalReporter(Reporter):
-    """Writes the messages and the progress of a workflow to stderr.
-
-    Progress is a live bar on a terminal; elsewhere, and without `bars`, it is a plain line at intervals.
-    """
-
-    def __init__(self, *, bars: bool = True) -> None:
-        super().__init__()
-        self._bars = bars
-
-    def say(self, message: str) -> None:
-        """Write one line to stderr."""
-        say(message)
-
-    def warn(self, message: str) -> None:
-        """Write one line to stderr, also with --quiet."""
-        warn(message)
-
-    @contextmanager
-    def progress(
-        self,
-        description: str,
-        total: float | None = None,
-        unit: str = "",
-        start: float = 0.0,
-        limit_s: float | None = None,
-    ) -> Iterator[Step]:
-        """Show the progress of one long step while the block runs; a narrow terminal folds it."""
-        is_live = self._bars and not _quiet and launcher.is_main() and sys.stderr.isatty()
-        with _live_bar() if is_live else nullcontext() as bar:
-            yield TerminalStep(description, total, unit, start, limit_s, bar)
-
-
-def _live_bar() -> "Progress":
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    name, state = (
-        TextColumn(field, markup=False, table_column=Column(overflow="fold"))
-        for field in ("{task.description}", "{task.fields[state]}")
-    )
-    return Progress(name, BarColumn(BAR_WIDTH), state, console=_plain(sys.stderr), transient=True)

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from txlcli import console
 from txlcli.commands.completion import names_of
+from txlcli.commands.progress import TerminalReporter
 from txlcli.config.ranges import FieldType
 from txlcli.runs import run_directory
 from txlcli.system import launcher
@@ -66,7 +67,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
                 if (value := values.pop(field.name)) is not None:
                     given[field.name] = parse(field, value) if isinstance(value, str) else value
             if issubclass(cls, Workspace):
-                given["reporter"] = console.TerminalReporter(bars=not values.get("json"))
+                given["reporter"] = TerminalReporter(bars=not values.get("json"))
             values[name] = cls(**given)
             if issubclass(cls, RunsDir) and launcher.is_main():
                 run_directory.recover(values[name].runs_dir, console.say)
@@ -88,7 +89,7 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
     elif type_.is_list and type_.item is str and not traits.read:
         hint = list[str] | None
     option = Option(
-        *(traits.flags or ((flag(field.name),) if type_.item is bool else ())),
+        *(() if type_.item is bool and type_.can_be_off else (flag(field.name),)),  # Typer adds --no-NAME
         metavar=traits.metavar or _metavar(type_),
         envvar=traits.variable,
         autocompletion=COMPLETIONS.get(field.name),

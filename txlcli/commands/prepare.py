@@ -8,6 +8,7 @@ from typer import Argument, Option
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
+from txlcli.commands.progress import TerminalReporter
 from txlcli.errors import TxlError, UsageError
 from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.workspace import StoresDir
@@ -46,7 +47,7 @@ def prepare(
         raise UsageError('prepare what? Name a corpus or a path, e.g. "txl prepare stdlib"')
     from txlcli.workflows.preparation import preparing
 
-    result = preparing.run(what, options, where.data_dir, reporter=console.TerminalReporter())
+    result = preparing.run(what, options, where.data_dir, reporter=TerminalReporter())
     console.show_result(result, show, json=json)
 
 

@@ -10,6 +10,7 @@ from typer import Argument
 from txlcli import console
 from txlcli.commands.completion import names_of
 from txlcli.commands.options import Json
+from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import UnknownNameError, UsageError
 from txlcli.paper import metrics
@@ -101,7 +102,7 @@ def scale(
     from txlcli.commands import training_tables
     from txlcli.workflows.training import forecast
 
-    workspace = Workspace(data_dir=where.data_dir, reporter=console.TerminalReporter())
+    workspace = Workspace(data_dir=where.data_dir, reporter=TerminalReporter())
     of_devices = forecast.scale(recipe_source, options, workspace)
     console.show_result(of_devices, training_tables.show_devices, json=json)
 

@@ -10,6 +10,7 @@ from typer import Argument
 
 from txlcli import console
 from txlcli.commands.options import Json, Run, Runs, with_options
+from txlcli.commands.progress import TerminalReporter
 from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
@@ -64,7 +65,7 @@ def list_(where: RunsDir, json: Json = False) -> None:
     directories = run_directory.newest_first(where.runs_dir)
     if not directories:
         raise RunError(f'no run under {where.runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
-    entries = [overview.describe(directory, console.TerminalReporter()) for directory in directories]
+    entries = [overview.describe(directory, TerminalReporter()) for directory in directories]
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return

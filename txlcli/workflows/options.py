@@ -43,8 +43,6 @@ class OptionTraits:
 
     help: str
     metavar: str | None = None
-    flags: tuple[str, ...] = ()
-    """Names on the command line, if they are not the name of the field."""
     variable: str | None = None
     """Environment variable with another default."""
     read: Callable[[str], Any] | None = None
@@ -124,8 +122,7 @@ class Options:
 
     def changed(self) -> dict[str, Any]:
         """Return the values of the options that differ from their defaults, by field."""
-        values = {item.name: (getattr(self, item.name), item.default) for item in self.declared()}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        return {item.name: value for item in self.declared() if (value := getattr(self, item.name)) != item.default}
 
     def given(self, *names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults, as backticked names for a message."""
@@ -158,7 +155,7 @@ flag_option = partial(option, default=False)
 force_option = partial(flag_option, "Overwrite existing results.")
 memory_option = partial(option, "Memory length M [default: the recipe's].")
 overrides_option = partial(
-    option, "Override a setting of the recipe; repeatable.", default=(), flags=("--set",), metavar="SECTION.KEY=VALUE"
+    option, "Override a setting of the recipe; repeatable.", default=(), metavar="SECTION.KEY=VALUE"
 )
 seeds_option = partial(option, "Training runs per model, each with the next seed.", default=1)
 seed_option = partial(option, "Random seed.", default=1111)
@@ -238,9 +235,7 @@ class EvalOptions(PlotOptions):
     )
     seg_len: PositiveInt | None = option("Segment length L; changes speed, and without memory the context.")
     max_distance: PositiveInt | Literal["none"] | None = option("Distances beyond it share one encoding.")
-    same_length: bool | None = option(
-        "Every query sees M keys, or M + 1 to M + L.", flags=("--same-length/--no-same-length",)
-    )
+    same_length: bool | None = option("Every query sees M keys, or M + 1 to M + L.")
     temperature: Annotated[float, Range(above=0, most=100)] | Literal["auto"] | None = option(
         "Divide the logits by this number; auto selects it on valid [default: the recipe's]."
     )
@@ -604,7 +599,6 @@ class TrainOptions(Options):
     begin_from: str | None = option(
         "Begin a new run with the weights of this one, and its settings unless a recipe is given.",
         metavar="RUN",
-        flags=("--from",),
     )
     max_steps: PositiveInt | None = option("Stop and save after this step, without changing the schedule.")
     max_minutes: NotNegativeFloat | None = option("Stop and save after this time.")

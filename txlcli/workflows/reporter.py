@@ -10,12 +10,20 @@ OnProgress = Callable[[str, float | None, float | None], None]
 
 @dataclass
 class Step:
-    """One long step of a workflow, whose progress is passed to a function."""
+    """One long step of a workflow."""
 
     description: str
     total: float | None
-    done: float
-    on_progress: OnProgress
+    unit: str
+    start: float
+    """Units that were done before."""
+    limit_s: float | None
+    """Time that it takes at most."""
+    on_reach: Callable[["Step", str], None]
+    """Called when more is done, with details."""
+
+    def __post_init__(self) -> None:
+        self.done = self.start
 
     def advance(self, amount: float, detail: str = "") -> None:
         """Report that `amount` more units are done."""
@@ -24,7 +32,7 @@ class Step:
     def reach(self, done: float, detail: str = "") -> None:
         """Report that `done` units are done in all."""
         self.done = done
-        self.on_progress(f"{self.description}: {detail}" if detail else self.description, done, self.total)
+        self.on_reach(self, detail)
 
 
 class Reporter:
@@ -53,4 +61,11 @@ class Reporter:
 
         It takes `limit_s` seconds at most.
         """
-        return nullcontext(Step(description, total, start, self._on_progress))
+        return self.showing(Step(description, total, unit, start, limit_s, self._pass_on))
+
+    def showing(self, step: Step) -> AbstractContextManager[Step]:
+        """Return a context manager that shows a step while it is taken."""
+        return nullcontext(step)
+
+    def _pass_on(self, step: Step, detail: str) -> None:
+        self._on_progress(f"{step.description}: {detail}" if detail else step.description, step.done, step.total)
