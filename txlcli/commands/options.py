@@ -1,11 +1,11 @@
 """Flags of the commands: those that several commands share, and those built from the options of a job."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import Field
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -49,16 +49,18 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     The command receives the object, a workspace with the terminal as its reporter; interrupted runs are recovered
     before it begins.
     """
-    hints = get_type_hints(command, include_extras=True)
-    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and issubclass(cls, Options)}
-    parameters = [inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)]
-    for name, parameter in reversed([*inspect.signature(command).parameters.items()]):
-        if cls := classes.get(name):
-            parameters = [*map(_parameter, cls.declared()), *parameters]
+    classes: dict[str, type[Options]] = {}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        cls = parameter.annotation
+        if isinstance(cls, type) and issubclass(cls, Options):
+            classes[name] = cls
+            parameters += map(_parameter, cls.declared())
         else:
-            parameters.insert(0, parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
 
-    @functools.wraps(command)
+    @wraps(command)
     def run(*, quiet: bool = False, **values: Any) -> None:
         console.set_quiet(quiet)
         for name, cls in classes.items():
@@ -73,12 +75,12 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
                 run_directory.recover(values[name].runs_dir, console.say)
         command(**values)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _parameter(field: Field[Any]) -> inspect.Parameter:
+def _parameter(field: Field[Any]) -> Parameter:
     """Return the Typer parameter of an option: a switch, a choice, a repeated text, or else a text that is parsed."""
     traits: OptionTraits = field.metadata["option"]
     type_ = FieldType.of(field.type)
@@ -95,8 +97,7 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
         autocompletion=COMPLETIONS.get(field.name),
         help=traits.help,
     )
-    hint = Annotated[hint, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option])
 
 
 def _metavar(type_: FieldType) -> str | None:
