@@ -37,8 +37,19 @@ from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace, compile_reading
 
-NOT_RECORDED = ("run", "position", "slowdown_windows", "paper", "search", "complete", "rows", "lacking")
-"""Keys of the result that evals.jsonl does not repeat in every row."""
+NOT_RECORDED = (
+    "run",
+    "position",
+    "slowdown_windows",
+    "paper",
+    "search",
+    "complete",
+    "rows",
+    "lacking",
+    "best",
+    "change",
+)
+"""Keys of the result and its rows that evals.jsonl does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,16 +305,14 @@ def describe_settings(result: EvalResult, row: EvalRow) -> str:
 def _record(result: EvalResult) -> None:
     """Append the rows to the run's evals.jsonl; if that cannot be written, say so and continue."""
     run, text = result.scoring.opened.run, result.scoring.text
-    facts = result.to_json()
-    shared = {key: value for key, value in facts.items() if key not in NOT_RECORDED} | {
+    facts = result.to_json() | {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "weights": run.best_or_last.name,
         "corpus": text.corpus,
         "split": text.split,
         "whole": text.whole,
     }
-    of_one_sweep = ("best", "change")
-    rows = [shared | {key: row[key] for key in row if key not in of_one_sweep} for row in facts["rows"]]
+    rows = [{key: value for key, value in (facts | row).items() if key not in NOT_RECORDED} for row in facts["rows"]]
     try:
         history.record(run, rows)
     except OSError as error:

@@ -118,9 +118,11 @@ def with_memory(scoring: Scoring, mem_len: int) -> EvalRow:
 
 def with_times(scoring: Scoring, row: EvalRow) -> EvalRow:
     """Add the times of one lane with memory, and of the vanilla model: rank 0 takes them."""
-    one_lane, vanilla = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
-    ratio = vanilla / one_lane if one_lane and vanilla else None
-    return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=ratio)
+    times = scoring.world.from_rank_0(partial(_times, scoring.changed(mem_len=row.mem_len)))
+    if times is None:
+        return row
+    one_lane, vanilla = times
+    return replace(row, one_lane_ms_per_token=one_lane, vanilla_ms_per_token=vanilla, slowdown=vanilla / one_lane)
 
 
 def over_documents(scoring: Scoring, mem_len: int) -> EvalRow:
@@ -166,17 +168,17 @@ def in_windows(scoring: Scoring, length: int, *, stride: int, batch_size: int | 
     )
 
 
-def _times(scoring: Scoring) -> tuple[float, float] | tuple[None, None]:
+def _times(scoring: Scoring) -> tuple[float, float] | None:
     """Time one lane with memory, and the vanilla model with as many keys; return ms per token.
 
-    No times if the text is shorter than the memory, or if the model has fewer learned positions.
+    None if the text is shorter than the memory, or if the model has fewer learned positions.
     """
     opened, settings, tokens = scoring.opened, scoring.settings, len(scoring.text.targets)
     one_lane = replace(settings, batch_size=1, seg_len=min(settings.seg_len, tokens))
     _, attn_len = attention_span(opened.model, one_lane)
     longest = opened.run.settings.model.longest_window
     if settings.mem_len == 0 or settings.mem_len > tokens or (longest is not None and attn_len > longest):
-        return None, None
+        return None
     xl = time_evaluation(opened.model, one_lane, repeat=SLOWDOWN_WINDOWS)
     windows = replace(one_lane, seg_len=attn_len, mem_len=0)
     vanilla = time_vanilla(opened.model, windows, repeat=SLOWDOWN_WINDOWS)
