@@ -55,7 +55,7 @@ def plain(file: TextIO, width: int | None = None, height: int | None = None) -> 
     from rich.console import Console
 
     # Created for each use, because test runners replace sys.stdout after this module is imported.
-    return Console(file=file, highlight=False, soft_wrap=True, markup=False, emoji=False, width=width, height=height)
+    return Console(file=file, markup=False, emoji=False, width=width, height=height)
 
 
 _quiet = False
@@ -163,7 +163,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         show_line(title)
     out = plain(sys.stdout, width, MAX_HEIGHT)
     with out.capture() as rendered:
-        out.print(table, crop=False, soft_wrap=False)
+        out.print(table)
     _write("".join(line.rstrip() + "\n" for line in rendered.get().splitlines()))
     if count < len(columns):
         show_line(f"not shown: {', '.join(columns[count:])}; widen the terminal to see them")
