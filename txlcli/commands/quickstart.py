@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from txlcli import console
+from txlcli.commands import eval as eval_
 from txlcli.commands.generate import show as show_generated
 from txlcli.commands.prepare import show as show_store
 from txlcli.config import recipe
@@ -52,7 +53,6 @@ def quickstart(
     Example: txl quickstart
     """
     signals.explain_end(f'what was saved is kept; "{_again(workspace)}" continues')
-    from txlcli.commands import eval_table
     from txlcli.workflows import generate
     from txlcli.workflows.evaluation import evaluate
     from txlcli.workflows.preparation import preparing
@@ -70,24 +70,22 @@ def quickstart(
     lengths = EvalOptions(mem_len=MEM_LENS, positions=positions)
     _announce("eval", run, options=lengths, data_dir=data_dir)
     evaluation = evaluate.run(run, lengths, workspace)
-    eval_table.show(evaluation)
+    eval_.show(evaluation)
     evaluation.raise_pending()
     sample = GenerateOptions(prompt=PROMPT, tokens=TOKENS)
     _announce("generate", run, options=sample, data_dir=data_dir)
     show_generated(generate.prepare(run, sample, workspace))
-    eval_table.plot(Path(run) / FIGURE, evaluation)
+    eval_.plot(Path(run) / FIGURE, evaluation)
     _summarize(evaluation, workspace)
 
 
 def _summarize(evaluation: "EvalResult", where: Workspace) -> None:
     """Say what memory gained, and what can be done next."""
-    from txlcli.commands import eval_table
-
     run, data_dir, runs_dir = evaluation.scoring.opened.run, where.data_dir, where.runs_dir
     past, directory = history.read(run), str(run.directory)
     prepare = command_line("prepare", "FOLDER", data_dir=data_dir)
     lines = [
-        eval_table.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows),
+        eval_.in_a_sentence(evaluation.scoring.text.unit, evaluation.rows),
         f"The figure {run.directory / FIGURE} shows both by memory length. Next:",
         f"  {command_line('generate', directory, '--interactive')}",
         f"  {command_line('attention', directory, data_dir=data_dir)}",

@@ -183,6 +183,10 @@ class SpeedOptions(PlotOptions):
 
 
 AUTO: Literal["auto"] = "auto"
+LENGTH_THRESHOLD = 0.001
+"""Smallest relative gain of perplexity that counts in a search for a length."""
+SLOWDOWN_WINDOWS = 3
+"""Repetitions of the timing of an evaluation."""
 PROTOCOLS = ("disjoint", "strided", "recurrence", "sliding")
 """Protocols of evaluation, in the order of the table: the one that takes the longest is last."""
 OF_ADAPTATION: dict[str, Any] = {

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from txlcli.workflows.evaluation.search import THRESHOLD, find_length, relative_gain
+from txlcli.workflows.evaluation.search import find_length, relative_gain
+from txlcli.workflows.options import LENGTH_THRESHOLD
 
 
 def falling_to(reach, gain=0.01):
@@ -39,7 +40,7 @@ def test_without_any_gain_the_search_returns_the_least_length():
 
 
 def test_gains_below_the_threshold_do_not_count():
-    just = -math.log1p(-THRESHOLD)  # nats whose relative gain is the threshold
+    just = -math.log1p(-LENGTH_THRESHOLD)  # nats whose relative gain is the threshold
     for share, expected in ((0.9, 0), (1.1, 1)):
         losses = {0: 1.0, 1: 1.0 - share * just}
         result = find_length(lambda length, losses=losses: losses.get(length, losses[1]), least=0, step=1, longest=50)
@@ -48,7 +49,7 @@ def test_gains_below_the_threshold_do_not_count():
 
 def test_small_gains_are_added_up():
     # Every token gains less than the threshold; all of them together gain far more than it.
-    result = find_length(falling_to(40, gain=0.8 * THRESHOLD)[0], least=0, step=1, longest=10_000)
+    result = find_length(falling_to(40, gain=0.8 * LENGTH_THRESHOLD)[0], least=0, step=1, longest=10_000)
     assert 38 <= result.length <= 40
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from txlcli.core.reading.scoring import score_with_likeliest
 from txlcli.data.vocabulary import Vocab
 from txlcli.paper import metrics
-from txlcli.workflows.evaluation.evaluate import EvalResult, describe_settings
+from txlcli.workflows.evaluation.evaluate import EvalResult
 from txlcli.workflows.evaluation.texts import ScoredText
 
 Numbers = NDArray[np.number[Any]]
@@ -97,7 +97,7 @@ def annotate(result: EvalResult) -> AnnotatedText:
     scale = max(float(bits.max()), 1.0) / np.iinfo(np.uint16).max
     return AnnotatedText(
         title=f"{opened.run.name} on {text.title}",
-        settings=f"{rows[0].tokens:,} tokens scored. {describe_settings(result, rows[-1])}",
+        settings=f"{rows[0].tokens:,} tokens scored. {result.describe_settings(rows[-1])}",
         metric=metrics.METRIC_TITLES[opened.run.metric],
         rows=[
             {

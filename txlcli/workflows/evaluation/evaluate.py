@@ -23,7 +23,6 @@ from txlcli.runs.loading import OpenRun
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.rows import (
     SHORT_LANE,
-    SLOWDOWN_WINDOWS,
     EvalRow,
     Score,
     in_windows,
@@ -33,7 +32,7 @@ from txlcli.workflows.evaluation.rows import (
 )
 from txlcli.workflows.evaluation.search import LengthSearch, adapted_rows, search_length, with_temperature
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AUTO, PROTOCOLS, EvalOptions
+from txlcli.workflows.options import AUTO, PROTOCOLS, SLOWDOWN_WINDOWS, EvalOptions
 from txlcli.workflows.training.execution import settings_facts
 from txlcli.workflows.workspace import Workspace, compile_reading
 
@@ -98,6 +97,28 @@ class EvalResult:
     def compares_protocols(self) -> bool:
         """True if each row is of a protocol."""
         return self.rows[0].protocol is not None
+
+    def describe_settings(self, row: EvalRow) -> str:
+        """Return the settings of a row in one sentence."""
+        opened, settings = self.scoring.opened, self.scoring.settings
+        model = opened.run.settings.model
+        limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
+        precision = opened.precision
+        if row.temperature != 1:
+            chosen = " (chosen on valid)" if settings.temperature == AUTO else ""
+            precision += f", temperature {row.temperature:g}{chosen}"
+        if row.stride:
+            several = f"the last {row.stride} predictions of each window"
+            predicted = "one prediction per window" if row.stride == 1 else several
+            return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
+        if row.documents:
+            return f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}"
+        lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
+        if row.attn_len_max is None:
+            return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
+        mem_len = f"M = {row.mem_len}, " if row.method else ""
+        same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
+        return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
 
     def raise_pending(self) -> None:
         """Raise the exception that ended the sweep; call this after the rows have been shown."""
@@ -277,29 +298,6 @@ def _common_facts(scoring: Scoring, options: EvalOptions) -> dict[str, str]:
         "the checkpoint": opened.checkpoint.fingerprint(),
         "the text (SHA-256)": str(digest),
     }
-
-
-def describe_settings(result: EvalResult, row: EvalRow) -> str:
-    """Return the settings of a row in one sentence."""
-    opened, settings = result.scoring.opened, result.scoring.settings
-    model = opened.run.settings.model
-    limit = f"max_distance = {settings.max_distance or 'none'}, " if model.limits_distance else ""
-    precision = opened.precision
-    if row.temperature != 1:
-        chosen = " (chosen on valid)" if settings.temperature == AUTO else ""
-        precision += f", temperature {row.temperature:g}{chosen}"
-    if row.stride:
-        several = f"the last {row.stride} predictions of each window"
-        predicted = "one prediction per window" if row.stride == 1 else several
-        return f"Without memory: each window is recomputed, {predicted}, {limit}{precision}."
-    if row.documents:
-        return f"{row.documents:,} documents, each from an empty memory. L = {settings.seg_len}, {limit}{precision}"
-    lanes = f"{row.lanes} lanes, {row.lanes - 1} of them start without context." if row.lanes > 1 else "one lane."
-    if row.attn_len_max is None:
-        return f"The recurrent state is carried along the text. L = {settings.seg_len}, {precision}; {lanes}"
-    mem_len = f"M = {row.mem_len}, " if row.method else ""
-    same_length = f"same_length = {settings.same_length}, " if model.has_attention else ""
-    return f"{mem_len}L = {settings.seg_len}, {same_length}{limit}{precision}; {lanes}"
 
 
 def _record(result: EvalResult) -> None:

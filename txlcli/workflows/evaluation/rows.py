@@ -23,13 +23,12 @@ from txlcli.errors import TrainingError
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation import texts
 from txlcli.workflows.evaluation.texts import Scoring
+from txlcli.workflows.options import SLOWDOWN_WINDOWS
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents that are ordered by length together."""
 SHORT_LANE = 10
 """A lane shorter than this many memory lengths is short: the missing context at its start changes the result."""
-SLOWDOWN_WINDOWS = 3
-"""Repetitions of the timing."""
 KEYS_OF_KINDS = {
     "stride": ("attn_len", "stride"),
     "protocol": ("protocol", "change"),

@@ -29,12 +29,11 @@ from txlcli.errors import UsageError
 from txlcli.paper import metrics
 from txlcli.workflows.evaluation.rows import EvalRow, Score, make_row, with_memory
 from txlcli.workflows.evaluation.texts import Scoring
-from txlcli.workflows.options import AUTO, EvalOptions
+from txlcli.workflows.options import AUTO, LENGTH_THRESHOLD, EvalOptions
 
 STEP = 0.05
 COLDEST, HOTTEST = -10, 20
 """Limits of the temperature, in steps from 1."""
-THRESHOLD = 0.001  # smallest relative gain of perplexity that counts
 SEARCH_STEPS = 16
 """The resolution of the search for a length is the trained length divided by this."""
 RMS_SEGMENTS = 100  # of train, to estimate the RMS of the gradients
@@ -99,7 +98,7 @@ class LengthSearch:
         return {
             "option": "--" + self.option.replace("_", "-"),
             "split": "valid",
-            "threshold": THRESHOLD,
+            "threshold": LENGTH_THRESHOLD,
             "found": self.length,
             "gains_ended": self.ended,
             "tried": [{"length": length, "loss_nats": loss} for length, loss in self.tried.items()],
@@ -118,7 +117,7 @@ def find_length(loss_at: Callable[[int], float], *, least: int, step: int, longe
         length = min(length, longest)
         tried[length] = loss_at(length)
         before = list(tried.values())[:-2]
-        ended = bool(before) and relative_gain(min(before), min(tried.values())) < THRESHOLD
+        ended = bool(before) and relative_gain(min(before), min(tried.values())) < LENGTH_THRESHOLD
         length *= 2
     while True:
         shortest = _shortest(tried)
@@ -139,7 +138,7 @@ def _shortest(tried: dict[int, float]) -> int:
     return min(
         length
         for length, loss in tried.items()
-        if all(relative_gain(loss, other) < THRESHOLD for longer, other in tried.items() if longer > length)
+        if all(relative_gain(loss, other) < LENGTH_THRESHOLD for longer, other in tried.items() if longer > length)
     )
 
 
@@ -162,7 +161,7 @@ def search_length(scoring: Scoring, options: EvalOptions, score_at: Callable[[in
     step = max(stride, (train.mem_len if option == "mem_len" else train.seg_len) // SEARCH_STEPS)
     reporter.say(
         f"searching for the shortest length beyond which perplexity falls by less than "
-        f"{THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
+        f"{LENGTH_THRESHOLD:.1%}, on {tokens:,} tokens of valid, in steps of {step}"
     )
 
     def loss_at(length: int) -> float:

@@ -98,7 +98,7 @@ class Runner:
         self.record_command("eval", str(run.directory), options=options)
         result = evaluate.run(str(run.directory), options, self.workspace)
         result.raise_pending()
-        self.readings = list(dict.fromkeys([*self.readings, evaluate.describe_settings(result, result.rows[0])]))
+        self.readings = list(dict.fromkeys([*self.readings, result.describe_settings(result.rows[0])]))
         return result
 
     def evaluate_all(self, part: str, options: EvalOptions) -> list[EvalResult]:
