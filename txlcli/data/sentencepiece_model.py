@@ -44,18 +44,17 @@ class SentencePieceModel:
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.size = int(self._processor.vocab_size())
+        self.symbols: list[str] = list(map(self._processor.id_to_piece, range(self._processor.vocab_size())))
 
     @cached_property
     def pieces(self) -> list[bytes]:
         """Bytes of each piece, which may be part of a character."""
-        return [self._piece(number) for number in range(self.size)]
+        return [self._piece(number, symbol) for number, symbol in enumerate(self.symbols)]
 
-    def _piece(self, number: int) -> bytes:
-        piece = self.symbol(number)
+    def _piece(self, number: int, symbol: str) -> bytes:
         if self._processor.is_byte(number):
-            return bytes([int(piece[3:5], 16)])
-        return b"\n" if number == BOUNDARY else piece.replace(SPACE, " ").encode()
+            return bytes([int(symbol[3:5], 16)])
+        return b"\n" if number == BOUNDARY else symbol.replace(SPACE, " ").encode()
 
     @cached_property
     def _marks(self) -> dict[str, list[int]]:
@@ -73,10 +72,6 @@ class SentencePieceModel:
             ids += self._marks.get(mark, [])
             ids += encoded
         return ids
-
-    def symbol(self, number: int) -> str:
-        """Return one piece in printable form."""
-        return str(self._processor.id_to_piece(number))
 
 
 def train(lines: Iterable[str], *, size: int, bpe: bool) -> bytes:

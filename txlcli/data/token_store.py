@@ -51,10 +51,10 @@ class SplitInfo:
     """Number of original words, plus one per line end if the benchmark counts those."""
     bytes: int
     """Number of original bytes."""
-    unknown: int
-    """Number of tokens whose symbol is not in the vocabulary."""
+    unknown: int = 0
+    """Number of tokens whose symbol is not in the vocabulary; 0 before they are written, as of `types`."""
     types: int = 0
-    """Number of distinct ids; 0 before they are written."""
+    """Number of distinct ids."""
     sha256: str = ""
     """Digest of the ids as stored in the file; empty before they are written."""
 
@@ -242,8 +242,8 @@ def _short(error: BaseException) -> str:
 class StoreWriter:
     """Writes the splits of one store."""
 
-    def __init__(self, file: h5py.File, disk: DiskFile, vocab_size: int) -> None:
-        self._disk, self._splits, self._vocab_size = disk, file.create_group("splits"), vocab_size
+    def __init__(self, file: h5py.File, disk: DiskFile, vocab: Vocab) -> None:
+        self._disk, self._splits, self._vocab = disk, file.create_group("splits"), vocab
 
     def add(
         self,
@@ -252,20 +252,24 @@ class StoreWriter:
         blocks: Iterable[NDArray[Any]],
         starts: NDArray[np.integer] | None = None,
     ) -> None:
-        """Write one split from consecutive blocks of ids, `info.tokens` ids in total, which are counted by type.
+        """Write one split from consecutive blocks of ids, `info.tokens` ids in total; -1 is a symbol that is unknown.
 
         Also write the offsets of documents, `starts`, but for those behind the last id.
         """
-        group = self._splits.create_group(split)
-        used = np.zeros(self._vocab_size, dtype=np.bool_)
+        group, size = self._splits.create_group(split), self._vocab.size
+        used, unknown = np.zeros(size, dtype=np.bool_), 0
 
-        def noted() -> Iterator[NDArray[Any]]:
+        def counted() -> Iterator[NDArray[Any]]:
+            nonlocal unknown
             for block in blocks:
+                if missing := int((block < 0).sum()):
+                    unknown += missing
+                    block[block < 0] = self._vocab.unknown
                 used[block] = True
                 yield block
 
-        sha256 = self._write(group, IDS, info.tokens, smallest_dtype(self._vocab_size), noted())
-        complete = replace(info, types=int(used.sum()), sha256=sha256)
+        sha256 = self._write(group, IDS, info.tokens, smallest_dtype(size), counted())
+        complete = replace(info, types=int(used.sum()), unknown=unknown, sha256=sha256)
         set_attributes(group, {"info": json.dumps(asdict(complete))})
         if starts is not None:
             offsets = starts[starts < max(info.tokens, 1)]
@@ -310,7 +314,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
             with creating(draft) as (file, disk):
                 set_attributes(file, attributes)
                 file["vocabulary"] = np.frombuffer(vocab.to_json().encode(), dtype=np.uint8)
-                yield StoreWriter(file, disk, vocab.size)
+                yield StoreWriter(file, disk, vocab)
             TokenStore.open(draft).verify()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or _short(error)

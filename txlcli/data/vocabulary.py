@@ -27,6 +27,8 @@ Ids = NDArray[np.int64]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_IDS = 1 << 20
 """Largest vocabulary of ids alone; more would be another type of ids, or a damaged file."""
+IS_BLANK = np.array([chr(code).isspace() for code in range(0x3002)])
+"""True for the code point of a blank, the last of which is U+3000."""
 
 
 @dataclass(eq=False)
@@ -56,10 +58,14 @@ class Vocab:
         """Create a vocabulary of ids whose text is not known; each is written as its number."""
         return cls("ids", [str(number) for number in range(size)])
 
-    @cached_property
+    def __post_init__(self) -> None:
+        if self.model:
+            self.symbols = self.sentencepiece.symbols
+
+    @property
     def size(self) -> int:
         """Number of ids, V."""
-        return self.sentencepiece.size if self.tokenizer == "sentencepiece" else len(self.symbols)
+        return len(self.symbols)
 
     @property
     def keeps_line_ends(self) -> bool:
@@ -75,50 +81,55 @@ class Vocab:
 
     @cached_property
     def ids_of(self) -> dict[str, int]:
-        """Id of each symbol; a byte is represented by the character of the same number."""
-        return {symbol: number for number, symbol in enumerate(self.symbols)}
+        """Id of each symbol that a text can have; a byte is represented by the character of the same number."""
+        other_than_symbols = self.unknown if self.model else None
+        return {symbol: number for number, symbol in enumerate(self.symbols) if number != other_than_symbols}
 
     def encode(self, text: str | bytes) -> Ids:
         """Encode a text, or its UTF-8; a word vocabulary ends each complete line with the boundary."""
-        return self.encode_counting(text)[0]
-
-    def encode_counting(self, text: str | bytes) -> tuple[Ids, int]:
-        """Encode a text; also return the number of its symbols that have no id of their own."""
         self.check_has_text()
-        if self.tokenizer == "sentencepiece":
-            ids = np.array(self.sentencepiece.encode(_as_text(text)), dtype=np.int64)
-            return ids, int((ids == self.unknown).sum())
-        symbols, numbers = self.number(text)
-        table = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
-        ids = table[numbers]
-        unknown = int((ids < 0).sum())
-        if unknown:
-            if self.unknown is None:
-                raise self._missing(symbols[int(np.argmin(table))])
-            ids[ids < 0] = self.unknown
-        return ids, unknown
+        symbols, numbers, _ = self.number([text])
+        ids = self.table(symbols)[numbers]
+        return ids if self.unknown is None else np.where(ids < 0, self.unknown, ids)
 
-    def number(self, text: str | bytes) -> tuple[list[str], NDArray[np.integer]]:
-        """Split a text into bytes, characters or words, as the benchmarks do, with the boundary after each line.
+    def table(self, symbols: Iterable[str]) -> Ids:
+        """Return the id of each symbol; -1 for one that is unknown."""
+        ids = np.array([self.ids_of.get(symbol, -1) for symbol in symbols], dtype=np.int64)
+        if self.unknown is None and ids.size and ids.min() < 0:
+            raise self._missing([*symbols][int(np.argmin(ids))])
+        return ids
 
-        Returns the distinct symbols in first-seen order, and the text as their numbers.
+    def number(self, texts: Iterable[str | bytes]) -> tuple[list[str], NDArray[np.integer], list[int]]:
+        """Split texts into bytes, characters, pieces or words, as the benchmarks do, with the boundary after each line.
+
+        Returns the distinct symbols in first-seen order, all texts as their numbers, and the number of symbols of each
+        text.
         """
+        import pyarrow as arrow
+
+        parts = [self._split(text) for text in texts]
+        encoded = arrow.concat_arrays(parts).dictionary_encode()
+        symbols = encoded.dictionary.to_pylist()
+        if self.tokenizer != "word":
+            symbols = [self.symbols[code] if self.model else chr(code) for code in symbols]
+        return symbols, encoded.indices.to_numpy(), [len(part) for part in parts]
+
+    def _split(self, text: str | bytes) -> Any:
+        """Return the symbols of a text as an Arrow array: of bytes, code points, ids of pieces, or words."""
         import pyarrow as arrow
         from pyarrow import compute
 
         if self.tokenizer == "byte":
             data = text if isinstance(text, bytes) else to_bytes(text)
-            symbols = arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
-        elif self.tokenizer == "char":
-            symbols = arrow.array(np.frombuffer(_as_text(text).encode("utf-32-le"), dtype=np.uint32))
-        else:
-            boundary = None if self.boundary is None else self.symbols[self.boundary]
-            words = spell_line_ends(_as_text(text), boundary, lower_case=self.lower_case).strip()
-            # Arrow finds an empty word before a blank at the beginning, and in an empty text.
-            symbols = compute.utf8_split_whitespace(arrow.array([words or None], arrow.large_string())).flatten()
-        encoded = symbols.dictionary_encode()
-        distinct = encoded.dictionary.to_pylist()
-        return distinct if self.tokenizer == "word" else list(map(chr, distinct)), encoded.indices.to_numpy()
+            return arrow.array(np.frombuffer(data.translate(None, self.dropped), dtype=np.uint8))
+        if self.tokenizer == "char":
+            return arrow.array(np.frombuffer(_as_text(text).encode("utf-32-le"), dtype=np.uint32))
+        if self.tokenizer == "sentencepiece":
+            return arrow.array(self.sentencepiece.encode(_as_text(text)), arrow.int32())
+        boundary = None if self.boundary is None else self.symbols[self.boundary]
+        words = spell_line_ends(_as_text(text), boundary, lower_case=self.lower_case).strip()
+        # Arrow finds an empty word before a blank at the beginning, and in an empty text.
+        return compute.utf8_split_whitespace(arrow.array([words or None], arrow.large_string())).flatten()
 
     def check_has_text(self) -> None:
         """Raise an error if this vocabulary is that of a token file, whose text is not known."""
@@ -183,8 +194,6 @@ class Vocab:
 
     def symbol(self, number: int) -> str:
         """Return one token in printable form."""
-        if self.tokenizer == "sentencepiece":
-            return self.sentencepiece.symbol(number)
         symbol = self.symbols[number]
         if self.tokenizer == "byte":
             return repr(symbol)[1:-1] if symbol.isascii() else f"\\x{ord(symbol):02x}"
@@ -227,8 +236,9 @@ class Vocab:
         elif kind == "sentencepiece":
             from txlcli.data import sentencepiece_model
 
-            vocab = cls(kind, model=base64.b64decode(facts["model"], validate=True), **named)
-            sentencepiece_model.check(vocab.model)
+            model = base64.b64decode(facts["model"], validate=True)
+            sentencepiece_model.check(model)
+            vocab = cls(kind, model=model, **named)
         elif kind == "ids":
             if type(facts["size"]) is not int or not 0 < facts["size"] <= MAX_IDS:
                 raise ValueError(f"its size is {facts['size']!r}, not a number up to {MAX_IDS:,}")
@@ -238,7 +248,7 @@ class Vocab:
         else:
             "".join(facts["symbols"]).encode()  # symbols are texts, none of them half a character
             vocab = cls(kind, facts["symbols"], lower_case=bool(facts["lower_case"]), **named)
-        if vocab.size == 0 or len(vocab.ids_of) != len(vocab.symbols):
+        if not 0 < vocab.size == len(set(vocab.symbols)):
             raise ValueError("it has no symbols, or one of them twice")
         for name, number in named.items():
             if number is not None and not (type(number) is int and 0 <= number < vocab.size):
@@ -284,12 +294,14 @@ def count_words(data: bytes, tokens: int, tokenizer: TokenizerName, *, has_bound
     lines = count_lines(data)
     if tokenizer == "word":
         return tokens - lines * has_boundary, lines
-    return len(data.decode(errors="replace").split()), lines
+    codes = np.frombuffer(data.decode(errors="replace").encode("utf-32-le"), dtype=np.uint32)
+    is_blank = IS_BLANK[np.minimum(codes, len(IS_BLANK) - 1)]
+    return int(np.count_nonzero(is_blank[:-1] < is_blank[1:]) + (codes.size and not is_blank[-1])), lines
 
 
 def count_lines(data: bytes) -> int:
     """Count line ends: LF, CR LF or CR."""
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    return data.count(b"\n") + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
 
 
 def smallest_dtype(size: int) -> np.dtype[Any]:

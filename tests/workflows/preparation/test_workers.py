@@ -11,16 +11,16 @@ import pytest
 
 SCRIPT = """
 import os, time
-from txlcli.workflows.preparation.workers import mapping
+from txlcli.workflows.preparation.numbered_text import map_in_order
 
 def number(_):
     time.sleep(0.2)
     return os.getpid()
 
 if __name__ == "__main__":
-    with mapping(number, 2) as each:
-        print(*set(each(range(8))), flush=True)
-        time.sleep(600)
+    processes = map_in_order(number, range(9), 2)
+    print(*{next(processes) for _ in range(8)}, flush=True)
+    time.sleep(600)
 """
 
 

@@ -1,15 +1,15 @@
-"""Cuts the text of a split into chunks that end between words; worker processes count and encode them."""
+"""Cuts the text of a split into chunks that end between words; worker processes number their symbols."""
 
-import functools
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as arrow
 from numpy.typing import NDArray
+from pyarrow import feather
 
 from txlcli.corpora.corpus import Slice
 from txlcli.data.vocabulary import REPLACEMENT, Vocab, count_words, smallest_dtype
@@ -87,71 +87,64 @@ def read_chunk(chunk: Chunk, *, is_utf8: bool) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedChunk:
-    """Counts of one chunk after encoding; its ids are an array in the file `path`."""
+class NumberedChunk:
+    """Counts of one chunk; the file `path` has its symbols, and its text as their numbers."""
 
     path: Path
     tokens: int
-    unknown: int
-    """Number of tokens whose symbol has no id of its own."""
-    literal_unknown: int
-    """Times that the text itself has the unknown symbol."""
     words: int
     lines: int
     bytes: int
     starts: NDArray[np.integer]
-    """Places of the ids that begin a document."""
+    """Places of the tokens that begin a document."""
     nuls: int
     """Number of NUL bytes."""
     invalid: int
     """Number of places that are not UTF-8, which only bytes may have."""
     boundaries: int
     """Times that the text itself has the symbol that ends a line."""
+    literal_unknown: int
+    """Times that the text itself has the symbol of unknown ones."""
+
+    def read(self) -> tuple[list[str], NDArray[np.integer]]:
+        """Return the distinct symbols in first-seen order, and the text as their numbers."""
+        text = feather.read_table(self.path, memory_map=False).column(0).combine_chunks()
+        return text.dictionary.to_pylist(), text.indices.to_numpy()
 
 
 Job = tuple[Chunk, Sequence[int]]
 """A chunk to read, and the offsets in it at which documents begin."""
 
 
-def count_symbols(rules: Vocab, job: Job) -> Counter[str]:
-    """Count the symbols of a chunk, in first-seen order, as a vocabulary splits the text."""
-    symbols, numbers = rules.number(read_chunk(job[0], is_utf8=rules.tokenizer != "byte"))
-    return Counter(dict(zip(symbols, np.bincount(numbers).tolist(), strict=True)))
+def number_chunk(rules: Vocab, directory: Path, job: Job, *, sentences: bool) -> NumberedChunk:
+    """Split a chunk into symbols by the rules of a vocabulary, and write their numbers into a file of the directory.
 
-
-def encode_chunk(vocab_file: Path, job: Job, *, sentences: bool) -> EncodedChunk:
-    """Encode one chunk into a file next to the vocabulary; with `sentences`, a document begins after each boundary."""
+    With `sentences`, a document begins after each boundary.
+    """
     chunk, starts = job
-    vocab = _open_vocabulary(vocab_file)
-    data = read_chunk(chunk, is_utf8=vocab.tokenizer != "byte")
+    data = read_chunk(chunk, is_utf8=rules.tokenizer != "byte")
     cuts = sorted({0, *starts})
-    documents = [vocab.encode_counting(data[start:end]) for start, end in pairwise([*cuts, len(data)])]
-    ids = np.concatenate([ids for ids, _ in documents])
-    places = np.cumsum([0, *(len(ids) for ids, _ in documents[:-1])])[np.isin(cuts, starts)]
-    path = vocab_file.with_name(f"{uuid.uuid4().hex}.npy")
-    np.save(path, ids.astype(smallest_dtype(vocab.size)))  # faster than to send them to the parent process
-    boundary = vocab.symbols[vocab.boundary] if vocab.boundary is not None and vocab.symbols else ""
-    words, lines = count_words(data, ids.size, vocab.tokenizer, has_boundary=bool(boundary))
-    unknown = sum(count for _, count in documents)
-    return EncodedChunk(
+    symbols, numbers, sizes = rules.number([data[start:end] for start, end in pairwise([*cuts, len(data)])])
+    places = np.cumsum([0, *sizes[:-1]])[np.isin(cuts, starts)]
+    path = directory / f"{uuid.uuid4().hex}.arrow"
+    distinct = arrow.array(symbols, arrow.large_string())
+    text = arrow.DictionaryArray.from_arrays(numbers.astype(smallest_dtype(len(symbols))), distinct)
+    feather.write_feather(arrow.table({"text": text}), path, compression="uncompressed", chunksize=max(1, len(text)))
+    marks = ["" if mark is None else rules.symbols[mark] for mark in (rules.boundary, rules.unknown)]
+    ends, unknown = (numbers == symbols.index(mark) if mark in symbols else np.zeros(0, np.bool_) for mark in marks)
+    words, lines = count_words(data, len(text), rules.tokenizer, has_boundary=bool(marks[0]))
+    return NumberedChunk(
         path=path,
-        tokens=ids.size,
-        unknown=unknown,
-        literal_unknown=int((ids == vocab.unknown).sum()) - unknown,
+        tokens=len(text),
         words=words,
         lines=lines,
         bytes=len(data),
-        starts=np.flatnonzero(ids == vocab.boundary) + 1 if sentences else places,
+        starts=np.flatnonzero(ends) + 1 if sentences else places,
         nuls=data.count(0),
-        invalid=_count_invalid(data) if vocab.tokenizer == "byte" else 0,
-        boundaries=data.count(boundary.encode()) if boundary else 0,
+        invalid=_count_invalid(data) if rules.tokenizer == "byte" else 0,
+        boundaries=data.count(marks[0].encode()) if marks[0] else 0,
+        literal_unknown=int(unknown.sum()),
     )
-
-
-@functools.lru_cache(maxsize=1)
-def _open_vocabulary(path: Path) -> Vocab:
-    """Read the vocabulary once per process: sending it with each chunk would take longer."""
-    return Vocab.from_json(path.read_text(encoding="utf-8"))
 
 
 def _count_invalid(data: bytes) -> int:

@@ -1,13 +1,11 @@
 """Prepares a token store: reads and counts the text, builds the vocabulary, writes the ids."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import tee
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from txlcli.corpora.corpus import CorpusError, Slice
 from txlcli.corpora.documents import Documents
@@ -21,27 +19,24 @@ from txlcli.workflows.options import PrepareOptions
 from txlcli.workflows.preparation import vocabulary_rules as rules
 from txlcli.workflows.preparation.chunks import (
     CHUNK,
-    EncodedChunk,
     Job,
+    NumberedChunk,
     align_to_characters,
-    count_symbols,
     cut_into_chunks,
-    encode_chunk,
     join_files,
+    number_chunk,
     read_chunk,
 )
-from txlcli.workflows.preparation.encoded_text import EncodedText
+from txlcli.workflows.preparation.numbered_text import NumberedText, default_workers, map_in_order
 from txlcli.workflows.preparation.planning import DEFAULT_VOCAB_SIZE, Plan, make_plan
 from txlcli.workflows.preparation.sources import Text, digest, locate_text
 from txlcli.workflows.preparation.token_ids import write_store
-from txlcli.workflows.preparation.workers import default_workers, mapping
 from txlcli.workflows.reporter import Reporter
 
 WORK_DIRECTORY = ".preparing-"
 """Beginning of the name of a temporary directory in the data directory."""
 EXCERPT_TOKENS, EXCERPT_CHARACTERS = 120, 100
 
-Result = TypeVar("Result")
 Splits = dict[str, tuple[Slice, ...]]
 
 
@@ -156,57 +151,48 @@ def _only_process(plan: Plan) -> Iterator[None]:
 
 
 def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) -> TokenStore:
-    """Prepare a store from text and open it: source -> chunks -> vocabulary -> ids -> store."""
+    """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
     documents = Documents(plan.options.documents) if plan.options.documents else None
     text, rule = locate_text(plan, documents, work, reporter), rules.rule_of(plan)
-    closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
+    closes_lines = plan.tokenizer == "word" and rule.boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
     vocab, sampled = plan.vocab, list[str]()
     if vocab is None and plan.tokenizer == "sentencepiece":
         with reporter.progress("training SentencePiece"):
             vocab, sampled = _train_sentencepiece(plan, splits, sizes)
-    read = partial(_read_chunks, plan, splits, documents, sizes, reporter)
-
-    def count(symbols_of: Vocab) -> dict[str, Counter[str]]:
-        counts = {split: Counter[str]() for split in splits}
-        read("counting symbols", partial(count_symbols, symbols_of), lambda split, found: counts[split].update(found))
-        return counts
-
-    vocab = vocab or rules.build(plan, rule, text.vocabulary_file, count)
-    vocab_file = work / "vocab.json"
-    vocab_file.write_text(vocab.to_json(), encoding="utf-8")
-    sentences = plan.corpus.sentences and not documents and vocab.boundary is not None
-    chunks: dict[str, list[EncodedChunk]] = {split: [] for split in splits}
-    encode = partial(encode_chunk, vocab_file, sentences=sentences)
-    read("encoding", encode, lambda split, chunk: chunks[split].append(chunk))
-    encoded = EncodedText(chunks)
+    marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
+    splitter = vocab if vocab and vocab.model else rules.vocabulary(plan, rule, marks)
+    sentences = plan.corpus.sentences and not documents and splitter.boundary is not None
+    number = partial(number_chunk, splitter, work, sentences=sentences)
+    numbered = _number(plan, splits, documents, sizes, reporter, number)
+    vocab = vocab or rules.build(plan, rule, text.vocabulary_file, numbered)
     count_line_ends = plan.corpus.counts_line_ends and vocab.keeps_line_ends
-    infos = {split: encoded.info(split, count_line_ends=count_line_ends) for split in splits}
+    infos = {split: numbered.info(split, count_line_ends=count_line_ends) for split in splits}
     facts = plan.facts(
         conventions=rules.conventions_of(plan, text),
         notes=(
             *text.notes,
             *rules.differences(plan, rule, text, vocab, infos),
-            *rules.symbol_notes(plan, encoded, vocab),
+            *rules.symbol_notes(plan, numbered, vocab),
             *sampled,
         ),
-        changes=_changes(text, splits, encoded, vocab, infos),
+        changes=_changes(text, splits, numbered, vocab, infos),
         source_digest=digest(splits),
         every_byte_scored=plan.tokenizer != "word" and not vocab.dropped,
     )
     tokens = sum(info.tokens for info in infos.values())
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", tokens, "tokens") as step:
         for split, info in infos.items():
-            starts = encoded.starts(split) if documents or sentences else None
-            writer.add(split, info, encoded.blocks(split, step), starts)
+            starts = numbered.starts(split) if documents or sentences else None
+            writer.add(split, info, numbered.ids(split, vocab, step), starts)
     return TokenStore.open(plan.store)
 
 
 def _changes(
     text: Text,
     splits: Mapping[str, tuple[Slice, ...]],
-    encoded: EncodedText,
+    numbered: NumberedText,
     vocab: Vocab,
     infos: Mapping[str, SplitInfo],
 ) -> dict[str, int]:
@@ -214,9 +200,9 @@ def _changes(
     counts = {
         **text.changes,
         "line_ends_added": sum(bool(piece.tail) for pieces in splits.values() for piece in pieces),
-        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else encoded.total("lines"),
+        "line_ends_dropped": 0 if vocab.keeps_line_ends or vocab.dropped else numbered.total("lines"),
         "bytes_dropped": sum(info.bytes - info.tokens for info in infos.values()) if vocab.dropped else 0,
-        "nul_bytes_kept": encoded.total("nuls"),
+        "nul_bytes_kept": numbered.total("nuls"),
     }
     return {name: count for name, count in counts.items() if count}
 
@@ -258,23 +244,22 @@ def _train_sentencepiece(plan: Plan, splits: Splits, sizes: WorkSizes) -> tuple[
     return Vocab("sentencepiece", boundary=BOUNDARY, unknown=UNKNOWN, model=model), [note] if size > sample else []
 
 
-def _read_chunks(
+def _number(
     plan: Plan,
     splits: Splits,
     documents: Documents | None,
     sizes: WorkSizes,
     reporter: Reporter,
-    description: str,
-    function: Callable[[Job], Result],
-    take: Callable[[str, Result], None],
-) -> None:
-    """Pass the result of a function of each chunk to `take`, computed in worker processes if there are many."""
+    number: Callable[[Job], NumberedChunk],
+) -> NumberedText:
+    """Number the symbols of each chunk, in worker processes if there are many chunks."""
     total = sum(map(_size, splits.values()))
     workers = (plan.options.workers or default_workers()) if total > sizes.parallel_from else 1
-    with reporter.progress(description, total, "B") as step, mapping(function, workers) as each:
-        for split, pieces in splits.items():
-            done, chunks = tee(cut_into_chunks(pieces, sizes.chunk))
-            results = each((chunk, documents.starts(chunk) if documents else []) for chunk in chunks)
-            for chunk, result in zip(done, results, strict=True):
-                take(split, result)
-                step.advance(_size(chunk))
+    chunks = [(split, chunk) for split, pieces in splits.items() for chunk in cut_into_chunks(pieces, sizes.chunk)]
+    jobs = ((chunk, documents.starts(chunk) if documents else []) for _, chunk in chunks)
+    numbered: dict[str, list[NumberedChunk]] = {split: [] for split in splits}
+    with reporter.progress("reading", total, "B") as step:
+        for (split, _), chunk in zip(chunks, map_in_order(number, jobs, workers), strict=True):
+            numbered[split].append(chunk)
+            step.advance(chunk.bytes)
+    return NumberedText(numbered)

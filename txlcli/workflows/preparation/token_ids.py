@@ -1,5 +1,6 @@
 """Writes a token store from files of token ids, which are kept as they are."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ Splits = dict[str, tuple[Slice, ...]]
 
 
 def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) -> TokenStore:
-    """Write the store, after a first pass that finds the largest id."""
+    """Write the store, after a first pass that finds the largest id if the size of the vocabulary is not known."""
     splits, size = _splits(plan, tokens), tokens.dtype.itemsize
     counts = {split: sum(piece.size for piece in pieces) // size for split, pieces in splits.items()}
     total = sum(counts.values())
-    with reporter.progress("counting ids", total, "tokens") as step:
-        counted = {split: _count(pieces, plan, tokens, step) for split, pieces in splits.items()}
-    vocab = plan.vocab or Vocab.of_ids(plan.options.vocab_size or max(largest for largest, _ in counted.values()) + 1)
+    vocab, vocab_size = plan.vocab, plan.options.vocab_size
+    if vocab is None and vocab_size is None:
+        with reporter.progress("counting ids", total, "tokens") as step:
+            blocks = itertools.chain(*(_blocks(pieces, tokens, MAX_IDS, step) for pieces in splits.values()))
+            vocab_size = 1 + max(int(block.max()) for block in blocks)
+    vocab = vocab or Vocab.of_ids(vocab_size or 0)
     has_bytes = vocab.tokenizer == "byte" and not vocab.dropped
     used = {piece.path.stem for pieces in splits.values() for piece in pieces} | {VOCABULARY.removesuffix(".json")}
     skipped = sum(path.stem not in used for path in text_files(plan.source)) if plan.source else 0
@@ -44,10 +48,9 @@ def write_store(plan: Plan, tokens: TokenFiles, work: Path, reporter: Reporter) 
     )
     with writing(plan.store, facts, vocab, work=work) as writer, reporter.progress("writing", total, "tokens") as step:
         for split, count in counts.items():
-            # Words, and bytes of other tokenizers, are not known.
-            info = SplitInfo(tokens=count, words=0, bytes=count * has_bytes, unknown=counted[split][1])
+            info = SplitInfo(tokens=count, words=0, bytes=count * has_bytes)  # others are not known
             starts = np.array(tokens.documents.starts(splits[split])) // size if tokens.documents else None
-            writer.add(split, info, _blocks(splits[split], tokens, step), starts)
+            writer.add(split, info, _blocks(splits[split], tokens, vocab.size, step, vocab.unknown), starts)
     return TokenStore.open(plan.store)
 
 
@@ -63,19 +66,12 @@ def _splits(plan: Plan, tokens: TokenFiles) -> Splits:
     return cut(pieces, plan.source, plan.options.split or SHARES, boundaries, unit)
 
 
-def _blocks(pieces: tuple[Slice, ...], tokens: TokenFiles, step: Step) -> Iterator[NDArray[Any]]:
+def _blocks(
+    pieces: tuple[Slice, ...], tokens: TokenFiles, limit: int, step: Step, unknown: int | None = None
+) -> Iterator[NDArray[Any]]:
+    """Yield the ids of pieces in blocks, all of them below `limit`, and -1 for the id `unknown`."""
     for piece in pieces:
         for block in tokens.blocks(piece):
-            yield block
-            step.advance(len(block))
-
-
-def _count(pieces: tuple[Slice, ...], plan: Plan, tokens: TokenFiles, step: Step) -> tuple[int, int]:
-    """Return the largest id and the number of unknown ones."""
-    limit = plan.vocab.size if plan.vocab else plan.options.vocab_size or MAX_IDS
-    largest = unknown = 0
-    for piece in pieces:
-        for block in _blocks((piece,), tokens, step):
             if len(wrong := block[(block < 0) | (block >= limit)]):
                 has_type = tokens.format != WITHOUT_HEADER
                 other = None if has_type else other_type(piece.path, tokens.dtype)[0]
@@ -83,9 +79,8 @@ def _count(pieces: tuple[Slice, ...], plan: Plan, tokens: TokenFiles, step: Step
                 raise CorpusInputError(
                     f"{piece.path}: has the id {int(wrong[0]):,}, but the vocabulary has {limit:,} ids; give {way}"
                 )
-            largest = max(largest, int(block.max()))
-            unknown += int((block == (plan.vocab and plan.vocab.unknown)).sum())
-    return largest, unknown
+            yield block if unknown is None else np.where(block == unknown, np.int64(-1), block)
+            step.advance(len(block))
 
 
 def _notes(plan: Plan, tokens: TokenFiles, vocab: Vocab, splits: Splits) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Builds the vocabulary of a store from the symbol counts of its text, and describes the conventions used."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from txlcli import corpora
@@ -10,15 +10,18 @@ from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
 from txlcli.exchange import vocabularies
-from txlcli.workflows.preparation.encoded_text import EncodedText
+from txlcli.workflows.preparation.numbered_text import NumberedText
 from txlcli.workflows.preparation.planning import Plan
 
 EOS, UNK = "<eos>", "<unk>"
 
 
 def rule_of(plan: Plan) -> VocabularyRule:
-    """Return the rule of the benchmark, or the one for the tokenizer."""
-    corpus = plan.corpus
+    """Return the rule of the vocabulary that the user gave or of the benchmark, or the one for the tokenizer."""
+    corpus, vocab = plan.corpus, plan.vocab
+    if vocab is not None:
+        boundary, unknown = (None if mark is None else vocab.symbols[mark] for mark in (vocab.boundary, vocab.unknown))
+        return VocabularyRule(boundary=boundary, unknown=unknown, lower_case=vocab.lower_case, dropped=vocab.dropped)
     if plan.own_convention:
         return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
     if plan.tokenizer == "byte":
@@ -62,33 +65,33 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     return described
 
 
-def build(
-    plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, count: Callable[[Vocab], Mapping[str, Counter[str]]]
-) -> Vocab:
-    """Build the vocabulary of a text; `count` counts the symbols of each split, split by the rules of a vocabulary."""
-    if rule.all_bytes and plan.tokenizer == "byte":
-        return Vocab.of_bytes(range(256))
-    rules = Vocab(
+def vocabulary(plan: Plan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
+    """Return a vocabulary of symbols with the marks of a rule, if it has them."""
+    boundary, unknown = (symbols.index(mark) if mark in symbols else None for mark in (rule.boundary, rule.unknown))
+    return Vocab(
         plan.tokenizer,
-        [] if rule.boundary is None else [rule.boundary],
-        boundary=None if rule.boundary is None else 0,
+        symbols,
+        boundary=boundary,
+        unknown=unknown,
         lower_case=rule.lower_case,
         dropped=rule.dropped,
     )
+
+
+def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: NumberedText) -> Vocab:
+    """Build the vocabulary of a text, or read the list of the benchmark."""
+    if rule.all_bytes:
+        return Vocab.of_bytes(range(256))
     if vocabulary_file is not None and plan.own_convention:
-        symbols = _read_list(vocabulary_file, rule.specials)
-    else:
-        counts = count(rules)
-        total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
-        total = total or sum(counts.values(), total)
-        frequent = [symbol for symbol, times in total.most_common() if times >= plan.min_count]
-        if plan.tokenizer == "byte":
-            return Vocab.of_bytes((ord(symbol) for symbol in frequent), dropped=rule.dropped)
-        symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
-        if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
-            symbols.append(rule.unknown)
-    boundary, unknown = (symbols.index(name) if name in symbols else None for name in (rule.boundary, rule.unknown))
-    return Vocab(plan.tokenizer, symbols, boundary=boundary, unknown=unknown, lower_case=rule.lower_case)
+        return vocabulary(plan, rule, _read_list(vocabulary_file, rule.specials))
+    counts = text.counts()
+    total = sum((counts[split] for split in rule.splits if split in counts), Counter[str]())
+    total = total or sum(counts.values(), total)
+    frequent = (symbol for symbol, times in total.most_common() if times >= plan.min_count)
+    symbols = list(dict.fromkeys((*rule.specials, *frequent)))[: plan.options.vocab_size]
+    if rule.unknown is not None and rule.unknown not in symbols and not set().union(*counts.values()) <= {*symbols}:
+        symbols.append(rule.unknown)
+    return vocabulary(plan, rule, symbols)
 
 
 def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
@@ -105,23 +108,23 @@ def _built_from(rule: VocabularyRule, text: Text) -> str | None:
     return " and ".join(text.splits) if missing and not rule.all_bytes else None
 
 
-def symbol_notes(plan: Plan, encoded: EncodedText, vocab: Vocab) -> Iterator[str]:
+def symbol_notes(plan: Plan, numbered: NumberedText, vocab: Vocab) -> Iterator[str]:
     """Yield notes on symbols that a text rarely has, or that the vocabulary reads in another way than they look."""
-    if nuls := encoded.total("nuls"):
+    if nuls := numbered.total("nuls"):
         yield f"the text has {nuls:,} NUL bytes, which text rarely has; check that it is text"
-    if plan.corpus is corpora.OWN_TEXT and (invalid := encoded.total("invalid")):  # enwik8 is cut inside characters
+    if plan.corpus is corpora.OWN_TEXT and (invalid := numbered.total("invalid")):  # enwik8 is cut inside characters
         yield f"the text is not UTF-8 in {invalid:,} places; if it is text in another encoding, name it with `encoding`"
-    lines = encoded.total("lines")
+    lines = numbered.total("lines")
     if lines and not vocab.keeps_line_ends and not plan.own_convention:
         yield f"the vocabulary has no symbol for a line end: {lines:,} line ends are dropped, and count as no words"
     if vocab.tokenizer != "word" or plan.own_convention:
         return
-    if times := encoded.total("boundaries"):
+    if times := numbered.total("boundaries"):
         yield (
             f"the text itself has {EOS if vocab.boundary is None else vocab.symbols[vocab.boundary]} {times:,} times; "
             "at the end of a line it is the same symbol as the line end"
         )
-    if vocab.unknown is not None and (times := encoded.total("literal_unknown")):
+    if vocab.unknown is not None and (times := numbered.total("literal_unknown")):
         yield f"the text itself has {vocab.symbols[vocab.unknown]} {times:,} times, which are not counted as unknown"
 
 

@@ -2,7 +2,6 @@ import io
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from txlcli.corpora.locate import whole
 from txlcli.data.vocabulary import Vocab, count_lines, count_words
 from txlcli.errors import CorpusInputError
-from txlcli.workflows.preparation.chunks import count_symbols, encode_chunk, join_files, read_chunk
-from txlcli.workflows.preparation.encoded_text import EncodedText
+from txlcli.workflows.preparation.chunks import join_files, number_chunk, read_chunk
+from txlcli.workflows.preparation.numbered_text import NumberedText
 from txlcli.workflows.reporter import Reporter
 
 BLANKS = "ab \n\r\t\x0b\x1c\x85\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\u00e9\u2014\u65e5"
@@ -29,8 +28,9 @@ def test_lines_are_counted_like_universal_newlines(text):
 
 
 def numbered(vocab: Vocab, text: str | bytes):
-    symbols, numbers = vocab.number(text)
+    symbols, numbers, sizes = vocab.number([text])
     assert symbols == list(dict.fromkeys(symbols))
+    assert sizes == [len(numbers)]
     return symbols, [symbols[number] for number in numbers]
 
 
@@ -60,49 +60,54 @@ def test_every_blank_of_python_separates_words():
     assert numbered(Vocab("word"), text)[1] == text.replace("\r", "\n").split()
 
 
-def encoded(tmp_path: Path, vocab: Vocab, data: bytes, starts=(), *, sentences=False):
+def read(tmp_path: Path, vocab: Vocab, data: bytes, starts=(), *, sentences=False):
+    """Return a numbered chunk, and the ids that a vocabulary gives it, -1 for unknown symbols."""
     (tmp_path / "text").write_bytes(data)
-    (tmp_path / "vocab.json").write_text(vocab.to_json(), encoding="utf-8")
     pieces = join_files(whole(tmp_path / "text"), close_last=vocab.boundary is not None)
-    assert count_symbols(vocab, (pieces, [])) == Counter(numbered(vocab, read_chunk(pieces, is_utf8=False))[1])
-    chunk = encode_chunk(tmp_path / "vocab.json", (pieces, list(starts)), sentences=sentences)
-    return chunk, np.load(chunk.path).tolist()
+    chunk = number_chunk(vocab, tmp_path, (pieces, list(starts)), sentences=sentences)
+    counts = Counter(numbered(vocab, read_chunk(pieces, is_utf8=False))[1])
+    text = NumberedText({"train": [chunk]})
+    assert text.counts() == {"train": counts}
+    with Reporter().progress("writing") as step:
+        (ids,) = text.ids("train", vocab, step)
+    return chunk, ids.tolist()
 
 
 @pytest.mark.parametrize(
-    ("boundary", "text", "ids", "words", "lines", "unknown", "starts"),
+    ("boundary", "text", "ids", "words", "lines", "starts"),
     [
-        ("<eos>", b" B a\nA <unk> c", [2, 3, 0, 3, 1, 1, 0], 5, 2, 1, [3, 7]),
-        (None, b" B a\nA c\n\n", [1, 2, 2, 0], 4, 3, 1, []),  # every id is a word
+        ("<eos>", b" B a\nA <unk> c", [2, 3, 0, 3, 1, -1, 0], 5, 2, [3, 7]),
+        (None, b" B a\nA c\n\n", [1, 2, 2, -1], 4, 3, []),  # every id is a word
     ],
 )
-def test_a_chunk_of_words_is_encoded_and_counted(tmp_path, boundary, text, ids, words, lines, unknown, starts):
+def test_a_chunk_of_words_is_numbered_and_counted(tmp_path, boundary, text, ids, words, lines, starts):
     symbols = ["<eos>"] * (boundary is not None) + ["<unk>", "b", "a"]
     first = 0 if boundary else None
     vocab = Vocab("word", symbols, boundary=first, unknown=symbols.index("<unk>"), lower_case=True)
-    chunk, numbers = encoded(tmp_path, vocab, text, sentences=True)
+    chunk, numbers = read(tmp_path, vocab, text, sentences=True)
     assert (numbers, chunk.tokens, chunk.starts.tolist()) == (ids, len(ids), starts)
     assert (chunk.words, chunk.lines, chunk.bytes) == (words, lines, len(text) + (text[-1:] != b"\n"))
-    assert (chunk.unknown, chunk.literal_unknown) == (unknown, text.count(b"<unk>"))
+    assert chunk.literal_unknown == text.count(b"<unk>")
 
 
 def test_documents_begin_at_ids_after_bytes_are_dropped(tmp_path):
-    chunk, ids = encoded(tmp_path, Vocab.of_bytes(b"abc", dropped=b"\n"), b"a\nb\nc", [0, 2, 4])
+    chunk, ids = read(tmp_path, Vocab.of_bytes(b"abc", dropped=b"\n"), b"a\nb\nc", [0, 2, 4])
     assert (ids, chunk.starts.tolist()) == ([0, 1, 2], [0, 1, 2])
 
 
 def test_the_chunks_of_a_split_are_put_together(tmp_path):
-    vocab = Vocab.of_bytes(b"ab")
-    chunks = []
-    for text, starts in ((b"ab", [1]), (b"", []), (b"bba", [0, 2])):
-        chunks.append(encoded(tmp_path, vocab, text, starts)[0])
-    text = EncodedText({"train": chunks, "test": chunks[:1]})
+    vocab, chunks = Vocab.of_bytes(b"ab"), []
+    for data, starts in ((b"ab", [1]), (b"", []), (b"bba", [0, 2])):
+        (tmp_path / "text").write_bytes(data)
+        chunks.append(number_chunk(vocab, tmp_path, (whole(tmp_path / "text"), starts), sentences=False))
+    text = NumberedText({"train": chunks, "test": chunks[:1]})
     info = text.info("train", count_line_ends=True)
-    assert (info.tokens, info.words, info.bytes, info.unknown, text.total("bytes")) == (5, 2, 5, 0, 7)
+    assert (info.tokens, info.words, info.bytes, text.total("bytes")) == (5, 2, 5, 7)
     assert text.starts("train").tolist() == [0, 1, 2, 4]
+    assert list(text.counts()["train"].items()) == [("a", 2), ("b", 3)]
     with Reporter().progress("writing") as step:
-        assert [block.tolist() for block in text.blocks("train", step)] == [[0, 1], [], [1, 1, 0]]
-    assert not list(tmp_path.glob("*.npy"))
+        assert [block.tolist() for block in text.ids("train", vocab, step)] == [[0, 1], [], [1, 1, 0]]
+    assert not list(tmp_path.glob("*.arrow"))
 
 
 def test_an_error_about_invalid_utf8_names_the_file_and_the_byte(tmp_path):
