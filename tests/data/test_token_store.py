@@ -37,7 +37,7 @@ def test_a_store_is_read_as_it_was_written(tmp_path):
     store = TokenStore.open(write(tmp_path / "new" / "tiny.h5"))
     assert store.ids("train").tolist() == [2, 3, 0, 2, 0]
     assert store.ids("train").dtype == np.uint8
-    assert store.facts == FACTS
+    assert store.to_json() == FACTS.to_json()
     assert (store.name, store.conventions, store.notes) == ("tiny", {"valid": "shard 1"}, ("a note",))
     assert list(store.splits) == ["train", "test"]
     info = store.info("train")
@@ -211,7 +211,7 @@ def contents(path):
     store = TokenStore.open(path)
     store.verify()
     ids = {split: store.ids(split).tolist() for split in store.splits}
-    return store.facts, store.splits, ids, store.sentence_starts("test").tolist(), store.vocab.to_json()
+    return store.to_json(), store.splits, ids, store.sentence_starts("test").tolist(), store.vocab.to_json()
 
 
 def test_no_flipped_bit_changes_a_store_without_an_error(tmp_path):

@@ -63,7 +63,7 @@ def show(result: "PreparedStore") -> None:
         console.show_line(f"{split} begins: {info['begins']}")
     for key, value in store.conventions.items():
         console.show_line(f"{key}: {value}")
-    if changes := ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in store.facts.changes.items()):
+    if changes := ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in store.changes.items()):
         console.show_line(f"skipped or changed: {changes}")
     for note in store.notes:
         console.show_line(f"note: {console.with_flags(note)}")

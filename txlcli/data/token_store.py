@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ FORMAT = "txl token store"
 IDS, SENTENCE_STARTS, STARTS_DIGEST = "ids", "sentence_starts", "sentence_starts_sha256"
 VERSION = 1
 SUFFIX = ".h5"
-NAME_PARTS = re.compile(r"(.+)-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8})")
-"""Name of a store of a benchmark with another convention: corpus, convention, size or digest."""
+NAME = re.compile(r"(?s)^(.+?)(?:-(released|byte|char|word|sp|bpe|vocab)(\d*|-[0-9a-f]{8}))?$")
+"""Name of a store: the corpus, and, if it is a benchmark with another convention, that one, and its size or digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,17 @@ class StoreFacts:
     """Meaning of one token: byte, char, word, piece, or id if it is not known."""
     metric: str
     """Either bpc or ppl."""
-    conventions: Mapping[str, str]
+    conventions: dict[str, str]
     notes: tuple[str, ...]
     source_digest: str
     every_byte_scored: bool
     """True if the tokens of a split represent every byte of its text, so that bits per byte can be computed."""
-    changes: Mapping[str, int] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)
     """Number of files, records, bytes and symbols of the source that were skipped or changed, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts by name."""
+        return {fact.name: getattr(self, fact.name) for fact in fields(StoreFacts)}
 
 
 @dataclass(frozen=True)
@@ -89,29 +93,20 @@ class _Array:
     """Digest of the numbers."""
 
 
-class TokenStore:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenStore(StoreFacts):
     """An open token store."""
 
-    def __init__(self, path: Path, file: h5py.File, *, is_verified: bool) -> None:
-        facts = parse_json(file.attrs["facts"].decode())
-        self.path, self.facts = path, StoreFacts(**facts | {"notes": tuple(facts["notes"])})
-        self.name, self.corpus, self.tokenizer = self.facts.name, self.facts.corpus, self.facts.tokenizer
-        self.unit, self.metric = self.facts.unit, self.facts.metric
-        self.conventions, self.notes = dict(self.facts.conventions), self.facts.notes
-        self.source_digest, self.every_byte_scored = self.facts.source_digest, self.facts.every_byte_scored
-        groups = {split: file["splits"][split] for split in sorted(file["splits"], key=SPLITS.index)}
-        self.splits = {split: SplitInfo(**parse_json(group.attrs["info"].decode())) for split, group in groups.items()}
-        self._arrays = {
-            (split, IDS): _describe(path, group, IDS, self.splits[split].sha256) for split, group in groups.items()
-        }
-        for split, group in groups.items():
-            if SENTENCE_STARTS in group:
-                sha256 = group.attrs[STARTS_DIGEST].decode()
-                self._arrays[split, SENTENCE_STARTS] = _describe(path, group, SENTENCE_STARTS, sha256)
-        self._vocabulary = bytes(read_array(file, "vocabulary")).decode()
-        self._fingerprint: str = file.attrs["fingerprint"].decode()
-        self._is_verified = is_verified
-        self._open: dict[str, NDArray[Any]] = {}
+    path: Path
+    splits: Mapping[str, SplitInfo]
+    arrays: Mapping[tuple[str, str], _Array]
+    """Ids of each split, and where its sentences start if it was prepared with them."""
+    vocabulary: str
+    """Vocabulary as JSON; verified when `vocab` is read."""
+    stored_fingerprint: str
+    is_verified: bool
+    opened: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Ids whose digest has been verified, by split."""
 
     @classmethod
     def open(cls, path: Path, *, is_verified: bool = False) -> "TokenStore":
@@ -129,18 +124,38 @@ class TokenStore:
                         f"{path} is an HDF5 file, but not a token store of this version of txl; prepare it again with "
                         "this txl, or move it away"
                     )
-                return cls(path, file, is_verified=is_verified)
+                return cls._read(path, file, is_verified)
         except PermissionError as error:
             raise StoreError(f"{path}: cannot be read (Permission denied); check its permissions") from error
         except READ_ERRORS as error:
             raise StoreError(f"{path} is damaged or not an HDF5 file ({_short(error)}); {_again(path)}") from error
 
+    @classmethod
+    def _read(cls, path: Path, file: h5py.File, is_verified: bool) -> "TokenStore":
+        facts, splits, arrays = parse_json(file.attrs["facts"].decode()), {}, {}
+        for split in sorted(file["splits"], key=SPLITS.index):
+            group = file["splits"][split]
+            splits[split] = info = SplitInfo(**parse_json(group.attrs["info"].decode()))
+            arrays[split, IDS] = _describe(path, group, IDS, info.sha256)
+            if SENTENCE_STARTS in group:
+                sha256 = group.attrs[STARTS_DIGEST].decode()
+                arrays[split, SENTENCE_STARTS] = _describe(path, group, SENTENCE_STARTS, sha256)
+        return cls(
+            **facts | {"notes": tuple(facts["notes"])},
+            path=path,
+            splits=splits,
+            arrays=arrays,
+            vocabulary=bytes(read_array(file, "vocabulary")).decode(),
+            stored_fingerprint=file.attrs["fingerprint"].decode(),
+            is_verified=is_verified,
+        )
+
     @cached_property
     def vocab(self) -> Vocab:
         """Vocabulary of the store."""
         try:
-            vocab = Vocab.from_json(self._vocabulary)
-            if vocab.fingerprint != self._fingerprint:
+            vocab = Vocab.from_json(self.vocabulary)
+            if vocab.fingerprint != self.stored_fingerprint:
                 raise VocabularyError("wrong fingerprint")
         except VocabularyError as error:
             raise StoreError(f"{self.path}: the vocabulary is damaged ({error}); {_again(self.path)}") from error
@@ -153,10 +168,10 @@ class TokenStore:
 
     def ids(self, split: str) -> NDArray[Any]:
         """Return the token stream of a split as a read-only memory map; the digest is verified at the first call."""
-        if split not in self._open:
+        if split not in self.opened:
             self.info(split)  # raises the error if there is none
-            self._open[split] = self._map(self._arrays[split, IDS], f"the {split} split")
-        return self._open[split]
+            self.opened[split] = self._map(self.arrays[split, IDS], f"the {split} split")
+        return self.opened[split]
 
     def info(self, split: str) -> SplitInfo:
         """Return the counts of a split."""
@@ -185,12 +200,12 @@ class TokenStore:
         None unless the corpus consists of unrelated sentences, or was prepared with the places of its documents.
         """
         self.info(split)
-        array = self._arrays.get((split, SENTENCE_STARTS))
+        array = self.arrays.get((split, SENTENCE_STARTS))
         return None if array is None else self._map(array, f"the list of sentences of the {split} split")
 
     def _map(self, array: _Array, what: str) -> NDArray[Any]:
         """Map an array into memory, after verifying its digest unless another process does."""
-        if not self._is_verified:
+        if not self.is_verified:
             digest = hashlib.sha256()
             for block in array.place.blocks():  # not from a memory map, whose pages would count as memory
                 digest.update(block)
@@ -210,8 +225,7 @@ def _describe(path: Path, group: h5py.Group, name: str, sha256: str) -> _Array:
 
 def corpus_of(name: str) -> Corpus | None:
     """Return the benchmark whose text a store of that name has; None for own text."""
-    parts = NAME_PARTS.fullmatch(name)
-    return CORPORA.get(parts[1] if parts else name)
+    return CORPORA.get(NAME.sub(r"\1", name))
 
 
 def _again(path: Path) -> str:
@@ -220,19 +234,18 @@ def _again(path: Path) -> str:
 
 def prepare_command(name: str, *, force: bool | None = None) -> str:
     """Return the command that prepares the store of that name; the path of own text is left for the user to fill in."""
-    parts = NAME_PARTS.fullmatch(name)
-    if corpus_of(name) is None:
+    ((corpus, convention, size),) = NAME.findall(name)
+    if corpus not in CORPORA:
         return command_line("prepare", "PATH", name=name, force=force)
-    if parts is None:
-        return command_line("prepare", name, force=force)
-    sentencepiece = {"tokenizer": "sentencepiece", "vocab_size": parts[3]}
+    sentencepiece = {"tokenizer": "sentencepiece", "vocab_size": size}
     options: dict[str, dict[str, Any]] = {
+        "": {},
         "released": {"released_convention": True},
         "vocab": {"vocab": "FILE"},
         "sp": sentencepiece,
         "bpe": {**sentencepiece, "sp_type": "bpe"},
     }
-    return command_line("prepare", parts[1], **options.get(parts[2], {"tokenizer": parts[2]}), force=force)
+    return command_line("prepare", corpus, **options.get(convention, {"tokenizer": convention}), force=force)
 
 
 def _short(error: BaseException) -> str:
@@ -306,7 +319,7 @@ def writing(path: Path, facts: StoreFacts, vocab: Vocab, *, work: Path | None = 
     attributes: Facts = {
         "format": FORMAT,
         "version": VERSION,
-        "facts": json.dumps({**vars(facts), "conventions": dict(facts.conventions), "changes": dict(facts.changes)}),
+        "facts": json.dumps(facts.to_json()),
         "fingerprint": vocab.fingerprint,
     }
     try:

@@ -87,8 +87,7 @@ class PreparedStore:
         }
         return {
             "store": str(store.path),
-            **vars(store.facts),
-            "notes": list(store.notes),
+            **store.to_json(),
             "vocabulary_size": store.vocab.size,
             "fingerprint": store.fingerprint,
             "splits": splits,
