@@ -27,10 +27,10 @@ class Download:
     """
 
     file: str
-    addresses: tuple[str, ...]
+    addresses: Sequence[str]
     size: int | None = None
     digest: str | None = None
-    mirror: "tuple[Download, ...]" = ()
+    mirror: "Sequence[Download]" = ()
     rows_of: str | None = None
 
 
@@ -93,13 +93,13 @@ class VocabularyRule:
     name of the list of symbols, if the benchmark has one.
     """
 
-    splits: tuple[str, ...] = SPLITS
-    specials: tuple[str, ...] = ()
+    splits: Sequence[str] = SPLITS
+    specials: Sequence[str] = ()
     boundary: str | None = None
     unknown: str | None = None
     lower_case: bool = False
     all_bytes: bool = False
-    dropped: bytes = b""
+    dropped: str = ""
     file: str | None = None
 
 
@@ -114,18 +114,17 @@ class Corpus:
 
     name: str
     title: str
-    licence: str
     unit: Unit
     """Token unit of the benchmark."""
     read: Callable[[Path, ReadOptions], Text]
     """Reader: gets a file or an (unpacked) directory; raises CorpusError."""
-    rule: VocabularyRule
     conventions: Mapping[str, str]
+    rule: VocabularyRule = VocabularyRule()
     released_rule: VocabularyRule | None = None
     """Rule of the released code if it differs; None if --released-convention does not change the symbols."""
     released_conventions: Mapping[str, str] = field(default_factory=dict)
     """Differences of the released code; empty if --released-convention does not apply."""
-    downloads: tuple[Download, ...] = ()
+    downloads: Sequence[Download] = ()
     wanted: str = ""
     """Pattern of the names of the files in the archive that are needed."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -143,18 +142,19 @@ class Corpus:
     detokenize: Callable[[str], str] = unchanged
 
 
-def from_card(name: str, read: Callable[[Path, ReadOptions], Text], rule: VocabularyRule, **own: Any) -> Corpus:
+def from_card(name: str, read: Callable[[Path, ReadOptions], Text], **own: Any) -> Corpus:
     """Return the corpus whose facts are in cards.toml; `own` are fields that no file can hold, such as functions."""
-    facts = _cards()[name]
-    downloads = tuple(map(_download, facts.get("downloads", ())))
-    return Corpus(**facts | {"name": name, "read": read, "rule": rule, "downloads": downloads} | own)
+    facts = cards()[name] | own
+    for key in facts.keys() & {"rule", "released_rule"}:
+        facts[key] = VocabularyRule(**facts[key])
+    return Corpus(**facts | {"name": name, "read": read, "downloads": _downloads(facts.get("downloads", ()))})
 
 
 @functools.cache
-def _cards() -> dict[str, dict[str, Any]]:
+def cards() -> dict[str, dict[str, Any]]:
+    """Return the data cards, and under "tokenizers" the rules for text that has none of its own."""
     return tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
 
 
-def _download(facts: dict[str, Any]) -> Download:
-    mirror = tuple(map(_download, facts.get("mirror", ())))
-    return Download(**facts | {"addresses": tuple(facts["addresses"]), "mirror": mirror})
+def _downloads(cards: Sequence[dict[str, Any]]) -> list[Download]:
+    return [Download(**card | {"mirror": _downloads(card.get("mirror", ()))}) for card in cards]

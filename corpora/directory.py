@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .corpus import SHARES, SPLITS, Corpus, CorpusError, ReadOptions, Slice, Text, VocabularyRule
+from .corpus import SHARES, SPLITS, CorpusError, ReadOptions, Slice, Text, from_card
 from .documents import text_of
 from .locate import is_companion, list_files, list_names, missing_note, split_of, splits_in
 from .signatures import GROUPS, format_of, head_of, reject_other_than_text
@@ -171,13 +171,4 @@ def _find_cut(slices: list[Slice], target: int, distance: int) -> int:
     return begin + low + middle
 
 
-CORPUS = Corpus(
-    name="text",
-    title="own text",
-    licence="your own",
-    unit="byte",
-    read=read,
-    rule=VocabularyRule(all_bytes=True),
-    conventions={"vocabulary": "all 256 bytes"},
-    splittable=True,
-)
+CORPUS = from_card("text", read)

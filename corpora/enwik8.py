@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .corpus import ReadOptions, Text, VocabularyRule, from_card
+from .corpus import ReadOptions, Text, from_card
 from .locate import read_prefix
 
 BYTES = bytes({9, 10, *range(0x20, 0xC0), *range(0xC2, 0xF5)})
@@ -14,4 +14,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_prefix(source, "enwik8", BYTES, "which enwik8 does not have")
 
 
-CORPUS = from_card("enwik8", read, VocabularyRule(), released_rule=VocabularyRule(dropped=b"\n"))
+CORPUS = from_card("enwik8", read)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, CorpusError, ReadOptions, Text, VocabularyRule, from_card
+from .corpus import SPLITS, CorpusError, ReadOptions, Text, from_card
 from .english import join_english
 from .locate import missing_note, text_files, whole
 
@@ -28,9 +28,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return Text(splits, missing_note(splits), vocabulary_file=vocabulary if vocabulary.is_file() else None)
 
 
-CORPUS = from_card(
-    "lm1b",
-    read,
-    VocabularyRule(specials=("<S>", "<UNK>"), boundary="<S>", unknown="<UNK>", file=VOCABULARY_FILE),
-    detokenize=join_english,
-)
+CORPUS = from_card("lm1b", read, detokenize=join_english)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .corpus import SPLITS, ReadOptions, Text, VocabularyRule, from_card
+from .corpus import SPLITS, ReadOptions, Text, from_card
 from .english import join_english
 from .locate import read_files
 
@@ -14,9 +14,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_files(source, FILES, "ptb")
 
 
-CORPUS = from_card(
-    "ptb",
-    read,
-    VocabularyRule(specials=("<eos>",), boundary="<eos>", unknown="<unk>", lower_case=True),
-    detokenize=join_english,
-)
+CORPUS = from_card("ptb", read, detokenize=join_english)

@@ -13,7 +13,7 @@ import itertools
 import sysconfig
 from pathlib import Path
 
-from .corpus import SHARES, ReadOptions, Text, VocabularyRule, from_card
+from .corpus import SHARES, ReadOptions, Text, from_card
 from .directory import cut
 from .locate import text_files, whole
 
@@ -39,4 +39,4 @@ def _belongs(name: Path) -> bool:
     return not set(name.parts[:-1]) & (SKIPPED | TABLES) and not name.name.startswith("_sysconfigdata")
 
 
-CORPUS = from_card("stdlib", read, VocabularyRule(all_bytes=True), home=home)
+CORPUS = from_card("stdlib", read, home=home)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .corpus import ReadOptions, Text, VocabularyRule, from_card
+from .corpus import ReadOptions, Text, from_card
 from .locate import read_prefix
 
 SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
@@ -13,4 +13,4 @@ def read(source: Path, options: ReadOptions) -> Text:
     return read_prefix(source, "text8", SYMBOLS, "but text8 has a to z and spaces only")
 
 
-CORPUS = from_card("text8", read, VocabularyRule())
+CORPUS = from_card("text8", read)

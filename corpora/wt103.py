@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from .corpus import SPLITS, ReadOptions, Text, VocabularyRule, from_card
+from .corpus import SPLITS, ReadOptions, Text, from_card
 from .english import join_english
 from .locate import read_files
 
@@ -20,9 +20,4 @@ def detokenize(text: str) -> str:
     return join_english(re.sub(r" @([-,.])@ ", r"\1", text))
 
 
-CORPUS = from_card(
-    "wt103",
-    read,
-    VocabularyRule(splits=("train",), specials=("<eos>",), boundary="<eos>", unknown="<unk>"),
-    detokenize=detokenize,
-)
+CORPUS = from_card("wt103", read, detokenize=detokenize)

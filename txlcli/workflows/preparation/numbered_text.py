@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from txlcli.workflows.reporter import Step
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_functions: list[Callable[[Any], Any]] = []
+"""Function that this worker process calls; with a vocabulary it is too large to be sent with each item."""
 MAX_WORKERS = 6  # a worker needs 250 MB to split a chunk into words; six and the first process stay below 2 GiB
 
 
@@ -81,18 +83,23 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], work
         return
     # A fresh interpreter per worker: forking a process that runs threads, as torch does, may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize, initargs=(function,)) as pool:
         try:
-            yield from pool.map(function, items)
+            yield from pool.map(_call, items)
         except BrokenProcessPool as error:
             raise TxlError("a worker process died, possibly because memory ran out; try `workers` 1") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _initialize() -> None:
+def _initialize(function: Callable[[Any], object]) -> None:
+    _functions.append(function)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _call(item: Any) -> Any:
+    return _functions[0](item)
 
 
 def _exit_with_parent() -> None:

@@ -153,7 +153,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
     """Prepare a store from text and open it: source -> chunks -> numbers of symbols -> vocabulary -> ids -> store."""
     documents = Documents(plan.options.documents) if plan.options.documents else None
     text, rule = locate_text(plan, documents, work, reporter), rules.rule_of(plan)
-    closes_lines = plan.tokenizer == "word" and rule.boundary is not None
+    closes_lines = plan.tokenizer == "word" and (plan.vocab or rule).boundary is not None
     checked = {split: _checked(plan, split, pieces) for split, pieces in text.splits.items()}
     splits = {split: join_files(pieces, close_last=closes_lines) for split, pieces in checked.items()}
     vocab, sampled = plan.vocab, list[str]()
@@ -161,7 +161,7 @@ def _prepare_text(plan: Plan, work: Path, reporter: Reporter, sizes: WorkSizes) 
         with reporter.progress("training SentencePiece"):
             vocab, sampled = _train_sentencepiece(plan, splits, sizes)
     marks = [mark for mark in (rule.boundary, rule.unknown) if mark is not None]
-    splitter = vocab if vocab and vocab.model else rules.vocabulary(plan, rule, marks)
+    splitter = vocab or rules.vocabulary(plan, rule, marks)
     sentences = plan.corpus.sentences and not documents and splitter.boundary is not None
     number = partial(number_chunk, splitter, work, sentences=sentences)
     numbered = _number(plan, splits, documents, sizes, reporter, number)

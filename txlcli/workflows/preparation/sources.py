@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def _download(plan: Plan, work: Path, reporter: Reporter) -> None:
                 raise CorpusError(str(error)) from error
 
 
-def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> tuple[Download, ...]:
+def _fetch_or_mirror(plan: Plan, download: Download, reporter: Reporter) -> Sequence[Download]:
     """Fetch a file, or those of its mirror if they were fetched before or no address has the file; return which."""
 
     mirror, directory, faults = download.mirror, plan.downloads, list[str]()

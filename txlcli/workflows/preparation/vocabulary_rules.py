@@ -1,11 +1,11 @@
 """Builds the vocabulary of a store from the symbol counts of its text, and describes the conventions used."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from txlcli import corpora
-from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule
+from txlcli.corpora.corpus import SPLITS, Text, VocabularyRule, cards
 from txlcli.data.token_store import SplitInfo
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError
@@ -13,22 +13,13 @@ from txlcli.exchange import vocabularies
 from txlcli.workflows.preparation.numbered_text import NumberedText
 from txlcli.workflows.preparation.planning import Plan
 
-EOS, UNK = "<eos>", "<unk>"
-
 
 def rule_of(plan: Plan) -> VocabularyRule:
-    """Return the rule of the vocabulary that the user gave or of the benchmark, or the one for the tokenizer."""
-    corpus, vocab = plan.corpus, plan.vocab
-    if vocab is not None:
-        boundary, unknown = (None if mark is None else vocab.symbols[mark] for mark in (vocab.boundary, vocab.unknown))
-        return VocabularyRule(boundary=boundary, unknown=unknown, lower_case=vocab.lower_case, dropped=vocab.dropped)
-    if plan.own_convention:
-        return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
-    if plan.tokenizer == "byte":
-        return VocabularyRule(all_bytes=True)
-    if plan.tokenizer == "char":
-        return VocabularyRule(splits=("train",), specials=(UNK,), unknown=UNK)
-    return VocabularyRule(splits=("train",), specials=(EOS, UNK), boundary=EOS, unknown=UNK)
+    """Return the rule of the benchmark, or the one for the tokenizer."""
+    corpus = plan.corpus
+    if not plan.own_convention:
+        return VocabularyRule(**cards()["tokenizers"][plan.tokenizer])
+    return (corpus.released_rule or corpus.rule) if plan.options.released_convention else corpus.rule
 
 
 def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
@@ -56,12 +47,12 @@ def conventions_of(plan: Plan, text: Text) -> dict[str, str]:
     most = f", the {plan.options.vocab_size:,} most frequent" if plan.options.vocab_size else ""
     described["vocabulary"] = {
         "byte": "all 256 bytes",
-        "char": f"characters of train by frequency{at_least}, others {UNK}",
-        "word": f"words of train by frequency{at_least}{most}, others {UNK}",
+        "char": f"characters of train by frequency{at_least}, others <unk>",
+        "word": f"words of train by frequency{at_least}{most}, others <unk>",
         "sentencepiece": f"{'BPE' if plan.bpe else 'unigram'}, trained on train, lossless",
     }[plan.tokenizer]
     if plan.tokenizer in ("word", "sentencepiece"):
-        described["line end"] = EOS
+        described["line end"] = "<eos>"
     return described
 
 
@@ -74,7 +65,7 @@ def vocabulary(plan: Plan, rule: VocabularyRule, symbols: list[str]) -> Vocab:
         boundary=boundary,
         unknown=unknown,
         lower_case=rule.lower_case,
-        dropped=rule.dropped,
+        dropped=rule.dropped.encode(),
     )
 
 
@@ -94,7 +85,7 @@ def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: 
     return vocabulary(plan, rule, symbols)
 
 
-def _read_list(path: Path, needed: tuple[str, ...]) -> list[str]:
+def _read_list(path: Path, needed: Sequence[str]) -> list[str]:
     """Read the symbols of a benchmark's vocabulary file."""
     symbols = vocabularies.read_lines(path)
     if lacking := [symbol for symbol in needed if symbol not in symbols]:
@@ -121,7 +112,7 @@ def symbol_notes(plan: Plan, numbered: NumberedText, vocab: Vocab) -> Iterator[s
         return
     if times := numbered.total("boundaries"):
         yield (
-            f"the text itself has {EOS if vocab.boundary is None else vocab.symbols[vocab.boundary]} {times:,} times; "
+            f"the text itself has {vocab.symbols[vocab.boundary or 0]} {times:,} times; "
             "at the end of a line it is the same symbol as the line end"
         )
     if vocab.unknown is not None and (times := numbered.total("literal_unknown")):
