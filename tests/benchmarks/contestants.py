@@ -20,7 +20,7 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training, new_model
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.exchange.conversion import layout_of
+from txlcli.exchange.conversion import Layout
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
 
 CLIP, LR = 0.25, 2.5e-4
@@ -72,7 +72,7 @@ def our_settings(work, *, training):
 def our_model(theirs, work, *, training):
     """Our model with the peer's weights."""
     settings = our_settings(work, training=training)
-    layout = layout_of("hugging_face", settings, work.vocab_size)
+    layout = Layout("hugging_face", settings, work.vocab_size)
     tensors = layout.read(theirs.state_dict(), "the peer")
     return build_model(settings, work.vocab_size, Checkpoint(grouped("model", tensors)))
 

@@ -20,7 +20,7 @@ from txlcli.core.reading.registry import make_reader
 from txlcli.core.training.checkpoint import Checkpoint, build_model, grouped
 from txlcli.core.training.loop import Training
 from txlcli.core.training.segments import TrainingSegments
-from txlcli.exchange.conversion import layout_of
+from txlcli.exchange.conversion import Layout
 from txlcli.exchange.huggingface import DEFAULTS, model_settings
 from txlcli.runs import loading
 
@@ -96,7 +96,7 @@ def test_an_import_predicts_as_the_peer_does_and_an_export_is_the_peer_again(kin
 def imported(model):
     """Our model with the peer's weights, and the layout that links their names."""
     settings = model_settings(DEFAULTS | model.config.to_dict())
-    layout = layout_of("hugging_face", settings, V)
+    layout = Layout("hugging_face", settings, V)
     tensors = layout.read(model.state_dict(), "the peer")
     return build_model(settings, V, Checkpoint(grouped("model", tensors))).eval(), layout
 

@@ -1,6 +1,6 @@
 """Converts weights between txl ("ours") and other systems ("theirs"), in both directions; layouts.toml has the names.
 
-A link says that some of our tensors, concatenated, hold the same numbers as some of theirs. Matrices are (out, in)
+Some of our tensors, concatenated, are linked to some of theirs: they hold the same numbers. Matrices are (out, in)
 everywhere but in the linear layers of the TF code, where they are (in, out).
 """
 
@@ -8,8 +8,9 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from typing import Literal
 
@@ -35,92 +36,124 @@ NEXT_STEP = "correct [model] with `recipe` or `overrides`"
 
 
 @dataclass(frozen=True)
-class Link:
-    """Tensors of both systems that hold the same numbers."""
-
-    ours: Sequence[str]
-    theirs: Sequence[str]
-    shape: tuple[int, ...]
-    """Shape of each of theirs."""
-    transposed: bool
-    """True if theirs are (in, out)."""
-    reversed: bool
-    """True if theirs have their rows in the opposite order."""
-
-    def reordered(self, tensor: Tensor) -> Tensor:
-        """Change the order of numbers from theirs to ours, or back: both operations are their own inverses."""
-        tensor = tensor.mT if self.transposed else tensor
-        return tensor.flip(0) if self.reversed else tensor
-
-
-@dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the weights of a model in another system."""
+    """Names and shapes of the weights of a model in a system that has such models (see `missing_setting`)."""
 
-    shapes: Mapping[str, torch.Size]
-    """Shapes of ours."""
-    links: tuple[Link, ...]
-    aliases: Mapping[str, str]
-    """Further names of linked tensors, by alias: tied weights are stored under several names."""
+    system: System
+    settings: TransformerSettings
+    vocab_size: int
 
-    def read(self, theirs: Tensors, where: str) -> dict[str, Tensor]:
-        """Convert their tensors to ours, in float32; `where` is the file that messages name."""
-        stored_once = {first: theirs[name] for name, first in self.aliases.items() if name in theirs}
-        theirs = {**stored_once, **theirs}
-        self._check(theirs, where)
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shapes of ours."""
+        with torch.device("meta"):
+            model = TransformerXL(self.settings, self.vocab_size)
+        return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+    @cached_property
+    def links(self) -> dict[tuple[str, ...], list[str]]:
+        """Names of ours by the names of theirs that hold the same numbers."""
+        links: dict[tuple[str, ...], list[str]] = {}
+        for name in self.shapes:
+            links.setdefault(self._their_names(name), []).append(name)
+        return links
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Further names of linked tensors, by alias: tied weights have several names, but one each in TF."""
+        tied = {}
+        for n, band in enumerate(bands(self.settings, self.vocab_size)):
+            if self.settings.tie_embeddings:
+                tied[f"softmax.tables.{n}"] = f"embedding.tables.{n}"
+            if band.shared and band.projection is not None:
+                tied[f"softmax.projections.{n}"] = f"embedding.projections.{band.projection}"
+        for n in range(self.settings.n_layers if self.settings.tie_biases else 0):
+            tied |= {f"layers.{n}.encoding.{bias}": f"encoding.{bias}" for bias in ("content_bias", "position_bias")}
+        return {} if self.system == "tf" else {self._name(alias): self._name(first) for alias, first in tied.items()}
+
+    def read(self, theirs: Tensors, where: str, padding: int = 0) -> dict[str, Tensor]:
+        """Convert their tensors to ours, in float32; `where` is the file that messages name.
+
+        The last `padding` rows of their vocabulary stand for no symbol and are dropped.
+        """
+        if padding:
+            padded = dataclasses.replace(self, vocab_size=self.vocab_size + padding).read(theirs, where)
+            return {name: tensor[: self.shapes[name][0]] for name, tensor in padded.items()}
+        weights = {name: tensor for name, tensor in theirs.items() if not name.endswith(IGNORED)}
+        tied = {alias: weights.pop(alias) for alias in self.aliases if alias in weights}
+        weights = {self.aliases[alias]: tensor for alias, tensor in tied.items()} | weights  # may be stored once
+        self._check(weights, where)
+        for alias, tensor in tied.items():
+            first = self.aliases[alias]
+            if not torch.equal(tensor.float(), weights[first].float()):
+                raise RunError(
+                    f"{where}: {alias} differs from {first}, which the settings tie it to; untie them in [model] "
+                    "(tie_embeddings, tie_projections or tie_biases)"
+                )
         ours: dict[str, Tensor] = {}
-        for link in self.links:
-            numbers = torch.cat([link.reordered(theirs[name].float()).reshape(-1) for name in link.theirs])
-            parts = numbers.split([self.shapes[name].numel() for name in link.ours])
-            ours |= {name: part.view(self.shapes[name]).clone() for name, part in zip(link.ours, parts, strict=True)}
+        for names, linked in self.links.items():
+            numbers = torch.cat([self._reordered(name, weights[name].float()).reshape(-1) for name in names])
+            shapes = [self.shapes[name] for name in linked]
+            parts = zip(linked, numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
+            ours |= {name: part.view(shape) for name, part, shape in parts}
         return ours
 
-    def without_padding(self, theirs: Tensors, rows: int) -> dict[str, Tensor]:
-        """Return their tensors without the last rows of the vocabulary, which stand for no symbol."""
-        padded = {
-            name: link.shape[0]
-            for link in self.links
-            for name in link.theirs
-            if link.ours[0].startswith(("embedding.tables", "softmax.tables", "softmax.biases"))
-        }
-        padded |= {alias: padded[first] for alias, first in self.aliases.items() if first in padded}
-        return {
-            name: tensor[:size] if (size := padded.get(name)) and len(tensor) == size + rows else tensor
-            for name, tensor in theirs.items()
-        }
-
-    def _check(self, theirs: Tensors, where: str) -> None:
-        needed = {name: link.shape for link in self.links for name in link.theirs}
-        known = {name: tensor for name, tensor in theirs.items() if not name.endswith(IGNORED)}
-        found = {name: tuple(tensor.shape) for name, tensor in known.items() if name not in self.aliases}
+    def _check(self, weights: Tensors, where: str) -> None:
+        """Reject tensors of other names and shapes than the linked ones, integers, and numbers that are not finite."""
+        example = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        needed = {name: tuple(tensor.shape) for name, tensor in self._linked(example).items()}
+        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         differing = [name for name in needed | found if needed.get(name) != found.get(name)]
         if differing:
             name, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             has, need = found.get(name, "missing"), needed.get(name, "no such tensor")
             raise RunError(f"{where}: {shortened(name)}: {has}, the settings need {need}{more}; {NEXT_STEP}")
-        for name in needed:
-            tensor = theirs[name]
+        for name, tensor in weights.items():
             if not tensor.is_floating_point():
                 raise RunError(f"{where}: {name} is {tensor.dtype}; save the weights as floating-point numbers")
             if not tensor.float().isfinite().all():  # of 8 bits, too
                 raise RunError(f"{where}: {name} holds numbers that are not finite; download the weights again")
-        for name, first in self.aliases.items():
-            if name in theirs and not torch.equal(theirs[name].float(), theirs[first].float()):
-                raise RunError(
-                    f"{where}: {name} differs from {first}, which the settings tie it to; untie them in [model] "
-                    "(tie_embeddings, tie_projections or tie_biases)"
-                )
 
     def write(self, ours: Tensors) -> dict[str, Tensor]:
         """Convert our tensors to theirs; tied tensors appear once, except vectors, which are small."""
+        theirs = self._linked(ours)
+        return theirs | {name: theirs[first].clone() for name, first in self.aliases.items() if first.endswith("_bias")}
+
+    def _linked(self, ours: Tensors) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
-        for link in self.links:
-            numbers = torch.cat([ours[name].detach().float().reshape(-1) for name in link.ours])
-            shape = link.shape[::-1] if link.transposed else link.shape
-            parts = numbers.view(len(link.theirs), *shape)
-            theirs |= {name: link.reordered(part).contiguous() for name, part in zip(link.theirs, parts, strict=True)}
-        small = {name: theirs[first].clone() for name, first in self.aliases.items() if first.endswith("_bias")}
-        return theirs | small
+        of_one_layer = self.system != "tf" or self.settings.tie_biases  # or of all layers
+        for names, linked in self.links.items():
+            parts = torch.cat([ours[name].detach().float() for name in linked]).chunk(len(names))
+            for name, part in zip(names, parts, strict=True):
+                is_bias = part.dim() == 3 and of_one_layer
+                theirs[name] = self._reordered(name, part[0] if is_bias else part).contiguous()
+        return theirs
+
+    def _reordered(self, name: str, tensor: Tensor) -> Tensor:
+        """Change the order of numbers from theirs to ours, or back: both operations are their own inverses."""
+        if name.endswith(("/kernel", "/proj_W", "/proj")):
+            return tensor.mT
+        # The released PyTorch code pairs tail i with column -i of the head, all other systems with cluster i.
+        return tensor.flip(0) if self.system == "pytorch" and "cluster" in name else tensor
+
+    def _their_names(self, ours: str) -> tuple[str, ...]:
+        """Return the names of the tensors that hold a parameter of ours: several for biases per layer in PyTorch."""
+        is_bias = ours.startswith("encoding.") and ours.endswith("_bias")
+        if is_bias and self.system != "tf" and not self.settings.tie_biases:
+            return tuple(self._name(f"layers.{n}.{ours}") for n in range(self.settings.n_layers))
+        return (self._name(ours),)
+
+    def _name(self, ours: str) -> str:
+        """Return the name in the system, by layouts.toml."""
+        number = re.search(r"\.(\d+)", ours)
+        n, joined = int(number[1]) if number else 0, self.settings.div_val == 1
+        name: str = LAYOUTS["tf" if self.system == "tf" else "pytorch"][re.sub(r"\.\d+", "", ours)].format(
+            n=n,
+            table=0 if joined else n,
+            cutoff="" if joined else f"cutoff_{n}/",
+            bias=f"cutoff_{n}/b" if self.settings.cutoffs else "bias",
+        )
+        return f"transformer.{name}" if self.system == "hugging_face" and not name.startswith("crit.") else name
 
 
 def missing_setting(model: ModelSettings, system: System) -> str | None:
@@ -135,69 +168,13 @@ def missing_setting(model: ModelSettings, system: System) -> str | None:
     return None
 
 
-def layout_of(system: System, settings: TransformerSettings, vocab_size: int) -> Layout:
-    """Return the layout of the weights of a model in a system that has such models (see `missing_setting`)."""
-    with torch.device("meta"):
-        model = TransformerXL(settings, vocab_size)
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    linked: dict[tuple[str, ...], list[str]] = {}
-    for name in shapes:
-        linked.setdefault(_their_names(name, system, settings), []).append(name)
-    links = []
-    for theirs, ours in linked.items():
-        rows, *columns = torch.cat([torch.empty(shapes[name], device="meta") for name in ours]).shape
-        shape = rows // len(theirs), *columns
-        if len(shape) == 3 and (system != "tf" or settings.tie_biases):
-            shape = shape[1:]  # biases of one layer, or of all
-        transposed = theirs[0].endswith(("/kernel", "/proj_W", "/proj"))
-        # The released PyTorch code pairs tail i with column -i of the head, all other systems with cluster i.
-        turned = system == "pytorch" and "cluster" in theirs[0]
-        links.append(Link(ours, theirs, shape[::-1] if transposed else shape, transposed, turned))
-    return Layout(shapes, tuple(links), _aliases(system, settings, vocab_size))
-
-
-def _their_names(ours: str, system: System, settings: TransformerSettings) -> tuple[str, ...]:
-    """Return the names of the tensors that hold a parameter of ours: several for biases per layer in PyTorch."""
-    if ours.startswith("encoding.") and ours.endswith("_bias") and system != "tf" and not settings.tie_biases:
-        return tuple(_name(f"layers.{n}.{ours}", system, settings) for n in range(settings.n_layers))
-    return (_name(ours, system, settings),)
-
-
-def _name(ours: str, system: System, settings: TransformerSettings) -> str:
-    """Return the name in another system, by layouts.toml."""
-    number = re.search(r"\.(\d+)", ours)
-    n, joined = int(number[1]) if number else 0, settings.div_val == 1
-    name: str = LAYOUTS["tf" if system == "tf" else "pytorch"][re.sub(r"\.\d+", "", ours)].format(
-        n=n,
-        table=0 if joined else n,
-        cutoff="" if joined else f"cutoff_{n}/",
-        bias=f"cutoff_{n}/b" if settings.cutoffs else "bias",
-    )
-    return f"transformer.{name}" if system == "hugging_face" and not name.startswith("crit.") else name
-
-
-def _aliases(system: System, settings: TransformerSettings, vocab_size: int) -> dict[str, str]:
-    """Return further names of tied tensors, each with the linked name; TF variables have one name each."""
-    if system == "tf":
-        return {}
-    tied = {}
-    for n, band in enumerate(bands(settings, vocab_size)):
-        if settings.tie_embeddings:
-            tied[f"softmax.tables.{n}"] = f"embedding.tables.{n}"
-        if band.shared and band.projection is not None:
-            tied[f"softmax.projections.{n}"] = f"embedding.projections.{band.projection}"
-    for n in range(settings.n_layers if settings.tie_biases else 0):
-        tied |= {f"layers.{n}.encoding.{bias}": f"encoding.{bias}" for bias in ("content_bias", "position_bias")}
-    return {_name(alias, system, settings): _name(first, system, settings) for alias, first in tied.items()}
-
-
 def to_hugging_face(model: TransformerXL) -> dict[str, Tensor]:
     """Return the weights under Hugging Face's names.
 
     Hugging Face projects every band if div_val is above 1; a band that txl does not project gets the identity.
     """
     projected = dataclasses.replace(model.settings, project_same_width=True)
-    layout = layout_of("hugging_face", projected, model.vocab_size)
+    layout = Layout("hugging_face", projected, model.vocab_size)
     ours = dict(model.named_parameters())
     identities = {name: torch.eye(*shape) for name, shape in layout.shapes.items() if name not in ours}
     return layout.write(identities | ours)

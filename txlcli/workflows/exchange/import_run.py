@@ -16,6 +16,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import RecipeError, RunError, UsageError, VocabularyError
 from txlcli.exchange import conversion, huggingface, vocabularies, weights
+from txlcli.exchange.conversion import Layout
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
 from txlcli.runs.run_directory import Run
@@ -66,8 +67,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
     if (missing := conversion.missing_setting(settings.model, system)) is not None:
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
-    layout = conversion.layout_of(system, settings.model, vocab.size)
-    tensors = layout.read(layout.without_padding(imported, padding), str(path))
+    tensors = Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
     store_name = store.path.stem if store else _free_store(directory.name, workspace.data_dir)
     made = Run(
         directory=directory,
