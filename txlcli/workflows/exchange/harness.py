@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -29,11 +30,7 @@ from txlcli.workflows.evaluation.evaluate import check_options
 from txlcli.workflows.options import EvalOptions
 
 LOGGER = logging.getLogger(__name__)
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names of the largest number of generated tokens, the first one given counts."""
-GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS)
-MAX_GENERATED = 256
-"""Largest number of generated tokens if a task names none, as in other models of the harness."""
+GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 SEED = 1111
 
 
@@ -80,9 +77,11 @@ class HarnessModel(LM):
         self._vocab.check_has_text()
         settings = self._opened.run.settings
         evaluation = settings.evaluation_settings(**({} if mem_len is None else {"mem_len": mem_len}))
-        self._settings, self._attn_len = options.apply_to(evaluation), attn_len
-        if attn_len is None and evaluation.mem_len == 0 and not settings.model.recurrent_state:
-            self._attn_len = settings.train.seg_len
+        self._settings = options.apply_to(evaluation)
+        has_memory = evaluation.mem_len > 0 or settings.model.recurrent_state
+        self._in_windows = attn_len is not None or not has_memory
+        if self._in_windows:
+            self._settings = dataclasses.replace(self._settings, mem_len=0, seg_len=attn_len or settings.train.seg_len)
 
     @property
     def tokenizer_name(self) -> str:
@@ -92,14 +91,15 @@ class HarnessModel(LM):
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results about the model."""
         opened = self._opened
-        length, value = ("attn_len", self._attn_len) if self._attn_len else ("mem_len", self._settings.mem_len)
+        settings = self._settings
+        context = {"model_attn_len": settings.seg_len} if self._in_windows else {"model_mem_len": settings.mem_len}
         return {
             "model_run": str(opened.run.directory),
             "model_step": opened.checkpoint.state["step"],
             "model_num_parameters": opened.run.parameters,
             "model_precision": opened.precision,
-            f"model_{length}": value,
-            "model_seg_len": self._settings.seg_len,
+            "model_seg_len": settings.seg_len,
+            **context,
         }
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
@@ -107,33 +107,35 @@ class HarnessModel(LM):
 
         Blanks at the end of the context belong to the continuation, as in other models of the harness.
         """
-        encode, texts = self._vocab.encode, []
+        texts = []
         for context, continuation in (request.args for request in requests):
-            ids = encode(context + continuation)
-            texts.append((ids, len(ids) - len(encode(context.rstrip()))))
-        return self._log_likelihoods(texts)
+            ids = self._vocab.encode(context + continuation)
+            texts.append((ids, len(ids) - len(self._vocab.encode(context.rstrip()))))
+        return self._log_likelihoods(texts, compare=True)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Return the log-likelihood of each whole document."""
-        texts = [(self._vocab.encode(request.args[0]), None) for request in requests]
-        return [log_likelihood for log_likelihood, _ in self._log_likelihoods(texts)]
+        texts = [self._vocab.encode(request.args[0]) for request in requests]
+        scored = self._log_likelihoods([(ids, len(ids)) for ids in texts], compare=False)
+        return [log_likelihood for log_likelihood, _ in scored]
 
-    def _log_likelihoods(self, texts: Sequence[tuple[NDArray[np.int64], int | None]]) -> list[tuple[float, bool]]:
-        """Score the last tokens of texts, as many as given, and compare them with the greedy ones; None: score all.
+    def _log_likelihoods(
+        self, texts: Sequence[tuple[NDArray[np.int64], int]], *, compare: bool
+    ) -> list[tuple[float, bool]]:
+        """Score the last tokens of texts, as many as given, and compare them with the greedy ones.
 
         A first symbol that nothing predicts costs log V, as if all symbols were equally likely.
         """
-        documents = []
+        documents, predicted = [], []
         for ids, count in texts:
             inputs, targets = scored_stream(ids, self._vocab.boundary)
-            documents.append(Document(inputs, targets, min(count or 0, len(targets))))
+            predicted.append(min(count, len(targets)))
+            documents.append(Document(inputs, targets, predicted[-1] if compare else 0))
         results = []
-        for (ids, count), document, score in zip(texts, documents, self._score(documents), strict=True):
-            scored = len(ids) if count is None else count
-            losses = score.losses_nats[max(0, len(score.losses_nats) - scored) :]
-            has_first = scored > len(document.targets)
-            nats = float(losses.sum(dtype=np.float64)) + (math.log(self._vocab.size) if has_first else 0.0)
-            results.append((-nats, score.is_likeliest and not has_first))
+        for (_, count), known, score in zip(texts, predicted, self._score(documents), strict=True):
+            losses = score.losses_nats[len(score.losses_nats) - known :]
+            nats = float(losses.sum(dtype=np.float64)) + (count - known) * math.log(self._vocab.size)
+            results.append((-nats, score.is_likeliest and known == count))
         return results
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
@@ -141,59 +143,49 @@ class HarnessModel(LM):
 
         Without a boundary, an empty context is read as a line end, or as what the vocabulary has instead of one.
         """
-        settings = self._settings
-        if self._attn_len:
-            settings = dataclasses.replace(settings, mem_len=0, seg_len=self._attn_len)
-        reader = sampling.reader_of_one_text(self._opened.model, settings)
+        reader = sampling.reader_of_one_text(self._opened.model, self._settings)
         texts = []
         for context, options in tqdm([request.args for request in requests], desc="generating", disable=None):
-            stops, max_tokens, sampling_options = _generation(options)
+            generation = normalize_gen_kwargs(options)
             ids = self._vocab.encode(context)
             if self._vocab.boundary is not None:
                 ids = np.concatenate([[self._vocab.boundary], ids])
             if not len(ids):
                 ids = np.array([next((self._vocab.ids_of[mark] for mark in "\n " if mark in self._vocab.ids_of), 0)])
-            tokens = sampling.generate(reader, torch.from_numpy(ids), sampling_options, seed=SEED)
-            pieces = self._vocab.spell(itertools.islice(tokens, max_tokens), after=int(ids[-1]))
-            texts.append(_until(pieces, stops))
+            tokens = sampling.generate(reader, torch.from_numpy(ids), _sampling(generation), seed=SEED)
+            pieces = self._vocab.spell(itertools.islice(tokens, generation["max_gen_toks"]), after=int(ids[-1]))
+            texts.append(_until(pieces, generation["until"]))
         return texts
 
     def _score(self, documents: Sequence[Document]) -> list[DocumentScore]:
-        model, settings, attn_len = self._opened.model, self._settings, self._attn_len
+        model, settings, length = self._opened.model, self._settings, self._settings.seg_len
         if unknown := sum(np.count_nonzero(document.targets == self._vocab.unknown) for document in documents):
             LOGGER.warning(
                 f"{unknown:,} of {sum(len(document.targets) for document in documents):,} tokens are not in the "
                 "vocabulary and are read as <unk>, which is easier to predict than the words that it stands for"
             )
-        if attn_len is None:
+        if not self._in_windows:
             # In parts, for the progress; documents of similar length meet within a part.
             part = 32 * settings.batch_size
             parts = [documents[first : first + part] for first in range(0, len(documents), part)]
             shown = tqdm(parts, desc="scoring", disable=None)
             return [score for some in shown for score in score_documents(model, some, settings)]
         longest = max((document.compared for document in documents), default=0)
-        if longest > attn_len:
-            raise UsageError(f"attn_len={attn_len}: a continuation has {longest} tokens; give at least that")
-        windows = windows_at_once(model.device, attn_len)
-        in_windows = dataclasses.replace(settings, seg_len=attn_len, mem_len=0, batch_size=windows)
-        return [
-            score_in_windows(model, document, in_windows) for document in tqdm(documents, desc="scoring", disable=None)
-        ]
+        if longest > length:
+            raise UsageError(f"attn_len={length}: a continuation has {longest} tokens; give at least that")
+        settings = dataclasses.replace(settings, batch_size=windows_at_once(model.device, length))
+        return [score_in_windows(model, document, settings) for document in tqdm(documents, "scoring", disable=None)]
 
 
-def _generation(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Return the stop sequences, the largest number of tokens, and the options of sampling."""
-    for name in options:
+def _sampling(generation: Mapping[str, Any]) -> Sampling:
+    """Return the options of sampling."""
+    for name in generation:
         if name not in GENERATION:
             raise UnknownNameError("option of generation", name, GENERATION)
-    until = options.get("until") or []
-    stops = [until] if isinstance(until, str) else list(until)
-    max_tokens = next((int(options[name]) for name in LENGTHS if options.get(name)), MAX_GENERATED)
-    temperature = float(options.get("temperature") or 0.0)
-    if not options.get("do_sample", temperature > 0):
-        return stops, max_tokens, Sampling(greedy=True)
-    top_k = int(options.get("top_k") or 0) or None
-    return stops, max_tokens, Sampling(temperature=temperature or 1.0, top_k=top_k, top_p=options.get("top_p"))
+    if not generation["do_sample"]:
+        return Sampling(greedy=True)
+    temperature, top_k, top_p = (generation.get(name) for name in ("temperature", "top_k", "top_p"))
+    return Sampling(temperature=temperature or 1.0, top_k=top_k or None, top_p=top_p)
 
 
 def _until(pieces: Iterable[str], stops: Sequence[str]) -> str:
