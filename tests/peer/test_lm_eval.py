@@ -305,7 +305,9 @@ def test_a_run_of_ids_without_text_is_rejected(here):
     (here / "ids/vocab.json").unlink()
     done("prepare", "ids")
     train("corpus.store=ids", name="ids")
-    with pytest.raises(VocabularyError, match="ids of a token file, whose text is not known; prepare the file with `vocab`"):
+    with pytest.raises(
+        VocabularyError, match="ids of a token file, whose text is not known; prepare the file with `vocab`"
+    ):
         HarnessModel("ids", device="cpu")
 
 

@@ -10,7 +10,7 @@ import json
 import mmap
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,10 @@ TEXT = "text"
 """Format of files without rows; also the column that is read if no other is named."""
 MAX_LISTED = 10
 """Most columns that an error names."""
+UNPACKERS: dict[str, Callable[..., Any]] = {
+    **{name: OPENERS[name] for name in ("gzip", "bzip2", "xz")},
+    "zstd": lambda path, _mode: arrow.CompressedInputStream(str(path), "zstd"),
+}
 BLOCK = 1 << 20  # bytes or characters that are read at once
 LONGEST_ROW = 64 << 20
 """Most characters of a line or a field."""
@@ -92,7 +96,7 @@ def _describe(path: Path, encoding: str | None) -> TextFile:
         return TextFile(path, found)
     if found == "Parquet" or path.suffix.lower() == ".parquet":  # a damaged one, too
         return TextFile(path, "Parquet")
-    packing = found if found in (*OPENERS, "zstd") and found != "tar" else None
+    packing = found if found in UNPACKERS else None
     ending = Path(path.stem if packing else path.name).suffix.lower()
     return TextFile(path, BY_ENDING.get(ending, TEXT), packing, encoding)
 
@@ -156,8 +160,7 @@ def _open_bytes(file: TextFile) -> "io.BufferedReader[Any]":
     if file.packing is None:
         stream: io.BufferedReader[Any] = path.open("rb")
     else:
-        packed = arrow.CompressedInputStream(str(path), "zstd") if file.packing == "zstd" else None
-        stream = io.BufferedReader(packed or OPENERS[file.packing](path, "rb"), BLOCK)
+        stream = io.BufferedReader(UNPACKERS[file.packing](path, "rb"), BLOCK)
         if inside := format_in(stream.peek(HEAD)[:HEAD], "packed", "rows", "other"):
             raise CorpusInputError(f"{path}: contains another file ({inside}), not text; unpack it first")
     if file.encoding is None and (other := encoding_of(stream.peek(HEAD)[:HEAD])):
@@ -270,43 +273,34 @@ def _arrow_rows(file: TextFile) -> Iterator[bytes | None]:
 
 
 def extract(
-    file: TextFile,
-    target: Path,
-    *,
-    only_utf8: bool,
-    blank: bytes = b"\n",
-    append: bool = False,
-    with_starts: bool = False,
+    file: TextFile, target: Path, *, only_utf8: bool, blank: bytes = b"\n", with_starts: bool = False
 ) -> Written:
-    """Write the text of a file to `target`, with no more bytes than an archive may unpack to.
+    """Append the text of a file to `target`, with no more bytes than an archive may unpack to.
 
     A line end follows each row that has none, unless the rows are pieces; an empty row becomes the line `blank`. With
     `only_utf8`, other bytes are rejected.
     """
     decoder, starts, most = codecs.getincrementaldecoder("utf-8")(), array("q"), max_bytes(file.path)
-    size = missing = 0
+    rows = size = missing = 0
     has_rows = bool(file.column) and not file.is_pieces
-    with target.open("ab" if append else "wb") as output:
-        for number, row in enumerate(_rows(file), 1):
-            if row is None:
-                missing += 1
-                continue
-            if only_utf8:
-                _check_utf8(decoder, row, file, number, final=has_rows)
-            if has_rows and with_starts:
-                starts.append(size)
-            has_end = not has_rows or row.endswith(b"\n")
-            size += output.write(row if has_end else row + b"\n" if row else blank)
-            if size > most:
-                raise too_large(file.path)
+    with target.open("ab") as output:
+        try:
+            for row in _rows(file):
+                rows += 1
+                if row is None:
+                    missing += 1
+                    continue
+                if only_utf8:
+                    decoder.decode(row, final=has_rows)
+                if has_rows and with_starts:
+                    starts.append(size)
+                has_end = not has_rows or row.endswith(b"\n")
+                size += output.write(row if has_end else row + b"\n" if row else blank)
+                if size > most:
+                    raise too_large(file.path)
+        except UnicodeDecodeError:
+            place = f'row {rows:,} of the column "{shortened(file.column)}"' if file.column else "its text"
+            raise CorpusInputError(
+                f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
+            ) from None
     return Written(size, missing, starts)
-
-
-def _check_utf8(decoder: codecs.IncrementalDecoder, row: bytes, file: TextFile, number: int, *, final: bool) -> None:
-    try:
-        decoder.decode(row, final=final)
-    except UnicodeDecodeError:
-        place = f'row {number:,} of the column "{shortened(file.column)}"' if file.column else "its text"
-        raise CorpusInputError(
-            f"{file.path}: {place} is not valid UTF-8; repair the file or use `tokenizer` byte"
-        ) from None

@@ -159,7 +159,7 @@ def _unpack_or_copy(path: Path, work: Path, corpus: Corpus, reporter: Reporter) 
 
         with reporter.progress(f"reading {path.name}"):
             for file in containers.find(path, None, None):
-                containers.extract(file, work / original, only_utf8=False, blank=BLANK, append=True)
+                containers.extract(file, work / original, only_utf8=False, blank=BLANK)
     elif format_of(path):
         with reporter.progress(f"unpacking {path.name}"):
             unpack(path, work, corpus.wanted)
