@@ -5,10 +5,13 @@ llm.c       256 int32 of header (magic number, version, number of ids), then uin
 Megatron    ids in the .bin; the .idx has their type and the length and offset of each document
 """
 
+import itertools
 import struct
+import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +21,21 @@ from numpy.typing import NDArray
 from txlcli.corpora.corpus import Slice
 from txlcli.corpora.directory import files_by_split
 from txlcli.corpora.documents import Documents
-from txlcli.corpora.locate import is_companion, splits_in, text_files, whole
+from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
-UPPER_BYTES = {
-    "int64": slice(3, 8),
-    "int64-be": slice(0, 5),
-    "uint32": [2, 3, 6, 7],
-    "uint32-be": [0, 1, 4, 5],
-    "uint16": slice(1, 8, 2),
-    "uint16-be": slice(0, 8, 2),
-}
-"""Of eight bytes, those that are zero if ids are small; the first type that fits is the widest."""
+TYPES = tomllib.loads((files("txlcli.exchange") / "token_files.toml").read_text(encoding="utf-8"))
 VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 256  # int32
 LLM_C_BEGINNING = struct.Struct("<iii")  # magic, version, number of ids; the rest is not used
-LLM_C_TYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-"""Type of the ids by magic number and version: GPT-2's vocabulary, Llama 3's."""
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
-MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 PROBE = 1 << 16
 """Ids at the beginning of a file that tell if it has another type."""
 MIN_PROBE, MIN_DISTRIBUTION = 128, 1 << 12
@@ -76,6 +68,15 @@ class TokenFiles:
             yield np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
 
 
+@dataclass(frozen=True)
+class _TokenFile:
+    format: str
+    dtype: np.dtype[Any]
+    ids: Slice
+    documents: "array[int] | None" = None
+    """Offsets of the documents, in bytes."""
+
+
 def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> TokenFiles | None:
     """Return the token files at a path; None if it is text.
 
@@ -90,19 +91,18 @@ def find(source: Path, dtype: str | None, vocab_size: int | None = None) -> Toke
         by_split = {"": [source.with_suffix(BIN) if ending == IDX else source]} if ending in (BIN, IDX) else {}
     exported = None if vocab_size is None else dtype_of("nanogpt", vocab_size)
     opened = {split: [_open(path, dtype or exported) for path in paths] for split, paths in by_split.items()}
-    files = [file for files in opened.values() for file in files]
-    if kinds := sorted({(file.format, file.dtype.name) for file in files}):
-        if len(kinds) > 1:
-            named = " and ".join(" ".join(kind) for kind in kinds)
-            raise CorpusInputError(f"{source}: its files are of {named} ids; keep one format in a folder")
-        offsets = {path: starts for file in files if file.documents for path, starts in file.documents.offsets.items()}
-        return TokenFiles(
-            files[0].format,
-            files[0].dtype,
-            {split: tuple(file.splits[""][0] for file in files) for split, files in opened.items()},
-            Documents("index", offsets=offsets) if sum(map(len, offsets.values())) > 1 else None,
-        )
-    return None
+    parts = list(itertools.chain(*opened.values()))
+    if not parts:
+        return None
+    if len(kinds := sorted({f"{file.format} {file.dtype.name}" for file in parts})) > 1:
+        raise CorpusInputError(f"{source}: its files are of {' and '.join(kinds)} ids; keep one format in a folder")
+    offsets = {file.ids.path: file.documents for file in parts if file.documents is not None}
+    return TokenFiles(
+        parts[0].format,
+        parts[0].dtype,
+        {split: tuple(file.ids for file in some) for split, some in opened.items()},
+        Documents("index", offsets=offsets) if sum(map(len, offsets.values())) > 1 else None,
+    )
 
 
 def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
@@ -116,8 +116,7 @@ def _by_split(directory: Path, *, is_export: bool) -> dict[str, list[Path]]:
     return files_by_split(files, directory, "rename or move such files") or {"": files}
 
 
-def _open(path: Path, dtype: str | None) -> TokenFiles:
-    """Return the ids of a file, under ""."""
+def _open(path: Path, dtype: str | None) -> _TokenFile:
     if not path.is_file() or not path.stat().st_size:
         raise CorpusInputError(f"{path}: missing or empty; the ids of an .idx are in the .bin next to it")
     for index in (path.with_suffix(IDX), path.with_suffix(IDX.upper())):
@@ -126,7 +125,7 @@ def _open(path: Path, dtype: str | None) -> TokenFiles:
     return _of_llm_c(path, dtype) or _without_header(path, dtype)
 
 
-def _without_header(path: Path, dtype: str | None) -> TokenFiles:
+def _without_header(path: Path, dtype: str | None) -> _TokenFile:
     size, kind = path.stat().st_size, _type_of(dtype or "uint16")
     if size % kind.itemsize:
         raise CorpusInputError(
@@ -143,7 +142,7 @@ def _without_header(path: Path, dtype: str | None) -> TokenFiles:
         raise CorpusInputError(
             f"{path}: its bytes are those of {other} ids, not of {dtype or kind.name}; give `dtype` {other}{otherwise}"
         )
-    return TokenFiles(WITHOUT_HEADER, kind, {"": whole(path)})
+    return _TokenFile(WITHOUT_HEADER, kind, Slice(path, 0, size))
 
 
 def _type_of(dtype: str) -> np.dtype[Any]:
@@ -159,8 +158,14 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
     head = _head_of(path)
     if len(head) < MIN_PROBE or np.count_nonzero(head) < MIN_USED * len(head):
         return None, False
-    certain = _type_by_zeros(head)
-    likely = certain or _type_by_size(head) or _type_by_distribution(head)
+    used = [column.any() for column in head.reshape(-1, 8).T]
+    certain = next((name for name, upper in TYPES["zeros"].items() if not any(used[at] for at in upper)), None)
+    larger = (
+        name
+        for name, (upper, lower) in TYPES["larger"].items()
+        if any(used[at] for at in lower) and not any(used[at] for at in upper)
+    )
+    likely = certain or next(larger, None) or _type_by_distribution(head)
     if likely is None or _type_of(likely).str.replace("u", "i") == dtype.str.replace("u", "i"):
         return None, False
     return likely, certain is not None
@@ -179,21 +184,6 @@ def _has_fractions(head: NDArray[np.uint8]) -> bool:
     return any(((size > 1e-6) & (size < 1e6)).sum() > 0.9 * np.count_nonzero(size) for size in sizes)
 
 
-def _type_by_zeros(head: NDArray[np.uint8]) -> str | None:
-    """Return the type whose upper bytes are all zero, so that no narrower type or other order can be right."""
-    used = head.reshape(-1, 8).max(axis=0)
-    return next((dtype for dtype, upper in UPPER_BYTES.items() if not used[upper].any()), None)
-
-
-def _type_by_size(head: NDArray[np.uint8]) -> str | None:
-    """Return uint32 if every second uint16 is small, and the others are not."""
-    for dtype, upper, lower in (("uint32", 1, 0), ("uint32-be", 0, 1)):
-        halves = head.view(_type_of(dtype.replace("32", "16")))
-        if halves[upper::2].max() < 256 <= halves[lower::2].max():
-            return dtype
-    return None
-
-
 def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
     """Return uint8 if both bytes of uint16 have the same distribution, big-endian uint16 if the upper is more even."""
     if len(head) < MIN_DISTRIBUTION:
@@ -205,41 +195,41 @@ def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
     return "uint16-be" if unevenness > MIN_RATIO * other else "uint16"
 
 
-def _of_llm_c(path: Path, dtype: str | None) -> TokenFiles | None:
+def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
     with path.open("rb") as file:
         head = file.read(LLM_C_BEGINNING.size).ljust(LLM_C_BEGINNING.size, b"\0")
     magic, version, count = LLM_C_BEGINNING.unpack(head)
-    kind, size = LLM_C_TYPES.get((magic, version)), path.stat().st_size
-    ids = np.dtype(kind or "uint16").newbyteorder("<")
-    if kind and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
-        return TokenFiles("llm.c", ids, {"": (Slice(path, 4 * LLM_C_HEADER, size),)})
-    if dtype is None and magic in {known for known, _ in LLM_C_TYPES}:
-        raise CorpusInputError(
-            f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
-            "again, or give `dtype` uint16 if the file has no header"
-        )
+    for kind, known in TYPES["llm_c"].items():
+        ids, size = np.dtype(kind).newbyteorder("<"), path.stat().st_size
+        if [magic, version] == known and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
+            return _TokenFile("llm.c", ids, Slice(path, 4 * LLM_C_HEADER, size))
+        if magic == known[0] and dtype is None:
+            raise CorpusInputError(
+                f"{path}: {size:,} bytes do not fit its header of llm.c (version {version}, {count:,} ids); write it "
+                "again, or give `dtype` uint16 if the file has no header"
+            )
     return None
 
 
-def _of_megatron(path: Path, index: Path) -> TokenFiles:
+def _of_megatron(path: Path, index: Path) -> _TokenFile:
     """Return the ids of a .bin, which must be the documents of its index, one after the other."""
+    size = path.stat().st_size
     with index.open("rb") as file:
         header = file.read(MEGATRON_HEADER.size).ljust(MEGATRON_HEADER.size, b"\0")
-        magic, version, code, sequences, documents = MEGATRON_HEADER.unpack(header)
-        dtype = np.dtype(MEGATRON_TYPES.get(code, "uint8")).newbyteorder("<")
+        *mark, code, sequences, documents = MEGATRON_HEADER.unpack(header)
         length = MEGATRON_HEADER.size + sequences * (4 + 8) + documents * 8
-        is_index = magic == MAGIC and version == 1 and code in MEGATRON_TYPES
-        if is_index and index.stat().st_size in (length, length + sequences):  # with a mode per sequence
-            sizes = np.fromfile(file, "<i4", sequences).astype(np.int64) * dtype.itemsize
-            offsets = np.fromfile(file, "<i8", sequences)
-            is_complete = sizes.sum() == path.stat().st_size and (sizes >= 0).all()
+        has_modes = index.stat().st_size == length + sequences
+        kind = next((kind for kind, known in TYPES["megatron"].items() if known == code), None)
+        if mark == [MAGIC, 1] and kind and (has_modes or index.stat().st_size == length):
+            dtype = np.dtype(kind).newbyteorder("<")
+            lengths, offsets = np.fromfile(file, "<i4", sequences), np.fromfile(file, "<i8", sequences)
+            edges = np.cumsum(np.append(0, lengths)) * dtype.itemsize
             bounds = np.fromfile(file, "<i8", documents)
-            is_ordered = (np.diff(bounds, prepend=0, append=sequences) >= 0).all()
-            if is_complete and is_ordered and np.array_equal(offsets, np.cumsum(sizes) - sizes):
-                starts = np.unique(np.append(offsets, path.stat().st_size)[bounds])
-                documents = Documents("index", offsets={path: array("q", starts.tobytes())})
-                return TokenFiles("Megatron", dtype, {"": whole(path)}, documents)
+            steps = np.diff(bounds, prepend=0, append=sequences)
+            if np.array_equal(edges, np.append(offsets, size)) and min(lengths.min(initial=0), steps.min()) >= 0:
+                starts = array("q", np.unique(edges[bounds]).tobytes())
+                return _TokenFile("Megatron", dtype, Slice(path, 0, size), starts)
     raise CorpusInputError(f"{index}: damaged, or not the index of {path.name}; write both again")
 
 
@@ -272,12 +262,11 @@ def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
             f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
             "nanogpt or megatron"
         )
-    beginning = next(beginning for beginning, name in LLM_C_TYPES.items() if name == dtype.name)
-    return LLM_C_BEGINNING.pack(*beginning, count).ljust(4 * LLM_C_HEADER, b"\0")
+    return LLM_C_BEGINNING.pack(*TYPES["llm_c"][dtype.name], count).ljust(4 * LLM_C_HEADER, b"\0")
 
 
 def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:
-    code, count = next(code for code, name in MEGATRON_TYPES.items() if name == dtype.name), len(firsts)
+    code, count = TYPES["megatron"][dtype.name], len(firsts)
     with path.open("wb") as file:
         file.write(MEGATRON_HEADER.pack(MAGIC, 1, code, count, count + 1))
         np.diff(firsts, append=total).astype("<i4").tofile(file)
