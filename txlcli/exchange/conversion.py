@@ -7,11 +7,9 @@ everywhere but in the linear layers of the TF code, where they are (in, out).
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from typing import Literal
 
 import torch
@@ -21,18 +19,12 @@ from txlcli.config.bands import bands
 from txlcli.config.model_settings import ModelSettings, TransformerSettings
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError, shortened
+from txlcli.exchange import load_table
 
 System = Literal["hugging_face", "pytorch", "tf"]
-SYSTEMS: dict[System, str] = {
-    "hugging_face": "Hugging Face TransfoXL",
-    "pytorch": "the released PyTorch code",
-    "tf": "the released TF code",
-}
 Tensors = Mapping[str, Tensor]
-LAYOUTS = tomllib.loads((files("txlcli.exchange") / "layouts.toml").read_text(encoding="utf-8"))
-IGNORED = ("pos_emb.inv_freq", "/Adam", "/Adam_1", "global_step", "beta1_power", "beta2_power")
-"""Suffixes of names that are not weights."""
-NEXT_STEP = "correct [model] with `recipe` or `overrides`"
+LAYOUTS = load_table("layouts")
+SYSTEMS: dict[System, str] = LAYOUTS["systems"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Layout:
         if padding:
             padded = dataclasses.replace(self, vocab_size=self.vocab_size + padding).read(theirs, where)
             return {name: tensor[: self.shapes[name][0]] for name, tensor in padded.items()}
-        weights = {name: tensor for name, tensor in theirs.items() if not name.endswith(IGNORED)}
+        weights = {name: tensor for name, tensor in theirs.items() if not name.endswith(tuple(LAYOUTS["ignored"]))}
         tied = {alias: weights.pop(alias) for alias in self.aliases if alias in weights}
         weights = {self.aliases[alias]: tensor for alias, tensor in tied.items()} | weights  # may be stored once
         self._check(weights, where)
@@ -106,8 +98,10 @@ class Layout:
         differing = [name for name in needed | found if needed.get(name) != found.get(name)]
         if differing:
             name, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            has, need = found.get(name, "missing"), needed.get(name, "no such tensor")
-            raise RunError(f"{where}: {shortened(name)}: {has}, the settings need {need}{more}; {NEXT_STEP}")
+            raise RunError(
+                f"{where}: {shortened(name)}: {found.get(name, 'missing')}, the settings need "
+                f"{needed.get(name, 'no such tensor')}{more}; correct [model] with `recipe` or `overrides`"
+            )
         for name, tensor in weights.items():
             if not tensor.is_floating_point():
                 raise RunError(f"{where}: {name} is {tensor.dtype}; save the weights as floating-point numbers")

@@ -1,9 +1,7 @@
 """Converts between config.json of Hugging Face's TransfoXL and txl's settings."""
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import EvalSettings
 from txlcli.errors import RecipeError, RunError
+from txlcli.exchange import load_table
 from txlcli.exchange.weights import INDEX
 from txlcli.system.input_files import MAX_SETTINGS, read_text
 from txlcli.system.plain_json import parse_json
@@ -19,7 +18,7 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
-DATA = tomllib.loads((files("txlcli.exchange") / "huggingface.toml").read_text(encoding="utf-8"))
+DATA = load_table("huggingface")
 DEFAULTS: dict[str, Any] = DATA["defaults"]
 EARLIER_NAMES: dict[str, str] = DATA["earlier_names"]
 SAME_VALUES: dict[str, str] = DATA["same_values"]

@@ -3,13 +3,12 @@
 import io
 import pickle
 import re
-import warnings
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
 from txlcli.corpora.unpack import max_bytes
+from txlcli.errors import VocabularyError
 from txlcli.system.input_files import MAX_VOCABULARY, read_bytes, read_stream
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
@@ -22,10 +21,6 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """First of the five pickles of a file that `torch.save` wrote before it wrote zip files; the fourth is the content."""
 
 
-class UnsafePickleError(Exception):
-    """A pickle refers to code; the message is its name. It was not run."""
-
-
 class _PlainUnpickler(pickle._Unpickler):  # in Python: the one in C takes as much memory as a few bytes ask for
     dispatch: ClassVar = {
         code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
@@ -36,7 +31,10 @@ class _PlainUnpickler(pickle._Unpickler):  # in Python: the one in C takes as mu
             return dict  # not the class itself, since a pickle could change its attributes
         if OF_TOKENIZERS.match(f"{module}.{name}"):
             return _Attributes
-        raise UnsafePickleError(f"{module}.{name}".encode("unicode_escape").decode()[:100])
+        code = f"{module}.{name}".encode("unicode_escape").decode()[:100]
+        raise VocabularyError(
+            f"the pickle refers to {code}, which a vocabulary does not need; rejected, nothing of it was run"
+        )
 
 
 class _Attributes(dict[str, Any]):
@@ -66,21 +64,6 @@ def load(path: Path) -> Any:
     for _ in range(3 if loaded == TORCH_MAGIC else 0):
         loaded = _PlainUnpickler(data, encoding="utf-8").load()
     return loaded
-
-
-def load_torch(path: Path) -> Any:
-    """Load a file of `torch.save` with tensors and plain containers. A damaged one can raise anything."""
-    import torch  # noqa: PLC0415 - vocabularies do not need it
-
-    check_zip(path)
-    with warnings.catch_warnings(), torch.serialization.safe_globals([Counter]):
-        warnings.simplefilter("ignore")  # PyTorch warns about damaged files
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            if (code := re.search(r"GLOBAL (\S+)", str(error))) is not None:
-                raise UnsafePickleError(code[1]) from error
-            raise ValueError("it holds more than tensors and plain containers, or is damaged") from error
 
 
 def check_unpacked(size: int, path: Path) -> None:

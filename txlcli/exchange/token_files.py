@@ -7,11 +7,9 @@ Megatron    ids in the .bin; the .idx has their type and the length and offset o
 
 import itertools
 import struct
-import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,11 @@ from txlcli.corpora.documents import Documents
 from txlcli.corpora.locate import is_companion, splits_in, text_files
 from txlcli.corpora.signatures import format_of as packed_format
 from txlcli.errors import CorpusInputError, ExportError
+from txlcli.exchange import load_table
 
 BLOCK = 1 << 20  # ids
 BIN, IDX = ".bin", ".idx"
-TYPES = tomllib.loads((files("txlcli.exchange") / "token_files.toml").read_text(encoding="utf-8"))
+TYPES = load_table("token_files")
 VOCABULARY = "vocab.json"
 """File of the vocabulary that an export writes next to the ids."""
 WITHOUT_HEADER = "nanoGPT"

@@ -1,13 +1,10 @@
 """Reads vocabulary files of txl and of other systems."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import UsageError, VocabularyError
 from txlcli.exchange import pickles
-from txlcli.exchange.pickles import UnsafePickleError
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 
 BOUNDARIES = ("<eos>", "<S>")
@@ -15,7 +12,7 @@ UNKNOWNS = ("<unk>", "<UNK>")
 FILES = ("vocab.json", "vocab.bin", "vocab.pkl", "vocab.txt")
 """Names of vocabulary files; the last three are Hugging Face's."""
 PICKLES = (".pkl", ".pickle", ".bin", ".pt", ".pth")
-AS_TEXT = "give the words as a text file, one per line"
+AS_TEXT = "give the words as a text file in UTF-8, one per line"
 
 
 def find(directory: Path) -> Path | None:
@@ -27,54 +24,37 @@ def read(path: Path) -> Vocab:
     """Read a vocabulary: txl's JSON, a torch or plain pickle with idx2sym, or a list of words."""
     if not check_regular(path).is_file():
         raise VocabularyError(f"no vocabulary file at {path}; give `vocab` a file")
-    if path.suffix == ".json":
-        try:
-            return Vocab.from_json(read_text(path, MAX_VOCABULARY))
-        except (VocabularyError, OSError, UnicodeDecodeError) as error:
-            raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
-    if path.suffix not in PICKLES:
-        return _from_words(path, read_lines(path))
-    fields = _unpickled(path)
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("idx2sym"), list):
-        raise VocabularyError(f"{path}: has no list idx2sym; {AS_TEXT}")
-    return _from_words(path, fields["idx2sym"], lower_case=bool(fields.get("lower_case")))
-
-
-def _unpickled(path: Path) -> Any:
-    """Return the attributes of the released code's vocabulary object, or anything else that the file holds."""
     try:
-        return pickles.load(path)
-    except UnsafePickleError as error:
-        raise VocabularyError(
-            f"{path}: the pickle refers to {error}, which a vocabulary does not need; rejected, nothing of it was run; "
-            f"{AS_TEXT}"
-        ) from error
+        return Vocab.from_json(read_text(path, MAX_VOCABULARY)) if path.suffix == ".json" else _read_words(path)
+    except VocabularyError as error:
+        raise VocabularyError(f"{path}: {error}; {AS_TEXT}") from error
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
+        content = "JSON" if path.suffix == ".json" else "a pickle" if path.suffix in PICKLES else "a list of words"
         reason = " ".join(str(error).split())[:160]
-        raise VocabularyError(f"{path}: not readable as a pickle ({reason}); {AS_TEXT}") from error
+        raise VocabularyError(f"{path}: not readable as {content} ({reason}); {AS_TEXT}") from error
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the first field of every line without duplicates, as the released code does.
+def _read_words(path: Path) -> Vocab:
+    """Read the attributes of the released code's vocabulary object, or the first field of every line.
 
-    Further fields are counts. The list of One Billion Word contains a word twice.
+    Further fields are counts. The list of One Billion Word contains a word twice; as in the released code, once counts.
     """
-    try:
-        lines = read_text(path, MAX_VOCABULARY).split("\n")
-        return list(dict.fromkeys(fields[0] for line in lines if (fields := line.split())))
-    except (OSError, UnicodeDecodeError) as error:
-        raise VocabularyError(f"{path}: cannot be read as a list of words ({error}); save it as UTF-8 text") from error
-
-
-def _from_words(path: Path, words: list[Any], *, lower_case: bool = False) -> Vocab:
+    if path.suffix in PICKLES:
+        fields = pickles.load(path)
+        if not isinstance(fields, dict) or not isinstance(fields.get("idx2sym"), list):
+            raise VocabularyError("has no list idx2sym")
+    else:
+        lines = map(str.split, read_text(path, MAX_VOCABULARY).split("\n"))
+        fields = {"idx2sym": list(dict.fromkeys(line[0] for line in lines if line))}
+    words = fields["idx2sym"]
     if not words or not all(isinstance(word, str) for word in words):
-        raise VocabularyError(f"{path}: does not hold a list of words; {AS_TEXT}")
+        raise VocabularyError("does not hold a list of words")
     boundary, unknown = (
         next((words.index(symbol) for symbol in known if symbol in words), None) for known in (BOUNDARIES, UNKNOWNS)
     )
-    return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=lower_case)
+    return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=bool(fields.get("lower_case")))
 
 
 def write_words(vocab: Vocab, path: Path) -> None:

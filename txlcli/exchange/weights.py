@@ -1,9 +1,10 @@
 """Reads weights of other systems as named tensors."""
 
+import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txlcli.errors import RunError
-from txlcli.exchange import pickles
-from txlcli.exchange.conversion import System
-from txlcli.exchange.pickles import UnsafePickleError, check_unpacked, check_zip
+from txlcli.exchange.conversion import LAYOUTS, System
+from txlcli.exchange.pickles import check_unpacked, check_zip
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
 
@@ -21,8 +21,6 @@ STATE_DICT_HINT = (
     "save its state dict with the released code's folders pytorch and pytorch/utils on PYTHONPATH: "
     "torch.save(torch.load('model.pt', weights_only=False, map_location='cpu').state_dict(), 'state.pt')"
 )
-PREFIXES: dict[str, System] = {"transformer/": "tf", "transformer.word_emb.": "hugging_face", "word_emb.": "pytorch"}
-"""Beginnings of names by which a system is recognized."""
 WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 """Parts of names that DDP, FSDP, DeepSpeed and torch.compile add to a model or to its layers."""
 INDEX = ".index.json"
@@ -58,11 +56,7 @@ def _load(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         if path.suffix == ".npz":
             return _read_npz(path)
-        return _state_dict(pickles.load_torch(path), path)
-    except UnsafePickleError as error:
-        raise RunError(
-            f"{path}: holds {error} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
-        ) from error
+        return _read_torch(path)
     except RunError:
         raise
     except Exception as error:  # a damaged file can raise anything
@@ -78,20 +72,33 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         return {name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items() if a.dtype.kind == "f"}
 
 
-def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
-    """Check that a file has tensors by name and nothing else. A few bytes can be the storage of a huge tensor."""
-    pairs = loaded.items() if isinstance(loaded, Mapping) else [(None, None)]
-    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in pairs):
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """Read a file that has tensors by name and nothing else. A few bytes can be the storage of a huge tensor."""
+    check_zip(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns about damaged files
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if (code := re.search(r"GLOBAL (\S+)", str(error))) is None:
+                raise ValueError("it holds more than tensors, or is damaged") from error
+            raise RunError(
+                f"{path}: holds {code[1]} besides tensors; rejected, nothing of it was run; {STATE_DICT_HINT}"
+            ) from error
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
+    ):
         raise RunError(f"{path}: not a state dict (names and tensors, nothing else); {STATE_DICT_HINT}")
-    check_unpacked(sum(tensor.numel() * tensor.element_size() for tensor in loaded.values()), path)
+    check_unpacked(sum(tensor.nbytes for tensor in loaded.values()), path)
     return dict(loaded)
 
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
     """Return the system that names its tensors like these."""
     if any(name.endswith(POSITION_KEYS) for name in tensors):
-        for prefix, system in PREFIXES.items():
-            if any(name.startswith(prefix) for name in tensors):
+        system: System
+        for beginning, system in LAYOUTS["beginnings"].items():
+            if any(name.startswith(beginning) for name in tensors):
                 return system
     raise RunError(
         f"{path}: none of its {len(tensors)} tensors is named like the position keys of a Transformer-XL "

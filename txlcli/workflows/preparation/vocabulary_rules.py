@@ -87,7 +87,7 @@ def build(plan: Plan, rule: VocabularyRule, vocabulary_file: Path | None, text: 
 
 def _read_list(path: Path, needed: Sequence[str]) -> list[str]:
     """Read the symbols of a benchmark's vocabulary file."""
-    symbols = vocabularies.read_lines(path)
+    symbols = list(vocabularies.read(path).symbols)
     if lacking := [symbol for symbol in needed if symbol not in symbols]:
         raise CorpusInputError(f"{path}: the vocabulary lacks {' and '.join(lacking)}; this is another file")
     return symbols
