@@ -4,12 +4,13 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from txlcli.config import recipe
 from txlcli.config.model_settings import TransformerSettings
-from txlcli.config.settings import CorpusSettings, Settings, TrainSettings, plain_name
+from txlcli.config.settings import Settings, plain_name
 from txlcli.core.training import checkpoint
 from txlcli.core.training.checkpoint import Checkpoint
 from txlcli.data.token_store import TokenStore
@@ -79,8 +80,9 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         metric=metrics.metric_of(vocab.tokenizer),
     )
     _write(made, vocab, tensors, path, force=options.force)
-    vocab_file = made.directory / run_directory.VOCAB
-    prepare = command_line("prepare", "CORPUS", vocab=vocab_file, name=store_name, data_dir=workspace.data_dir)
+    prepare = command_line(
+        "prepare", "CORPUS", vocab=directory / run_directory.VOCAB, name=store_name, data_dir=workspace.data_dir
+    )
     return ImportedRun(
         run=str(directory),
         source=str(source),
@@ -128,21 +130,22 @@ def _settings(source: Path, options: ImportOptions) -> Settings:
             )
         return recipe.load(options.recipe, options.overrides)
     model, evaluation = huggingface.read_settings(source)
-    if options.recipe is not None:
-        settings = recipe.load(options.recipe)
-    else:
+    table: dict[str, Any] = {
+        "corpus": {"store": _name_of(source)},
         # How the model was trained is unknown. Only the lengths matter: they give the distances that it knows.
-        train = TrainSettings(seg_len=evaluation.seg_len, mem_len=evaluation.mem_len, batch_size=1, max_steps=1)
-        settings = Settings(corpus=CorpusSettings(store=_name_of(source)), model=model, train=train, eval=evaluation)
-    table = recipe.to_table(settings) | {"model": recipe.to_keys(model)}
-    return recipe.resolve(table, str(source), options.overrides)
+        "train": {"seg_len": evaluation.seg_len, "mem_len": evaluation.mem_len, "batch_size": 1, "max_steps": 1},
+        "eval": recipe.to_keys(evaluation),
+    }
+    if options.recipe is not None:
+        table = recipe.to_table(recipe.load(options.recipe))
+    return recipe.resolve(table | {"model": recipe.to_keys(model)}, str(source), options.overrides)
 
 
 def _vocabulary(
     source: Path, options: ImportOptions, settings: Settings, workspace: Workspace
 ) -> tuple[Vocab, TokenStore | None]:
     """Return the vocabulary of the weights, and the token store with it; None if there is no such store."""
-    path = options.vocab or (vocabularies.find(source) if source.is_dir() else None)
+    path = options.vocab or vocabularies.find(source)
     name = options.store or settings.corpus.store
     store = workspace.open_store(name) if options.store or workspace.store_path(name).exists() else None
     if path is None:
@@ -174,6 +177,5 @@ def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *,
         "step": 0,
         "imported_from": source.name,
     }
-    weights_only = Checkpoint(checkpoint.grouped("model", tensors), state)
     with run_directory.locked(made.directory), run_directory.created(made, vocab.to_json(), force=force):
-        checkpoint.save(made.directory / run_directory.BEST, weights_only)
+        checkpoint.save(made.directory / run_directory.BEST, Checkpoint(checkpoint.grouped("model", tensors), state))
