@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from txlcli.data.vocabulary import Vocab
 from txlcli.errors import ExportError, VocabularyError
 from txlcli.exchange import vocabularies
 from txlcli.exchange.token_files import VOCABULARY
@@ -13,22 +14,25 @@ DRAFT = ".txl-export-"
 """Beginning of the names of drafts, which are next to the directory."""
 
 
-def fill(directory: Path, files: Collection[str], write: Callable[[Path], None], *, force: bool) -> tuple[str, ...]:
-    """Write the files of an export and remove those of an earlier one; return their names.
+def fill(
+    directory: Path, files: Collection[str], write: Callable[[Path], None], vocab: Vocab, *, force: bool
+) -> tuple[str, ...]:
+    """Write the files of an export and its vocabulary, and remove those of an earlier one; return their names.
 
-    `files` are the names of all files that exports of this format may write. `write` gets a draft directory, so that an
-    error leaves the earlier export as it was.
+    `files` are the names of all other files that exports of this format may write. `write` gets a draft directory with
+    the vocabulary, so that an error leaves the earlier export as it was.
     """
-    real = directory.resolve()
+    real, names = directory.resolve(), {VOCABULARY, *files}
     lock = real.with_name(f".{real.name}.lock")
     with errors_of_writing(directory):
         real.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(lock, f"{directory} is being written by another process; wait for it, or give another folder"):
             try:
-                _check_free(directory, set(files), force=force)
+                _check_free(directory, names, force=force)
                 with temporary_directory(real.parent, DRAFT) as draft:
+                    (draft / VOCABULARY).write_text(vocab.to_json(), encoding="utf-8")
                     write(draft)
-                    return _replace(directory, files, draft)
+                    return _replace(directory, names, draft)
             finally:
                 lock.unlink(missing_ok=True)
 
@@ -52,13 +56,13 @@ def _check_free(directory: Path, files: set[str], *, force: bool) -> None:
         ) from error
 
 
-def _replace(directory: Path, files: Collection[str], draft: Path) -> tuple[str, ...]:
+def _replace(directory: Path, files: set[str], draft: Path) -> tuple[str, ...]:
     written = sorted(path.name for path in draft.iterdir())
     for name in written:
         sync_file(draft / name)
     directory.mkdir(exist_ok=True)
     for name in written:
         (draft / name).replace(directory / name)
-    for name in set(files) - set(written):
+    for name in files.difference(written):
         (directory / name).unlink(missing_ok=True)
     return tuple(written)

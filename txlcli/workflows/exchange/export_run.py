@@ -1,5 +1,6 @@
 """Writes a run as a directory that Hugging Face's TransfoXL reads, or as a program that plain PyTorch runs."""
 
+import functools
 import json
 import shutil
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from txlcli.system.atomic_files import replacing
 from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.options import ExportOptions
 
-FILES = CONFIG, WEIGHTS, VOCAB, WORDS = "config.json", "model.safetensors", "vocab.json", "vocab.txt"
+CONFIG, WEIGHTS, WORDS = "config.json", "model.safetensors", "vocab.txt"
 PROGRAM, LOADER = "model.pt2", "load.py"
+FILES = {"huggingface": (CONFIG, WEIGHTS, WORDS), "pt2": (PROGRAM, LOADER)}
 EMPTY_START = (
     "Hugging Face's memory starts with M zero vectors that are attended to, this run's memory started empty: "
     "predictions differ near the beginning of a text"
@@ -50,27 +52,24 @@ class ExportedRun:
 def run(run_name: str, directory: Path, options: ExportOptions, runs_dir: Path) -> ExportedRun:
     """Write a run as a Hugging Face directory, or as a program with the file that runs it."""
     opened = loading.open_run(run_name, runs_dir, device="cpu", precision="fp32")
-    model, is_program = opened.model, options.format == "pt2"
-    arch = model.settings.arch
-    if is_program and arch != "transformer":
-        raise RunError(f'{opened.run.directory}: only arch = "transformer" can be exported, not "{arch}"')
-    if not is_program and (missing := missing_setting(model.settings, "hugging_face")) is not None:
-        raise RunError(f"{opened.run.directory}: {missing}" + "; export it with `format` pt2" * (arch == "transformer"))
-    names, write = ((PROGRAM, LOADER, VOCAB), _write_program) if is_program else (FILES, _write)
+    settings, source = opened.model.settings, opened.run.directory
+    is_transformer = settings.arch == "transformer"
+    if options.format == "pt2":
+        if not is_transformer:
+            raise RunError(f'{source}: only arch = "transformer" can be exported, not "{settings.arch}"')
+        write, note = _write_program, "" if opened.vocab.tokenizer in ("byte", "char", "word") else ONLY_IDS
+    else:
+        if (missing := missing_setting(settings, "hugging_face")) is not None:
+            raise RunError(f"{source}: {missing}" + "; export it with `format` pt2" * is_transformer)
+        write, note = _write, "" if opened.model.memory_starts_full else EMPTY_START
+    names, fill = FILES[options.format], functools.partial(write, opened)
     return ExportedRun(
-        run=str(opened.run.directory),
+        run=str(source),
         folder=str(directory),
-        files=export_directory.fill(directory, names, lambda draft: write(opened, draft), force=options.force),
+        files=export_directory.fill(directory, names, fill, opened.vocab, force=options.force),
         parameters=opened.run.parameters,
-        notes=_notes(opened, is_program=is_program),
+        notes=(note,) if note else (),
     )
-
-
-def _notes(opened: OpenRun, *, is_program: bool) -> tuple[str, ...]:
-    """Return what a user of the export has to know."""
-    if is_program:
-        return () if opened.vocab.tokenizer in ("byte", "char", "word") else (ONLY_IDS,)
-    return () if opened.model.memory_starts_full else (EMPTY_START,)
 
 
 class Program(nn.Module):
@@ -79,26 +78,25 @@ class Program(nn.Module):
     def __init__(self, model: TransformerXL, settings: EvalSettings) -> None:
         super().__init__()
         self.model, self.settings = model, settings
-        self.empty: list[Tensor] = []
-        """Positions at the beginning of the memory that hold nothing yet, 0-d, of the call that is traced."""
         model.set_attention_backend("reference")
-        for layer in model.layers:
-            layer.attention.attend = self.attend
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0) -> Tensor:
-        """Attend as the definition does, without empty positions: the weights of the others sum to 1 again."""
-        known = (torch.arange(key.shape[2]) >= self.empty[-1]).to(value.dtype)[:, None].expand_as(value)
-        return attention.attend(query, key, value * known, terms) / attention.attend(query, key, known, terms)
 
     def forward(self, tokens: Tensor, count: Tensor, remembered: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Return log-probabilities (B, L, V) of the tokens after each, and the new memory; see standalone.py."""
         model, settings = self.model, self.settings
-        self.empty.append(memory[0].shape[1] - remembered)
+        attend = functools.partial(_attend, memory[0].shape[1] - remembered)
+        for layer in model.layers:
+            layer.attention.attend = attend
         pasts, goal = model.pasts(memory, settings.mem_len), Objective(mem_len=settings.mem_len, seg_len=count)
-        limit = settings.key_limit
-        outputs, memory = model._read(tokens, pasts, goal, limit, settings.max_distance)
-        self.empty.pop()  # PyTorch warns of tensors that are left in a module
+        outputs, memory = model._read(tokens, pasts, goal, settings.key_limit, settings.max_distance)
         return model.log_probs(model._final(outputs[-1].hidden)), memory
+
+
+def _attend(
+    empty: Tensor, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, *, dropout: float = 0.0
+) -> Tensor:
+    """Attend as the definition does, without the first positions, which are empty: the other weights sum to 1 again."""
+    known = (torch.arange(key.shape[2]) >= empty).to(value.dtype)[:, None].expand_as(value)
+    return attention.attend(query, key, value * known, terms) / attention.attend(query, key, known, terms)
 
 
 def _write_program(opened: OpenRun, draft: Path) -> None:
@@ -113,7 +111,6 @@ def _write_program(opened: OpenRun, draft: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(Program(model, settings).eval(), inputs, dynamic_shapes=shapes, strict=False)
     torch.export.save(program, draft / PROGRAM)
-    (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
     shutil.copyfile(str(files("txlcli.exchange") / "standalone.py"), draft / LOADER)
 
 
@@ -129,6 +126,5 @@ def _write(opened: OpenRun, draft: Path) -> None:
         except SafetensorError as error:
             raise OSError(0, str(error)) from error
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (draft / VOCAB).write_text(opened.vocab.to_json(), encoding="utf-8")
     if opened.vocab.tokenizer == "word":
         vocabularies.write_words(opened.vocab, draft / WORDS)

@@ -1,6 +1,6 @@
 """Writes a token store as token files of another system, or its text as Parquet files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from txlcli.data.token_store import TokenStore
 from txlcli.data.vocabulary import Vocab
 from txlcli.errors import CorpusInputError, VocabularyError
 from txlcli.exchange import token_files
-from txlcli.exchange.token_files import BIN, BLOCK, IDX, VOCABULARY
+from txlcli.exchange.token_files import BIN, BLOCK, IDX
 from txlcli.workflows.exchange import export_directory
 from txlcli.workflows.options import ExportOptions, PrepareOptions
 from txlcli.workflows.preparation.planning import make_plan
@@ -23,7 +23,7 @@ from txlcli.workflows.reporter import Reporter
 PARQUET = ".parquet"
 NAMES = {"nanogpt": {"valid": "val"}, "llm.c": {"valid": "val"}, "megatron": {}, "parquet": {"valid": "validation"}}
 """Names of splits that a system calls otherwise, by format."""
-ENDINGS = {"megatron": (BIN, IDX), "parquet": (PARQUET,)}
+ENDINGS = {"nanogpt": (BIN,), "llm.c": (BIN,), "megatron": (BIN, IDX), "parquet": (PARQUET,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +45,29 @@ class ExportedStore:
 
 def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Reporter) -> ExportedStore:
     """Write the splits and the vocabulary of a store."""
-    format, force = options.format, options.force
-    names = [NAMES[format].get(split, split) for split in SPLITS]
-    files = [VOCABULARY, *(name + ending for name in names for ending in ENDINGS.get(format, (BIN,)))]
+    format, is_text = options.format, options.format == "parquet"
+    names = {split: NAMES[format].get(split, split) for split in SPLITS}
     tokens = {split: info.tokens for split, info in store.splits.items()}
+    dtype = None if is_text else token_files.dtype_of(format, store.vocab.size)
 
     def write(draft: Path) -> None:
         with reporter.progress(f"writing {directory}", sum(tokens.values()), "tokens") as step:
-            _write(store, draft, format, step.advance)
-        if format == "parquet":
+            for split, count in tokens.items():
+                path, ids = draft / (names[split] + ENDINGS[format][0]), store.ids(split)
+                if is_text:
+                    _write_text(path, store.vocab, ids)
+                else:
+                    token_files.write(format, path, ids, store.vocab.size, store.sentence_starts(split))
+                step.advance(count)
+        if is_text:
             _check_text(store, draft, reporter)
 
-    written = export_directory.fill(directory, files, write, force=force)
-    dtype = None if format == "parquet" else token_files.dtype_of(format, store.vocab.size)
+    files = [name + ending for name in names.values() for ending in ENDINGS[format]]
     return ExportedStore(
         store=str(store.path),
         folder=str(directory),
         format=format,
-        files=written,
+        files=export_directory.fill(directory, files, write, store.vocab, force=options.force),
         dtype=dtype,
         tokens=tokens,
         sha256={split: info.sha256 for split, info in store.splits.items()},
@@ -70,18 +75,6 @@ def run(store: TokenStore, directory: Path, options: ExportOptions, reporter: Re
         if format == "nanogpt" and dtype == "uint32"
         else (),
     )
-
-
-def _write(store: TokenStore, draft: Path, format: str, advance: Callable[[int], None]) -> None:
-    size = store.vocab.size
-    for split in store.splits:
-        path, ids = draft / f"{NAMES[format].get(split, split)}{BIN}", store.ids(split)
-        if format == "parquet":
-            _write_text(path.with_suffix(PARQUET), store.vocab, ids)
-        else:
-            token_files.write(format, path, ids, size, store.sentence_starts(split))
-        advance(len(ids))
-    (draft / VOCABULARY).write_text(store.vocab.to_json(), encoding="utf-8")
 
 
 def _write_text(path: Path, vocab: Vocab, ids: NDArray[Any]) -> None:
