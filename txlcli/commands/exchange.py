@@ -70,7 +70,7 @@ def export(
 
     Example: txl export runs/wt103 hf-wt103/
     """
-    path = Path(name) if name.endswith(".h5") else workspace.data_dir / f"{name}.h5"
+    path = Path(name) if name.endswith(".h5") else workspace.store_path(name)
     if options.format in ("huggingface", "pt2"):
         if path.is_file() and not (workspace.runs_dir / name).is_dir():
             raise UsageError(f"{name} is a token store; give --format nanogpt, llm.c, megatron or parquet")
@@ -89,10 +89,9 @@ def export(
 
 
 def _show_run(result: "ExportedRun") -> None:
-    next_command: list[str] | None = ["txl", "import", result.folder]
-    if "load.py" in result.files:
-        next_command = None if result.notes else ["python", f"{result.folder}/load.py", "score", "FILE"]
-    facts = {"files": ", ".join(result.files), "next": next_command and shlex.join(next_command)}
+    folder, is_program = shlex.quote(result.folder), "load.py" in result.files
+    command = f"python {folder}/load.py score FILE" if is_program else f"txl import {folder}"
+    facts = {"files": ", ".join(result.files), "next": None if is_program and result.notes else command}
     console.show_facts(f"{result.run} as {result.folder}", facts, result.notes)
 
 
@@ -101,6 +100,6 @@ def _show_store(result: "ExportedStore") -> None:
         "files": ", ".join(result.files),
         "tokens": ", ".join(f"{split} {count:,}" for split, count in result.tokens.items()),
         "dtype": result.dtype,
-        "prepare again": shlex.join(["txl", "prepare", result.folder]),
+        "prepare again": f"txl prepare {shlex.quote(result.folder)}",
     }
     console.show_facts(f"{result.store} as {result.format} files in {result.folder}", facts, result.notes)

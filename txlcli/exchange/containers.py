@@ -135,7 +135,7 @@ def _columns(file: TextFile) -> tuple[list[str], bool]:
             if file.format in ("JSONL", "JSON"):
                 _, first = next(_json_records(file, stream), (0, {}))
                 return [name for name, value in first.items() if isinstance(value, str | None)], False
-            return next(csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format]), []), False
+            return next(csv.reader(_lines(stream), delimiter=DELIMITERS[file.format]), []), False
 
 
 @contextmanager
@@ -144,8 +144,9 @@ def _reading(file: TextFile) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        name = file.encoding or "UTF-8"
-        raise CorpusInputError(f"{file.path}: not valid {name} ({error}); give the `encoding` of its text") from error
+        raise CorpusInputError(
+            f"{file.path}: not valid {file.encoding or 'UTF-8'} ({error}); give the `encoding` of its text"
+        ) from error
     except (*DAMAGE, csv.Error, arrow.ArrowException, LookupError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -174,16 +175,14 @@ def _open_text(file: TextFile) -> io.TextIOWrapper:
     return io.TextIOWrapper(_open_bytes(file), encoding=encoding, errors=errors, newline="")
 
 
-def _lines(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str]:
-    while line := stream.readline(LONGEST_ROW + 1):
-        if len(line) > LONGEST_ROW:
-            raise CorpusInputError(f"{file.path}: a line has more than {LONGEST_ROW >> 20} Mi characters; cut it")
-        yield line
+def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
+    """Yield lines, cut where they are too long for a row, which their reader rejects."""
+    return iter(lambda: stream.readline(LONGEST_ROW + 1), "")
 
 
 def _json_records(file: TextFile, stream: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number of each line, or of each item of an array, from 1, and its object."""
-    lines = enumerate(_lines(file, stream), 1)
+    lines = enumerate(_lines(stream), 1)
     records: Iterator[tuple[int, Any]] = ((number, _parsed(line)) for number, line in lines if not line.isspace())
     if file.format == "JSON":
         array = _parsed(stream.read(LONGEST_ROW))
@@ -231,7 +230,7 @@ def _texts(file: TextFile, stream: io.TextIOWrapper) -> Iterator[str | None]:
             yield text
     else:
         csv.field_size_limit(LONGEST_ROW)
-        reader = csv.reader(_lines(file, stream), delimiter=DELIMITERS[file.format], strict=True)
+        reader = csv.reader(_lines(stream), delimiter=DELIMITERS[file.format], strict=True)
         header = next(reader, [])
         place = header.index(file.column)
         for fields in filter(None, reader):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txlcli.errors import RunError
-from txlcli.exchange.conversion import LAYOUTS, System
+from txlcli.exchange.conversion import System
 from txlcli.exchange.pickles import check_unpacked, check_zip
 from txlcli.system.input_files import MAX_VOCABULARY, check_regular, read_text
 from txlcli.system.plain_json import parse_json
@@ -95,15 +95,15 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
 
 def system_of(tensors: Mapping[str, Tensor], path: Path) -> System:
     """Return the system that names its tensors like these."""
-    if any(name.endswith(POSITION_KEYS) for name in tensors):
-        system: System
-        for beginning, system in LAYOUTS["beginnings"].items():
-            if any(name.startswith(beginning) for name in tensors):
-                return system
-    raise RunError(
-        f"{path}: none of its {len(tensors)} tensors is named like the position keys of a Transformer-XL "
-        f"({' or '.join(POSITION_KEYS)}); only Transformer-XL with attn_type 0 can be imported"
-    )
+    key = next((name for name in tensors if name.endswith(POSITION_KEYS)), None)
+    if key is None:
+        raise RunError(
+            f"{path}: none of its {len(tensors)} tensors is named like the position keys of a Transformer-XL "
+            f"({' or '.join(POSITION_KEYS)}); only Transformer-XL with attn_type 0 can be imported"
+        )
+    if key.startswith("transformer/"):
+        return "tf"
+    return "hugging_face" if key.startswith("transformer.") else "pytorch"
 
 
 def vocab_size_of(tensors: Mapping[str, Tensor]) -> int:
