@@ -25,6 +25,7 @@ System = Literal["hugging_face", "pytorch", "tf"]
 Tensors = Mapping[str, Tensor]
 LAYOUTS = load_table("layouts")
 SYSTEMS: dict[System, str] = LAYOUTS["systems"]
+BIASES = "encoding.content_bias", "encoding.position_bias"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class Layout:
     def links(self) -> dict[tuple[str, ...], list[str]]:
         """Names of ours by the names of theirs that hold the same numbers."""
         links: dict[tuple[str, ...], list[str]] = {}
+        has_names_per_layer = self.system != "tf" and not self.settings.tie_biases
         for name in self.shapes:
-            links.setdefault(self._their_names(name), []).append(name)
+            layers = range(self.settings.n_layers if has_names_per_layer and name in BIASES else 0)
+            names = [f"layers.{n}.{name}" for n in layers] or [name]
+            links.setdefault(tuple(map(self._name, names)), []).append(name)
         return links
 
     @cached_property
@@ -60,7 +64,7 @@ class Layout:
             if band.shared and band.projection is not None:
                 tied[f"softmax.projections.{n}"] = f"embedding.projections.{band.projection}"
         for n in range(self.settings.n_layers if self.settings.tie_biases else 0):
-            tied |= {f"layers.{n}.encoding.{bias}": f"encoding.{bias}" for bias in ("content_bias", "position_bias")}
+            tied |= {f"layers.{n}.{bias}": bias for bias in BIASES}
         return {} if self.system == "tf" else {self._name(alias): self._name(first) for alias, first in tied.items()}
 
     def read(self, theirs: Tensors, where: str, padding: int = 0) -> dict[str, Tensor]:
@@ -129,13 +133,6 @@ class Layout:
             return tensor.mT
         # The released PyTorch code pairs tail i with column -i of the head, all other systems with cluster i.
         return tensor.flip(0) if self.system == "pytorch" and "cluster" in name else tensor
-
-    def _their_names(self, ours: str) -> tuple[str, ...]:
-        """Return the names of the tensors that hold a parameter of ours: several for biases per layer in PyTorch."""
-        is_bias = ours.startswith("encoding.") and ours.endswith("_bias")
-        if is_bias and self.system != "tf" and not self.settings.tie_biases:
-            return tuple(self._name(f"layers.{n}.{ours}") for n in range(self.settings.n_layers))
-        return (self._name(ours),)
 
     def _name(self, ours: str) -> str:
         """Return the name in the system, by layouts.toml."""

@@ -18,10 +18,7 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of weights in a Hugging Face directory."""
 MODEL_TYPE = "transfo-xl"
-DATA = load_table("huggingface")
-DEFAULTS: dict[str, Any] = DATA["defaults"]
-EARLIER_NAMES: dict[str, str] = DATA["earlier_names"]
-SAME_VALUES: dict[str, str] = DATA["same_values"]
+KEYS = load_table("huggingface")
 
 
 def file_of_weights(directory: Path) -> Path:
@@ -45,7 +42,7 @@ def read_settings(directory: Path) -> tuple[TransformerSettings, EvalSettings]:
         raise RunError(f"{path}: not readable as JSON ({error}); download it again") from error
     if model_type != MODEL_TYPE:
         raise RunError(f'{path}: model_type is "{model_type}", not "{MODEL_TYPE}"; only Transformer-XL can be imported')
-    config = DEFAULTS | {EARLIER_NAMES.get(key, key): value for key, value in stored.items()}
+    config = KEYS["defaults"] | {KEYS["earlier_names"].get(key, key): value for key, value in stored.items()}
     try:
         return model_settings(config), _eval_settings(config)
     except RecipeError as error:
@@ -54,7 +51,7 @@ def read_settings(directory: Path) -> tuple[TransformerSettings, EvalSettings]:
 
 def model_settings(config: Mapping[str, Any]) -> TransformerSettings:
     """Return the [model] settings of a configuration."""
-    keys = {ours: config[theirs] for ours, theirs in SAME_VALUES.items()} | {
+    keys = {ours: config[theirs] for ours, theirs in KEYS["same_values"].items()} | {
         "norm": "pre_released" if config["pre_lnorm"] else "post",
         "tie_biases": not config["untie_r"],
         "tie_projections": config.get("tie_projs", "none"),
@@ -85,7 +82,7 @@ def config_of(
     one_more = same_length and evaluation.same_length == "m_plus_one"
     bands = len(model.cutoffs) + 1
     return {
-        **{theirs: getattr(model, ours) for ours, theirs in SAME_VALUES.items()},
+        **{theirs: getattr(model, ours) for ours, theirs in KEYS["same_values"].items()},
         "model_type": MODEL_TYPE,
         "architectures": ["TransfoXLLMHeadModel"],
         "vocab_size": vocab_size,

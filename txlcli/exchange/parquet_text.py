@@ -95,8 +95,7 @@ def write(path: Path, blocks: Iterable[bytes], *, is_utf8: bool) -> None:
             end = len(text) if block is None else _end_of_rows(text)
             rows, rest = re.findall(rb"[^\n]*\n|[^\n]+", text[:end]), text[end:]
             if rows:
-                column = arrow.array(rows, arrow.binary()).cast(kind)
-                writer.write_batch(arrow.record_batch([column], schema=schema))
+                writer.write_batch(arrow.record_batch([arrow.array(rows, kind)], schema=schema))
 
 
 def _end_of_rows(text: bytes) -> int:

@@ -55,8 +55,3 @@ def _read_words(path: Path) -> Vocab:
         next((words.index(symbol) for symbol in known if symbol in words), None) for known in (BOUNDARIES, UNKNOWNS)
     )
     return Vocab("word", words, boundary=boundary, unknown=unknown, lower_case=bool(fields.get("lower_case")))
-
-
-def write_words(vocab: Vocab, path: Path) -> None:
-    """Write one word per line, in the order of the ids."""
-    path.write_text("".join(f"{symbol}\n" for symbol in vocab.symbols), encoding="utf-8")

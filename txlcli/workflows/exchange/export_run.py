@@ -19,7 +19,7 @@ from txlcli.core.model.base import Memory
 from txlcli.core.model.losses import Objective
 from txlcli.core.model.transformer_xl import TransformerXL
 from txlcli.errors import RunError
-from txlcli.exchange import huggingface, vocabularies
+from txlcli.exchange import huggingface
 from txlcli.exchange.conversion import missing_setting, to_hugging_face
 from txlcli.runs import loading
 from txlcli.runs.loading import OpenRun
@@ -127,4 +127,4 @@ def _write(opened: OpenRun, draft: Path) -> None:
             raise OSError(0, str(error)) from error
     (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if opened.vocab.tokenizer == "word":
-        vocabularies.write_words(opened.vocab, draft / WORDS)
+        (draft / WORDS).write_text("".join(f"{word}\n" for word in opened.vocab.symbols), encoding="utf-8")

@@ -69,7 +69,7 @@ def run(source: Path, options: ImportOptions, workspace: Workspace) -> ImportedR
         raise RecipeError(f"{path}: {missing}")
     assert isinstance(settings.model, TransformerSettings)
     tensors = Layout(system, settings.model, vocab.size).read(imported, str(path), padding)
-    store_name = store.path.stem if store else _free_store(directory.name, workspace.data_dir)
+    store_name = store.path.stem if store else _free_store(directory.name, workspace)
     made = Run(
         directory=directory,
         recipe_name=recipe.read_text(options.recipe)[0] if options.recipe else directory.name,
@@ -163,10 +163,10 @@ def _vocabulary(
     return vocab, store
 
 
-def _free_store(name: str, data_dir: Path) -> str:
+def _free_store(name: str, workspace: Workspace) -> str:
     """Return a name that no store in the data directory has."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(free for free in names if not (data_dir / f"{free}.h5").exists())
+    names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
+    return next(free for free in names if not workspace.store_path(free).exists())
 
 
 def _write(made: Run, vocab: Vocab, tensors: dict[str, Tensor], source: Path, *, force: bool) -> None:
