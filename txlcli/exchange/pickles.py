@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from txlcli.corpora.unpack import max_bytes
 from txlcli.errors import VocabularyError
-from txlcli.system.input_files import MAX_VOCABULARY, read_bytes, read_stream
+from txlcli.system.input_files import MAX_VOCABULARY, read_bytes
 
 CONTAINERS = {("collections", "OrderedDict"), ("collections", "Counter")}
 """Classes in vocabulary files. Lists and dicts are not listed: pickles do not refer to them by name."""
@@ -56,8 +56,7 @@ def load(path: Path) -> Any:
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
             content = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "data.pkl")
-            with archive.open(content) as member:
-                data = io.BytesIO(read_stream(member, MAX_VOCABULARY, str(path)))
+            data = io.BytesIO(archive.read(content))
     else:
         data = io.BytesIO(read_bytes(path, MAX_VOCABULARY))
     loaded = _PlainUnpickler(data, encoding="utf-8").load()  # some were written by Python 2

@@ -32,11 +32,10 @@ VOCABULARY = "vocab.json"
 WITHOUT_HEADER = "nanoGPT"
 """Format of ids without a header."""
 LLM_C_HEADER = 256  # int32
-LLM_C_BEGINNING = struct.Struct("<iii")  # magic, version, number of ids; the rest is not used
 MAGIC = b"MMIDIDX\0\0"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents (one more than there are)
 PROBE = 1 << 16
-"""Ids at the beginning of a file that tell if it has another type."""
+"""Most ids of 64 bits at the beginning of a file that tell if it has another type."""
 MIN_PROBE, MIN_DISTRIBUTION = 128, 1 << 12
 """Fewest bytes that tell by zeros, and by the distribution of values."""
 MIN_USED = 1 / 64
@@ -172,9 +171,7 @@ def other_type(path: Path, dtype: np.dtype[Any]) -> tuple[str | None, bool]:
 
 def _head_of(path: Path) -> NDArray[np.uint8]:
     """Return the first bytes of a file, a multiple of 8."""
-    with path.open("rb") as file:
-        head = np.frombuffer(file.read(8 * PROBE), np.uint8)
-    return head[: len(head) // 8 * 8]
+    return np.fromfile(path, np.uint64, PROBE).view(np.uint8)
 
 
 def _has_fractions(head: NDArray[np.uint8]) -> bool:
@@ -196,9 +193,7 @@ def _type_by_distribution(head: NDArray[np.uint8]) -> str | None:
 
 def _of_llm_c(path: Path, dtype: str | None) -> _TokenFile | None:
     """Return the ids after a header of llm.c; None if there is none, or if it is wrong and the user gave a type."""
-    with path.open("rb") as file:
-        head = file.read(LLM_C_BEGINNING.size).ljust(LLM_C_BEGINNING.size, b"\0")
-    magic, version, count = LLM_C_BEGINNING.unpack(head)
+    magic, version, count = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0)[:3]  # the rest is not used
     for kind, known in TYPES["llm_c"].items():
         ids, size = np.dtype(kind).newbyteorder("<"), path.stat().st_size
         if [magic, version] == known and count > 0 and size == 4 * LLM_C_HEADER + count * ids.itemsize:
@@ -261,7 +256,7 @@ def _llm_c_header(path: Path, dtype: np.dtype[Any], count: int) -> bytes:
             f"{path.name}: {count:,} ids are more than an llm.c file can declare ({MAX_IDS:,}); give `format` "
             "nanogpt or megatron"
         )
-    return LLM_C_BEGINNING.pack(*TYPES["llm_c"][dtype.name], count).ljust(4 * LLM_C_HEADER, b"\0")
+    return np.array([*TYPES["llm_c"][dtype.name], count], "<i4").tobytes().ljust(4 * LLM_C_HEADER, b"\0")
 
 
 def _write_index(path: Path, dtype: np.dtype[Any], firsts: NDArray[np.int64], total: int) -> None:

@@ -67,9 +67,12 @@ def _load(path: Path) -> dict[str, Tensor]:
 def _read_npz(path: Path) -> dict[str, Tensor]:
     check_zip(path)
     with np.load(path, allow_pickle=False) as archive, np.errstate(over="ignore"):
-        arrays = {name: archive[name] for name in archive.files}
         # What is too large for float32 becomes infinite, which is rejected later.
-        return {name: torch.from_numpy(a.astype(np.float32)) for name, a in arrays.items() if a.dtype.kind == "f"}
+        return {
+            name: torch.from_numpy(array.astype(np.float32))
+            for name, array in archive.items()
+            if array.dtype.kind == "f"
+        }
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
