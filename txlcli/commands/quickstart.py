@@ -106,7 +106,7 @@ def _announce(step: str, *words: str, options: Options, **directories: Path) -> 
     """Say which step begins, what remains after it, and the command line that does the same."""
     number = STEPS.index(step) + 1
     remaining = f"; then {', '.join(STEPS[number:])}" if STEPS[number:] else ""
-    line = command_line(step, *words, **directories, **options.changed())
+    line = command_line(step, *words, **options.changed(), **directories)
     for message in ("", f"step {number} of {len(STEPS)}{remaining}", f"$ {line}"):
         console.say(message)
 

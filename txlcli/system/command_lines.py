@@ -32,18 +32,17 @@ def default_runs_dir() -> Path:
     return user_path(os.environ.get(RUNS_VARIABLE) or str(RUNS_DIR))
 
 
-def command_line(*words: str, data_dir: Path | None = None, runs_dir: Path | None = None, **options: object) -> str:
+def command_line(*words: str, **options: object) -> str:
     """Return a command line of txl with options by field; None and default directories are left out."""
-    directories = {
-        "data_dir": None if data_dir == default_data_dir() else data_dir,
-        "runs_dir": None if runs_dir == default_runs_dir() else runs_dir,
-    }
+    defaults = {"data_dir": default_data_dir(), "runs_dir": default_runs_dir()}
     line = ["txl", *words]
-    for name, value in (options | directories).items():
+    for name, value in options.items():
+        if value is None or value == defaults.get(name):
+            continue
         if isinstance(value, bool):
             line.append(flag(name) if value else flag(f"no_{name}"))
         elif name == "overrides" and isinstance(value, tuple):
             line += [word for change in value for word in (flag(name), change)]
-        elif value is not None:
+        else:
             line += [flag(name), ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
     return shlex.join(line)

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -39,32 +38,23 @@ class Place:
 
 
 ALONE = Place()
+VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Variables of torchrun, in the order of the fields."""
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process; variables that contradict each other are a UsageError."""
     if "RANK" in environment and "WORLD_SIZE" in environment:  # also set by hand, or by a cluster
-        size, rank = _number(environment, "WORLD_SIZE"), _number(environment, "RANK")
-        if not 0 <= rank < size:
-            raise UsageError(
-                f"RANK={rank} and WORLD_SIZE={size} contradict each other; start the processes with torchrun, or "
-                "unset both"
-            )
-        local_rank = _number(environment, "LOCAL_RANK", rank)
-        return Place(size, rank, local_rank, _number(environment, "LOCAL_WORLD_SIZE", size)) if size > 1 else ALONE
+        size, rank = environment["WORLD_SIZE"], environment["RANK"]
+        numbers = [size, rank, environment.get("LOCAL_RANK", rank), environment.get("LOCAL_WORLD_SIZE", size)]
+        if not (all(map(str.isdecimal, numbers)) and int(rank) < int(size)):
+            given = ", ".join(f"{name}={environment[name]}" for name in VARIABLES if name in environment)
+            raise UsageError(f"{given} contradict each other; start the processes with torchrun, or unset them")
+        return Place(*map(int, numbers))
     for name, variable in OTHER_LAUNCHERS.items():
-        if (size := _number(environment, variable, 1)) > 1:
-            raise UsageError(f"{name} has started {size} processes; start them with torchrun, or one with `processes`")
+        if (count := environment.get(variable, "1")) != "1":
+            raise UsageError(f"{name} has started {count} processes; start them with torchrun, or one with `processes`")
     return ALONE
-
-
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name)
-    if text is None and default is not None:
-        return default
-    if not re.fullmatch(r"\d{1,9}", text or ""):
-        raise UsageError(f'{name}="{text}" is not a number; start the processes with torchrun, or unset {name}')
-    return int(text or "")
 
 
 def _place_or_alone() -> Place:

@@ -138,6 +138,6 @@ class Runner:
         device = workspace.device if workspace.device != "auto" and words[0] != "prepare" else None
         runs_dir = workspace.runs_dir if words[0] == "train" else None  # others name the run's directory
         changed = options.changed() | {"device": device}
-        line = command_line(*words, data_dir=workspace.data_dir, runs_dir=runs_dir, **changed)
+        line = command_line(*words, **changed, data_dir=workspace.data_dir, runs_dir=runs_dir)
         if line not in self.commands:
             self.commands.append(line)
