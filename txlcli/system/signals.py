@@ -87,13 +87,8 @@ def last_line(number: int) -> str:
 
 
 def _is_main() -> bool:
-    """Return True for rank 0."""
-    try:
-        from txlcli.system import launcher  # noqa: PLC0415 - the handlers are installed before all other imports
-
-        return launcher.is_main()
-    except Exception:  # the module is just being imported, or cannot be
-        return True
+    """Return True for rank 0, without imports: the handlers are installed before them."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def handling(action: Handler) -> AbstractContextManager[None]:

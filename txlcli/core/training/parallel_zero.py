@@ -26,11 +26,12 @@ class ZeroParallel(DataParallel):
     def make_optimizer(self) -> Optimizer:
         parameters = dict(self.model.named_parameters())
         groups = named_groups(self.model.settings, self.model.vocab_size, self.settings)
-        return ZeroRedundancyOptimizer(
+        self._optimizer = ZeroRedundancyOptimizer(
             [group | {"params": [parameters[name] for name in group["params"]]} for group in groups],
             optimizer_class=self._make_part,  # type: ignore[arg-type]
             process_group=self.world.steps,
         )
+        return self._optimizer
 
     def _make_part(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Make the optimizer of the parameters of one process, given in all groups, some of which may be empty."""
@@ -40,7 +41,7 @@ class ZeroParallel(DataParallel):
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return the optimizer's state by parameter name on rank 0, in host memory; one tensor is sent at a time."""
-        own = checkpoint.optimizer_tensors(self.own_weights(), self._local(optimizer))
+        own = checkpoint.optimizer_tensors(self.own_weights(), self._optimizer.optim)
         gathered = {}
         for rank, names in enumerate(self.world.gather_objects(list(own))):
             for name in names:
@@ -49,13 +50,7 @@ class ZeroParallel(DataParallel):
         return gathered
 
     def restore_optimizer(self, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-        super().restore_optimizer(self._local(optimizer), tensors)
-
-    @staticmethod
-    def _local(optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer of the weights of this process."""
-        assert isinstance(optimizer, ZeroRedundancyOptimizer)
-        return optimizer.optim
+        super().restore_optimizer(self._optimizer.optim, tensors)
 
 
 def largest_state_bytes(model: ModelSettings, vocab_size: int, settings: TrainSettings, processes: int) -> int:

@@ -97,19 +97,14 @@ class EagerStep:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor, memory: Memory) -> Tensor:
-        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights; change nothing.
+        """Return the mean loss (0-d) of inputs (B, E + L), targets (B, L) with the current weights, without dropout.
 
         All processes must call this with as many tokens.
         """
-        model, settings = self._model, self._settings
-        was_training = model.training
-        model.eval()
-        try:
-            with autocast(model.device, settings.precision), model.uncompiled():
-                hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
-                return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
-        finally:
-            model.train(was_training)
+        model, settings = self._model.eval(), self._settings
+        with autocast(model.device, settings.precision), model.uncompiled():
+            hidden, _ = self._parallel.read(inputs, memory, mem_len=settings.mem_len)
+            return model.losses(hidden[:, -targets.shape[1] :], targets).mean()
 
     def _update(self) -> None:
         """Clip the gradients by their norm, and step the optimizer."""
