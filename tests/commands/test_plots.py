@@ -18,7 +18,7 @@ def draw(path, **changed):
         "Transformer-XL": ([160, 640, 1600], [24.2, 23.4, 23.1]),
         "vanilla": ([160, 320, 640], [30.0, None, 29.0]),
     }
-    plots.plot_curves(path, curves, x_label="attention length", y_label="ppl", title="wt103 valid", **changed)
+    plots.plot_panels(path, {"ppl": curves}, x_label="attention length", title="wt103 valid", **changed)
 
 
 @pytest.mark.parametrize("ending", [*FIGURE_FORMATS, ".PNG"])
@@ -72,6 +72,7 @@ def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["a$\\bad$", "$x", "$\\frac{$", "two\nlines", "\x1b[31m", "語"])
 def test_names_are_no_formulas(tmp_path, name, recwarn):
-    plots.plot_curves(tmp_path / "c.svg", {name: ([1], [2]), "b": ([1], [2])}, x_label="x", y_label="y", title=name)
+    curves = {name: ([1], [2]), "b": ([1], [2])}
+    plots.plot_panels(tmp_path / "c.svg", {"y": curves}, x_label="x", title=name)
     assert f"<!-- {console.on_one_line(name)} -->" in (tmp_path / "c.svg").read_text()
     assert not recwarn.list

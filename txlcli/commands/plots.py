@@ -35,21 +35,6 @@ def literal(text: str) -> str:
     return console.on_one_line(text).replace("$", r"\$")
 
 
-def plot_curves(
-    path: Path,
-    curves: Curves,
-    *,
-    x_label: str,
-    y_label: str,
-    title: str,
-    log_y: bool = False,
-    styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
-) -> None:
-    """Plot curves to a file; `styles` holds matplotlib's line properties by name."""
-    panels = {y_label: curves}
-    plot_panels(path, panels, x_label=x_label, title=title, log_y=[y_label] if log_y else [], styles=styles)
-
-
 def plot_panels(
     path: Path,
     panels: Mapping[str, Curves],
@@ -60,7 +45,10 @@ def plot_panels(
     log_y: Collection[str] = (),
     styles: Mapping[str, Mapping[str, Any]] = NO_STYLES,
 ) -> None:
-    """Plot several sets of curves side by side to a file; `panels` has them by the label of their y axis."""
+    """Plot sets of curves side by side to a file; `panels` has them by the label of their y axis.
+
+    `log_y` has the labels of logarithmic axes, `styles` matplotlib's properties of lines by their names.
+    """
     rows = max(map(len, panels.values()))
     figure = new_figure(max(6.4, 4.8 * len(panels)), 4.2 + (0.25 * rows if rows > 1 else 0))
     for axes, (y_label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):

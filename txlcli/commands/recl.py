@@ -97,7 +97,7 @@ def plot_gains(path: Path, result: "ReclResult") -> None:
     }
     y_label = f"perplexity gained by {result.step_tokens:,} more tokens"
     title = f"{result.text}, r = {result.models[0].recl[0].top_r:g}"
-    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=title)
+    plots.plot_panels(path, {y_label: curves}, x_label="context length (tokens)", title=title)
 
 
 def plot_perplexities(path: Path, result: "ReclResult") -> None:
@@ -106,4 +106,4 @@ def plot_perplexities(path: Path, result: "ReclResult") -> None:
 
     curves = {name: (result.context_tokens, model.ppl) for name, model in _named(result).items()}
     y_label = f"perplexity per {result.unit}"
-    plots.plot_curves(path, curves, x_label="context length (tokens)", y_label=y_label, title=result.text)
+    plots.plot_panels(path, {y_label: curves}, x_label="context length (tokens)", title=result.text)

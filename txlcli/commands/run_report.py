@@ -14,7 +14,7 @@ from txlcli.runs import history, run_directory
 from txlcli.runs.history import History
 from txlcli.runs.log_file import Report
 from txlcli.system.atomic_files import errors_of_writing
-from txlcli.workflows import overview, ranking
+from txlcli.workflows import ranking
 from txlcli.workflows.options import AttentionOptions, GenerateOptions, ReportOptions
 from txlcli.workflows.reproduction.section import Grid, Section
 from txlcli.workflows.workspace import RunWorkspace, Workspace
@@ -47,7 +47,7 @@ def report(options: ReportOptions, run_name: Run = None, *, workspace: RunWorksp
         return dataclasses.replace(section, title=title)
 
     sections = [
-        Section(title="Run", grids=[Grid(["", ""], describe(overview.summarize(past)))]),
+        Section(title="Run", grids=[Grid(["", ""], describe(history.summarize(past)))]),
         Section(
             title="Settings", notes=["Other settings have their defaults."], grids=[Grid(["", ""], settings_of(run))]
         ),

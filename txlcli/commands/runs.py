@@ -15,11 +15,9 @@ from txlcli.config import recipe
 from txlcli.errors import RunError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import history, run_directory
-from txlcli.runs.history import History
+from txlcli.runs.history import Comparison, History, RunSummary, SeedGroup
 from txlcli.system.command_lines import RUNS_DIR, default_runs_dir
-from txlcli.workflows import overview
 from txlcli.workflows.options import PlotOptions
-from txlcli.workflows.overview import Comparison, RunSummary, SeedGroup
 from txlcli.workflows.workspace import RunsDir
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def list_(where: RunsDir, json: Json = False) -> None:
     directories = run_directory.newest_first(where.runs_dir)
     if not directories:
         raise RunError(f'no run under {where.runs_dir}; run "txl train stdlib" first, or give another --runs-dir')
-    entries = [overview.describe(directory, TerminalReporter()) for directory in directories]
+    entries = [history.describe(directory, console.say) for directory in directories]
     if json:
         console.show_json({"runs_dir": str(where.runs_dir), "runs": entries})
         return
@@ -93,7 +91,7 @@ def show(where: RunsDir, run_name: Run = None, json: Json = False) -> None:
     Example: txl runs show stdlib
     """
     run = run_directory.find(run_name, where.runs_dir)
-    entry = overview.summarize(history.read(run))
+    entry = history.summarize(history.read(run))
     if json:
         console.show_json({**vars(entry), "settings": recipe.to_table(run.settings)})
         return
@@ -145,7 +143,7 @@ def compare(options: PlotOptions, where: RunsDir, run_names: Runs = None, json: 
     Example: txl runs compare stdlib stdlib-2 --plot curves.png
     """
     histories = [history.read(run) for run in run_directory.find_each(run_names, where.runs_dir)]
-    result = overview.compare(histories)
+    result = history.compare(histories)
     if options.plot is not None:
         plot_curves(options.plot, histories)
     console.show_result(result, _show_comparison, json=json)
@@ -238,13 +236,13 @@ def plot_curves(path: Path, histories: Sequence[History]) -> None:
             styles[f"{name}, {split}"] = {"color": f"C{number}", **style}
     from txlcli.commands import plots
 
-    plots.plot_curves(
+    metric = runs[0].metric
+    plots.plot_panels(
         path,
-        curves,
+        {metrics.METRIC_TITLES[metric]: curves},
         x_label="steps",
-        y_label=metrics.METRIC_TITLES[runs[0].metric],
         title=", ".join(dict.fromkeys(run.settings.corpus.store for run in runs)),
-        log_y=runs[0].metric == "ppl",
+        log_y=[metrics.METRIC_TITLES["ppl"]],
         styles=styles,
     )
 

@@ -129,4 +129,4 @@ def plot_times(path: Path, result: "SpeedResult") -> None:
     }
     curves = {name: ([row.attn_len for row in rows], ms_per_token) for name, ms_per_token in times.items()}
     x_label, y_label = "attention length (tokens)", "ms per token"
-    plots.plot_curves(path, curves, x_label=x_label, y_label=y_label, title=result.model, log_y=True)
+    plots.plot_panels(path, {y_label: curves}, x_label=x_label, title=result.model, log_y=[y_label])

@@ -67,31 +67,35 @@ def duration(seconds: float) -> str:
 
 def show_devices(forecast: ScaleForecast) -> None:
     """Print the cost of a recipe on different numbers of GPUs as a table; what decides comes first."""
-    rows, options, run = forecast.by_devices, forecast.options, forecast.plan.run
-    parts = [part for part in rows[0].device_bytes if part != "total" and any(row.device_bytes[part] for row in rows)]
-    headings = ["GPUs", "batch of each"]
-    headings += ["tokens/s", "days"] if options.device_flops else []
-    headings += ["fits"] if options.device_memory else []
-    headings += ["total memory", "sent per step", *parts]
-    lines = []
-    for row in rows:
-        line = [f"{row.devices}", f"{row.batch_size_per_device:,}"]
-        if row.tokens_per_s is not None and row.seconds is not None:
-            line += [format_rate(row.tokens_per_s), f"{row.seconds / 86_400:,.2f}"]
-        line += [] if row.fits is None else ["yes" if row.fits else "no"]
-        line += [format_size(row.device_bytes["total"]), format_size(row.exchanged_bytes)]
-        lines.append([*line, *(format_size(row.device_bytes[part]) for part in parts)])
+    options, run, costs = forecast.options, forecast.plan.run, forecast.by_devices
+    parts = [
+        part for part in costs[0].device_bytes if part != "total" and any(cost.device_bytes[part] for cost in costs)
+    ]
+    rows = [
+        {
+            "GPUs": f"{cost.devices}",
+            "batch of each": f"{cost.batch_size_per_device:,}",
+            "tokens/s": cost.tokens_per_s and format_rate(cost.tokens_per_s),
+            "days": cost.seconds and f"{cost.seconds / 86_400:,.2f}",
+            "fits": {True: "yes", False: "no", None: None}[cost.fits],
+            "total memory": format_size(cost.device_bytes["total"]),
+            "sent per step": format_size(cost.exchanged_bytes),
+            **{part: format_size(cost.device_bytes[part]) for part in parts if part != "total"},
+        }
+        for cost in costs
+    ]
     title = (
         f"{run.recipe_name}: {run.parameters:,} parameters, batches of {run.settings.train.batch_size}, "
         f"{forecast.plan.steps:,} steps, {run.settings.train.precision}; memory of each GPU"
     )
     notes = [f"Memory: without the workspace of single operations; it fits up to {USABLE:.0%}."]
     if options.device_flops is not None:
-        sources = {row.share_source: _percent(row.share_of_peak) for row in rows}
+        sources = {cost.share_source: _percent(cost.share_of_peak) for cost in costs}
         shares = " or ".join(f"{share} (as for {source})" for source, share in sources.items())
         exchange = "" if options.bandwidth else ", without the gradient exchange; add --bandwidth"
         notes.append(f"Time: at {shares} of the peak rate{exchange}.")
-    console.show_table(title, headings, lines, notes)
+    headings = [heading for heading, cell in rows[0].items() if cell is not None]
+    console.show_table(title, headings, [[str(row[heading]) for heading in headings] for row in rows], notes)
 
 
 def show_result(result: TrainingResult) -> None:
