@@ -54,7 +54,7 @@ def train(
         train, arguments = asked.settings.train, context.find_root().obj
         train.check_processes(launch.processes)
         if launch.restarts and options.resume is None and asked.options.name is None:  # they resume this run
-            free = run_directory.free_directories(workspace.runs_dir, asked.recipe_name)
+            free = run_directory.free_directories(workspace.runs_dir, asked.run_name)
             arguments = [*arguments, "--name", next(free).name]
         timeout = train.rank_timeout
         sys.exit(

@@ -231,9 +231,9 @@ class TrainSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_optimizer = sorted(set().union(*OPTIMIZERS.values()))
-        users = {key: [name for name, keys in OPTIMIZERS.items() if key in keys] for key in of_optimizer}
-        check_rules(self, [{"key": key, "unless": {"optimizer": names}} for key, names in users.items()])
+        for key in sorted(frozenset().union(*OPTIMIZERS.values())):
+            users = [name for name, keys in OPTIMIZERS.items() if key in keys]
+            check_rules(self, [{"key": key, "unless": {"optimizer": users}}])
         self._check_lengths()
         self._check_optimization()
 

@@ -248,12 +248,7 @@ def claimed(directories: Iterable[Path]) -> Iterator[Path]:
 
 
 def update(run: Run) -> None:
-    """Write run.json, after the settings changed."""
-    write_text(run.directory / CARD, _card_of(run))
-
-
-def _card_of(run: Run) -> str:
-    """Return run.json."""
+    """Write run.json."""
     card = {
         "format": FORMAT,
         "recipe": run.recipe_name,
@@ -262,7 +257,8 @@ def _card_of(run: Run) -> str:
         **({"changes": [asdict(change) for change in run.changes]} if run.changes else {}),
         **({"origin": asdict(run.origin)} if run.origin else {}),
     }
-    return json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
+    text = json.dumps({**card, DIGEST: _digest_of(card)}, indent=2) + "\n"
+    write_text(run.directory / CARD, text)
 
 
 def _digest_of(card: dict[str, Any]) -> str:

@@ -22,7 +22,6 @@ from txlcli.core.training.reports import Report, StepReport
 from txlcli.errors import Interrupted, TxlError, UsageError
 from txlcli.paper import metrics
 from txlcli.runs import run_directory
-from txlcli.runs.run_directory import Run
 from txlcli.system import launcher, signals
 from txlcli.system.command_lines import command_line
 from txlcli.system.plain_json import as_json
@@ -44,7 +43,7 @@ TRACE = "trace.json"
 class TrainingResult:
     """State of a run after training has stopped."""
 
-    run: Run
+    run: run_directory.Run
     step: int
     epoch: float
     best_nats: float

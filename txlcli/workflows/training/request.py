@@ -28,6 +28,8 @@ class Request:
     """A training run that the user asks for, with its settings resolved."""
 
     recipe_name: str
+    run_name: str
+    """Name of a new run; -2, -3 and so on follow it where it is taken."""
     settings: Settings
     options: TrainOptions
     resumed: Run | None = None
@@ -39,16 +41,15 @@ def read(source: str | None, options: TrainOptions, workspace: Workspace) -> Req
 
     A run with these settings can be trained here up to the last step.
     """
-    run = None
+    run = run_name = None
     if source is not None and options.resume is not None:
         raise UsageError("`resume` continues a run with its own recipe; leave out the recipe")
     if source is not None and (unit := _unit_of_store(source, workspace.data_dir)):
         based_on = None if options.begin_from else RECIPES[unit]
         settings_of = f'the recipe "{based_on}"' if based_on else f"with the settings of {options.begin_from}"
         workspace.reporter.say(f"{source} is a token store (unit {unit}): training {settings_of} on it")
-        name = options.name or next(run_directory.free_directories(workspace.runs_dir, source)).name
-        overrides = (f"corpus.store={source}", *options.overrides)
-        source, options = based_on, replace(options, name=name, overrides=overrides)
+        run_name, options = source, replace(options, overrides=(f"corpus.store={source}", *options.overrides))
+        source = based_on
     if source is None:
         run = _run_with_settings(options, workspace.runs_dir)
         name, settings = (
@@ -69,7 +70,13 @@ def read(source: str | None, options: TrainOptions, workspace: Workspace) -> Req
         raise RecipeError(f"{source or name}: {reason}; `overrides` train.mem_len=0")
     trackers.check_packages(settings.log)
     options.check_steps(steps)
-    return Request(recipe_name=name, settings=settings, options=options, resumed=run if options.resume else None)
+    return Request(
+        recipe_name=name,
+        run_name=options.name or run_name or name,
+        settings=settings,
+        options=options,
+        resumed=run if options.resume else None,
+    )
 
 
 def _run_with_settings(options: TrainOptions, runs_dir: Path) -> Run:
@@ -110,8 +117,8 @@ def with_seeds(asked: Request, seeds: int, runs_dir: Path) -> list[Request]:
         return [asked]
     settings, runs = asked.settings, []
     for seed in range(settings.train.seed, settings.train.seed + seeds):
-        options = replace(asked.options, name=f"{asked.options.name or asked.recipe_name}-seed{seed}")
-        run_directory.check_free(runs_dir / str(options.name), force=options.force)
+        name = f"{asked.run_name}-seed{seed}"
+        run_directory.check_free(runs_dir / name, force=asked.options.force)
         of_seed = replace(settings, train=replace(settings.train, seed=seed))
-        runs.append(replace(asked, settings=of_seed, options=options))
+        runs.append(replace(asked, run_name=name, settings=of_seed, options=replace(asked.options, name=name)))
     return runs

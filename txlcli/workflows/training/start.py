@@ -108,8 +108,8 @@ def new_directories(asked: Request, runs_dir: Path) -> Iterator[Path]:
     """Yield directories for a new run: the one that is asked for, or each free one with the name of the recipe."""
     options = asked.options
     if options.name is None and not options.force:
-        yield from run_directory.free_directories(runs_dir, asked.recipe_name)
-    directory = runs_dir / (options.name or asked.recipe_name)
+        yield from run_directory.free_directories(runs_dir, asked.run_name)
+    directory = runs_dir / asked.run_name
     run_directory.check_free(directory, force=options.force)
     yield directory
 
