@@ -114,7 +114,6 @@ def _checkpoints(sample, work):
             with contextlib.suppress(ValueError, RecursionError):
                 data = save({"model.a": np.zeros(3, np.float32)}, write_header(json.loads(data), {}))
         path.write_bytes(data)
-        run_directory.settle(work)
         checkpoint.load(path)
 
     return refused(read)

@@ -15,13 +15,13 @@ def runs_dir(tmp_path):
     return tmp_path / "runs"
 
 
-def make(directory, *files, step=None, **state):
+def make(directory, *files, step=None):
     """Make a run directory with empty files, and with a checkpoint of a step."""
     directory.mkdir()
     for name in files:
         (directory / name).write_text(directory.name)
     if step is not None:
-        checkpoint.save(directory / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": step, **state}))
+        checkpoint.save(directory / "last.safetensors", Checkpoint({"a": torch.ones(2)}, {"step": step}))
     return directory
 
 
@@ -32,9 +32,13 @@ def recovered(runs_dir):
 
 
 @pytest.mark.parametrize(
-    "files", [None, [], ["vocab.json"], ["vocab.json", "run.json", "metrics.jsonl", ".last.safetensors.new"]]
+    ("files", "step"),
+    [
+        (None, None),
+        *((files, step) for files in ([], ["vocab.json"]) for step in (None, 0)),
+        (["vocab.json", "run.json", "metrics.jsonl", ".last.safetensors.new"], None),
+    ],
 )
-@pytest.mark.parametrize("step", [None, 0])
 def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
     make(runs_dir / ".a.replaced", "run.json", step=5)
     if files is not None:  # else it was killed before its directory was there
@@ -46,14 +50,14 @@ def test_a_replacement_without_progress_is_rolled_back(runs_dir, files, step):
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
 
-@pytest.mark.parametrize("state", [{"step": 1}, {"step": 0, "imported_from": "model.pt"}])
-def test_a_replacement_with_progress_is_completed(runs_dir, state):
+@pytest.mark.parametrize("file", ["metrics.jsonl", "best.safetensors"])
+def test_a_replacement_with_progress_is_completed(runs_dir, file):
     make(runs_dir / ".a.replaced", "run.json", step=5)
-    make(runs_dir / "a", "run.json", **state)
+    make(runs_dir / "a", "run.json", file, step=1)
     assert recovered(runs_dir) == [
         f"deleted the earlier run {runs_dir}/a, whose replacement was interrupted after its first checkpoint"
     ]
-    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == state["step"]
+    assert checkpoint.load(runs_dir / "a/last.safetensors").state["step"] == 1
     assert sorted(path.name for path in runs_dir.iterdir()) == [".locks", "a"]
 
 

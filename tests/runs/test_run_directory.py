@@ -33,8 +33,8 @@ def create(runs_dir, name=None, *, force=False, vocab=VOCAB, **changed):
         runs_dir / name if name else next(run_directory.free_directories(runs_dir, facts["recipe_name"])), **facts
     )
     with run_directory.created(run, vocab, force=force):
-        (run.directory / "last.safetensors").touch()
-    (run.directory / "last.safetensors").unlink()
+        (run.directory / "best.safetensors").touch()
+    (run.directory / "best.safetensors").unlink()
     return run
 
 

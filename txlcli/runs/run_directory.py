@@ -29,7 +29,7 @@ from txlcli.errors import BusyError, RunError, UnknownNameError, UsageError
 from txlcli.runs import log_file
 from txlcli.system import locks
 from txlcli.system.atomic_files import errors_of_writing, write_text
-from txlcli.system.checkpoint_header import digest, read_state
+from txlcli.system.checkpoint_header import digest
 from txlcli.system.input_files import MIB, read_text
 from txlcli.system.plain_json import parse_json
 
@@ -196,22 +196,14 @@ def settle(directory: Path) -> str:
     replaced = aside(directory)
     if not replaced.exists():
         return ""
-    if has_weights(directory) and _has_progress(directory):
+    is_trained = (directory / LAST).exists() and (directory / METRICS).exists()  # else it was stopped before a step
+    if is_trained or (directory / BEST).exists():
         shutil.rmtree(replaced, ignore_errors=True)
         return f"deleted the earlier run {directory}, whose replacement was interrupted after its first checkpoint"
     if directory.exists():
         shutil.rmtree(directory)
     os.replace(replaced, directory)
     return f"restored the run {directory}, whose replacement was interrupted before its first checkpoint"
-
-
-def _has_progress(directory: Path) -> bool:
-    """Return True if the checkpoint of a run is of a step, or imported; a damaged one counts."""
-    try:
-        state = read_state(directory / LAST if (directory / LAST).exists() else directory / BEST)
-    except (OSError, ValueError, LookupError, TypeError):
-        return True
-    return state.get("step") != 0 or "imported_from" in state
 
 
 def aside(directory: Path) -> Path:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from txlcli.config import recipe
-from txlcli.config.model_settings import TransformerSettings
 from txlcli.config.settings import Settings
 from txlcli.errors import MAX_LISTED, RecipeError, UnknownNameError, UsageError, listed
 from txlcli.runs import run_directory
@@ -59,15 +58,12 @@ def read(source: str | None, options: TrainOptions, workspace: Workspace) -> Req
     else:
         name, text = recipe.read_text(source)
         settings = recipe.resolve_text(text, source, options.changes)
-    steps, model = settings.train.max_steps, settings.model
+    steps = settings.train.max_steps
     if run and not options.resume and steps == 1:  # as an import without a recipe says
         raise RecipeError(
             f"{run.directory} does not tell how to train; name a recipe with the same model, or add `overrides` "
             "train.max_steps=N, and others such as train.batch_size"
         )
-    if isinstance(model, TransformerSettings) and model.auxiliary_losses and settings.train.mem_len:
-        reason = "model.auxiliary_losses belong to the vanilla model, which has no memory"
-        raise RecipeError(f"{source or name}: {reason}; `overrides` train.mem_len=0")
     trackers.check_packages(settings.log)
     options.check_steps(steps)
     return Request(
