@@ -292,7 +292,7 @@ compressive | model.position=sinusoid | position must be an encoding of distance
 compressive | model.auxiliary_losses=true | auxiliary_losses must be left out with arch = "compressive", not True
 compressive | model.compression_rate=1 | compression_rate must be at least 2, not 1
 compressive | model.compressed_len=0 | compressed_len must be at least 1, not 0
-compressive | train.mem_len=0 | mem_len must be greater than 0 with model.arch = "compressive", not 0
+compressive | train.mem_len=0 | mem_len must be greater than 0 with arch = "compressive", not 0
 compressive | train.seg_len=7 | seg_len must be a multiple of model.compression_rate (2), not 7
 compressive | eval.same_length=m | same_length must be "off" with arch = "compressive": queries see all of its \
 memory, not 'm'

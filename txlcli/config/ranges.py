@@ -238,14 +238,15 @@ def check_rules(settings: Any, applied: Iterable[Mapping[str, Any]]) -> None:
     for rule in applied:
         path, _, key = rule["key"].rpartition(".")
         section = attrgetter(path)(settings) if path else settings
-        if hasattr(section, key):  # else it is of another architecture
-            word = "unless" if "unless" in rule else "when"
-            holds = all(attrgetter(name)(settings) in values for name, values in rule[word].items())
-            allowed = rule.get("allowed", [getattr(type(section), key, None)])
-            if holds == (word == "when") and getattr(section, key) not in allowed:
-                choices = (f"{name} = {' or '.join(map(json.dumps, words))}" for name, words in rule[word].items())
-                why = rule["why"].format(settings) if "why" in rule else f"unless {', '.join(choices)}"
-                section.require(False, key, f"{rule.get('expected', 'left out')} {why}")
+        if not hasattr(section, key):  # of another architecture
+            continue
+        conditions = rule.get("when") or rule["unless"]
+        holds = all(attrgetter(name)(settings) in values for name, values in conditions.items())
+        named = rule.get("forbidden") or rule.get("allowed", [getattr(type(section), key, None)])
+        if holds == ("when" in rule) and (getattr(section, key) in named) == ("forbidden" in rule):
+            choices = [f"{name} = {' or '.join(map(json.dumps, values))}" for name, values in conditions.items()]
+            why = rule.get("why", f"unless {', '.join(choices)}").format(settings)
+            section.require(False, key, f"{rule.get('expected', 'left out')} {why}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -252,8 +252,6 @@ class TrainSettings(Section):
         if self.average == "mean":
             is_step = self.average_from < 1 or (self.average_from % 1 == 0 and self.average_from < self.max_steps)
             self.require(is_step, "average_from", f"a share below 1, or a step before max_steps ({self.max_steps})")
-            falls_to_zero = self.schedule in ("cosine", "wsd") and self.min_lr_ratio == 0
-            self.require(not falls_to_zero, "min_lr_ratio", 'greater than 0 with average = "mean", which begins there')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +339,6 @@ class Settings:
             expected = f"a multiple of model.segment_len ({length}): gradients pass through that many segments"
             train.require(train.seg_len % length == 0, "seg_len", expected)
         if isinstance(model, CompressiveSettings):
-            train.require(train.mem_len > 0, "mem_len", 'greater than 0 with model.arch = "compressive"')
             rate = model.compression_rate
             train.require(train.seg_len % rate == 0, "seg_len", f"a multiple of model.compression_rate ({rate})")
         if (n_positions := model.longest_window) is not None:
