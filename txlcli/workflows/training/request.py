@@ -15,11 +15,12 @@ from txlcli.workflows.workspace import Workspace
 RECIPES = {"byte": "stdlib", "char": "stdlib", "word": "ptb-small", "piece": "ptb-small", "id": "ptb-small"}
 """Small packaged recipe for each unit of a store."""
 FIXED_KEYS = (
-    *("batch_size", "seg_len", "mem_len", "reread_len", "seg_len_jitter", "roll_lanes"),
-    *("optimizer", "momentum", "average", "seed"),
-    *("valid_seg_len", "valid_tokens"),  # validation losses at other values are not comparable
+    *("train.batch_size", "train.seg_len", "train.seg_len_jitter", "train.mem_len", "train.reread_len"),
+    "train.roll_lanes",
+    *("train.optimizer", "train.momentum", "train.average", "train.seed"),
+    *("train.valid_seg_len", "train.valid_tokens"),  # validation losses at other values are not comparable
 )
-"""Settings of train that a resumed run keeps: weights, memory and position in the text depend on no others."""
+"""Settings that a resumed run keeps, with those of text and model: weights, memory and position depend on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +52,11 @@ def read(source: str | None, options: TrainOptions, workspace: Workspace) -> Req
         source = based_on
     if source is None:
         run = _run_with_settings(options, workspace.runs_dir)
-        name, settings = (
-            run.recipe_name,
-            recipe.resolve(recipe.to_table(run.settings), str(run.directory), options.changes),
-        )
+        name, before = run.recipe_name, recipe.to_table(run.settings)
+        settings = recipe.resolve(before, str(run.directory), options.changes)
+        for key in recipe.differences([before, recipe.to_table(settings)]):
+            if options.resume and (key in FIXED_KEYS or key.startswith(("corpus.", "model."))):
+                raise RecipeError(f"`overrides` {key}: a resumed run keeps its {key}; start a new run instead")
     else:
         name, text = recipe.read_text(source)
         settings = recipe.resolve_text(text, source, options.changes)
@@ -83,10 +85,6 @@ def _run_with_settings(options: TrainOptions, runs_dir: Path) -> Run:
     if options.resume and run.weights is not None:
         instead = f"resume {run.directory}, or begin another run with `begin_from` {run.weights}"
         raise UsageError(f"`resume` {run.weights}: only the last checkpoint of a run can be resumed; {instead}")
-    for change in options.changes if options.resume else ():
-        section, _, key = change.partition("=")[0].strip().partition(".")
-        if section in ("corpus", "model") or (section == "train" and key in FIXED_KEYS):
-            raise RecipeError(f"`overrides` {change}: a resumed run keeps its {section}.{key}; start a new run instead")
     return run
 
 
